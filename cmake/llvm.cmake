@@ -1,0 +1,13 @@
+# libvitrify_llvm.so: the CPU code generator with static LLVM inside; only its factory is exported.
+find_package(LLVM 19 REQUIRED CONFIG HINTS /usr/lib/llvm-19/lib/cmake/llvm)
+file(GLOB _llvm_sources CONFIGURE_DEPENDS src/codegen/llvm/*.cpp)
+if(_llvm_sources)
+  add_library(vitrify_llvm SHARED ${_llvm_sources})
+  vt_flags(vitrify_llvm)
+  target_include_directories(vitrify_llvm PRIVATE src)
+  target_include_directories(vitrify_llvm SYSTEM PRIVATE ${LLVM_INCLUDE_DIRS})
+  target_compile_options(vitrify_llvm PRIVATE -fno-rtti)
+  llvm_map_components_to_libnames(_llvm_libs orcjit x86codegen x86asmparser passes)
+  target_link_libraries(vitrify_llvm PRIVATE vt_loop ${_llvm_libs} Threads::Threads)
+  target_link_options(vitrify_llvm PRIVATE -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,-s)
+endif()

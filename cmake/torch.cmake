@@ -1,0 +1,35 @@
+# libvitrify.so (needs libtorch) and the Python module. VITRIFY_TORCH_DIR: the torch package folder (site-packages/torch) or a LibTorch folder.
+if(NOT VITRIFY_TORCH_DIR)
+  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/.venv/bin/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+                  OUTPUT_VARIABLE VITRIFY_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+if(NOT EXISTS ${VITRIFY_TORCH_DIR}/include/ATen/ATen.h)
+  message(FATAL_ERROR "no torch found in '${VITRIFY_TORCH_DIR}': set VITRIFY_TORCH_DIR to site-packages/torch")
+endif()
+add_library(vt_torch_libs INTERFACE)
+target_include_directories(vt_torch_libs SYSTEM INTERFACE ${VITRIFY_TORCH_DIR}/include ${VITRIFY_TORCH_DIR}/include/torch/csrc/api/include)
+target_link_directories(vt_torch_libs INTERFACE ${VITRIFY_TORCH_DIR}/lib)
+target_link_libraries(vt_torch_libs INTERFACE torch_cpu torch c10)
+# libgomp of the wheel: a second OpenMP runtime would mean a second pool of threads
+target_compile_options(vt_torch_libs INTERFACE -fopenmp)
+target_link_libraries(vt_torch_libs INTERFACE ${VITRIFY_TORCH_DIR}/lib/libgomp.so.1)
+
+file(GLOB _torch_sources CONFIGURE_DEPENDS src/torch/*.cpp src/torch/passes/*.cpp)
+if(_torch_sources)
+  add_library(vitrify SHARED ${_torch_sources})
+  vt_flags(vitrify)
+  target_include_directories(vitrify PUBLIC src include)
+  target_link_libraries(vitrify PUBLIC vt_pipeline vt_torch_libs PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  target_precompile_headers(vitrify PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <fmt/format.h> <vector> <string>)
+  set_target_properties(vitrify PROPERTIES BUILD_RPATH "$ORIGIN;${VITRIFY_TORCH_DIR}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+endif()
+
+file(GLOB _python_sources CONFIGURE_DEPENDS src/python/*.cpp)
+if(VITRIFY_PYTHON AND _python_sources)
+  find_package(Python3 3.12 REQUIRED COMPONENTS Interpreter Development.Module)
+  Python3_add_library(vitrify_python MODULE ${_python_sources})
+  set_target_properties(vitrify_python PROPERTIES OUTPUT_NAME _C SUFFIX ".so" PREFIX "" BUILD_RPATH "$ORIGIN;${VITRIFY_TORCH_DIR}/lib"
+                        INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  vt_flags(vitrify_python)
+  target_link_libraries(vitrify_python PRIVATE vitrify torch_python)
+endif()

@@ -1,0 +1,29 @@
+// From a graph to a plan: the list of stages, and the one wrapper that runs each of them.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "runtime/plan.h"
+#include "support/options.h"
+
+namespace vitrify::pipeline {
+
+// A graph pass returns whether it changed anything. `above` passes live in src/passes; doors may add passes that need ATen (src/torch/passes).
+using GraphPass = std::function<bool(ir::Graph&, const Options&)>;
+struct Stage {
+  std::string name;
+  std::string why;  // the reason for its place in the list
+  GraphPass run;
+};
+const std::vector<Stage>& graph_stages();
+
+// Skips if disabled by name, times, runs, verifies and dumps when it changed something.
+void run_stage(const Stage&, ir::Graph&, const Options&);
+
+// Runs every stage and the code generator.
+std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph>, const Options&, const std::vector<Stage>& extra_graph_stages = {});
+
+}  // namespace vitrify::pipeline

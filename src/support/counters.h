@@ -1,0 +1,28 @@
+// Process-wide counters, readable from both doors. Relaxed atomics: exact once the threads that count have been joined.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace vitrify {
+
+#define VT_COUNTERS(_) \
+  _(captures) _(kernels_built) _(kernels_launched) _(externs_called) _(graph_breaks) _(recompiles) _(eager_calls) _(fallbacks) _(cache_hits) _(cache_misses) _(compiled_calls)
+
+struct Counters {
+#define _(n) std::atomic<uint64_t> n{0};
+  VT_COUNTERS(_)
+#undef _
+  void reset();
+  std::vector<std::pair<std::string, uint64_t>> snapshot() const;
+};
+Counters& counters();
+
+// Compile time by stage, microseconds, summed over the process.
+void add_stage_time(const std::string& stage, uint64_t us);
+std::vector<std::pair<std::string, uint64_t>> stage_times();
+void reset_stage_times();
+
+}  // namespace vitrify

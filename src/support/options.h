@@ -1,0 +1,31 @@
+// Options of one compile, from the table options.def. Environment variables are read once, in from_environment().
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace vitrify {
+
+struct Options {
+#define OPTION(name, type, def, key, help) type name = def;
+#include "support/options.def"
+#undef OPTION
+  static Options from_environment();                 // VITRIFY_DISABLE, VITRIFY_DUMP, VITRIFY_DUMP_DIR, VITRIFY_VERIFY, VITRIFY_BACKEND
+  bool disabled(std::string_view stage) const;
+  uint64_t key() const;                              // hash of the options that change the output
+};
+
+using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
+struct OptionInfo {
+  std::string name, type, default_text, help;
+  bool in_key;
+};
+const std::vector<OptionInfo>& option_table();
+// Throws OptionError naming the option and the nearest valid names (or the type expected).
+void set_option(Options&, std::string_view name, const OptionValue&);
+OptionValue get_option(const Options&, std::string_view name);
+
+}  // namespace vitrify

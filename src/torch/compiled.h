@@ -1,0 +1,33 @@
+// A captured program compiled to native code: what both doors call.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/options.h"
+#include "torch/program.h"
+
+namespace vitrify {
+
+class CompiledGraph {
+ public:
+  // Compiles; throws InternalError on a bug of ours (the door falls back to eager and writes the reproducer).
+  static std::shared_ptr<CompiledGraph> compile(Program, const Options&);
+  virtual ~CompiledGraph() = default;
+
+  // Runs the plan, writes mutated inputs back, makes the results. `args`: the declared inputs (program.num_args of them), metadata as captured
+  // (the caller's guards checked it). Captured tensors are read live. Thread-safe. Call with grad mode off or no input requiring grad.
+  virtual std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> args) = 0;
+  // The same, results into `out` (cleared first): no allocation when its capacity suffices.
+  virtual void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) = 0;
+
+  virtual const Program& program() const = 0;
+  struct Stats { uint32_t kernels = 0, launches = 0, externs = 0; int64_t arena_bytes = 0; };
+  virtual Stats stats() const = 0;
+  virtual double estimated_us() const = 0;  // rough cost of a run: callers release the GIL above about 50
+  virtual std::string describe() const = 0; // graph, kernels, plan as text
+};
+
+}  // namespace vitrify

@@ -1,0 +1,45 @@
+// What a capture hands to the compiler and to the doors: the functional graph and the effects around it.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace vitrify {
+
+// How one tensor result of the user's program is made from the graph's outputs and the caller's tensors.
+struct ResultSpec {
+  enum class Kind : uint8_t {
+    Value,       // graph output `index`
+    Input,       // the very object that input `index` is (identity kept)
+    ViewOfInput, // a view of input `index`, made by running `path` on it
+    ViewOfValue, // a view of result `index` (an earlier Value result), made by running `path` on it
+    Undefined,
+  } kind = Kind::Value;
+  uint32_t index = 0;
+  // View ops to run for real, in order: ATen op names with the arguments after `self`, ints only ("aten::select.int", dim, index).
+  struct ViewOp { std::string op; std::vector<c10::IValue> args; int32_t result = -1; /* which of a multi-view op's results */ };
+  std::vector<ViewOp> path;
+};
+
+// An input written by the program: graph output `output` is its final value.
+struct Mutation {
+  uint32_t input = 0;
+  uint32_t output = 0;
+  int32_t version_bumps = 1;   // as eager counts them; 0 for writes through .data
+  bool metadata_only = false;  // t_(), unsqueeze_(): `path` is replayed in place instead
+  std::vector<ResultSpec::ViewOp> path;
+};
+
+struct Program {
+  std::shared_ptr<ir::Graph> graph;
+  std::vector<at::Tensor> captured;      // real tensors met during the capture; graph inputs [num_args, num_args + captured.size())
+  uint32_t num_args = 0;                 // graph inputs [0, num_args) are the tensors the door declared, in order
+  std::vector<ResultSpec> results;       // one per tensor the user's program returned
+  std::vector<Mutation> mutations;
+};
+
+}  // namespace vitrify

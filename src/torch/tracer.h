@@ -1,0 +1,58 @@
+// Capture: runs a program on placeholder tensors ("fakes") under our own dispatch mode and records ATen ops below autograd.
+// One Tracer per thread at a time; everything it changes in the process (mode stack, autocast cache, generators, MHA fast path) is restored by finish() or by
+// the destructor, also when an exception passes.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch/program.h"
+
+namespace vitrify {
+
+struct TracerOptions {
+  // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
+  void* python_mode = nullptr;
+  // Which dims are symbolic: per declared input, per dim. Empty: all static.
+  // (set through Tracer::add_input)
+};
+
+struct DimMark {
+  bool dynamic = false;
+  int64_t min = 2, max = INT64_MAX;
+};
+
+class Tracer {
+ public:
+  explicit Tracer(TracerOptions = {});
+  ~Tracer();  // abandons the capture if finish() was not called
+  Tracer(const Tracer&) = delete;
+
+  // Declares a real tensor as an input and returns its placeholder. Inputs that share storage are seen as aliases. Call before start().
+  // Throws CaptureError (with the reason) for tensors out of scope: sparse, quantised, nested, subclass, meta, other devices, named.
+  at::Tensor add_input(const at::Tensor& real, ir::InputKind kind, const std::string& name, const std::vector<DimMark>& dims = {});
+  // Real tensors reachable from a source that become inputs by identity when the program meets them (parameters, buffers, closure cells).
+  void declare_source(const at::Tensor& real, ir::InputKind kind, const std::string& name);
+  // True: any undeclared real tensor met is also taken as an input by identity (C++ callables); false: it must come from lift_fresh, else CaptureError.
+  void accept_unknown_tensors(bool);
+
+  void start();  // pushes the mode
+  // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
+  Program finish(const std::vector<at::Tensor>& outputs);
+  void abort();
+
+  static Tracer* current();          // of this thread, or null
+  static bool is_fake(const at::Tensor&);
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// Why a capture was given up, so that the door can run eagerly and say so: thrown as CaptureError through the user's frames
+// (data-dependent read, unsupported tensor, foreign thread, resize_, set_).
+//
+// Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs);
+
+}  // namespace vitrify
