@@ -1,5 +1,5 @@
 # libvitrify_llvm.so: the CPU code generator with static LLVM inside; only its factory is exported.
-find_package(LLVM 19 REQUIRED CONFIG HINTS /usr/lib/llvm-19/lib/cmake/llvm)
+find_package(LLVM 19.1 REQUIRED CONFIG HINTS /usr/lib/llvm-19/lib/cmake/llvm)
 file(GLOB _llvm_sources CONFIGURE_DEPENDS src/codegen/llvm/*.cpp)
 if(_llvm_sources)
   add_library(vitrify_llvm SHARED ${_llvm_sources})
