@@ -1,18 +1,28 @@
 # libvitrify.so (needs libtorch) and the Python module. VITRIFY_TORCH_DIR: the torch package folder (site-packages/torch) or a LibTorch folder.
 if(NOT VITRIFY_TORCH_DIR)
-  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/.venv/bin/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+  # The interpreter that was asked for knows its torch; a plain `cmake -S . -B build` uses the checkout's own environment.
+  set(_python ${Python3_EXECUTABLE} ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  list(GET _python 0 _python)
+  execute_process(COMMAND ${_python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
                   OUTPUT_VARIABLE VITRIFY_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE)
 endif()
 if(NOT EXISTS ${VITRIFY_TORCH_DIR}/include/ATen/ATen.h)
   message(FATAL_ERROR "no torch found in '${VITRIFY_TORCH_DIR}': set VITRIFY_TORCH_DIR to site-packages/torch")
 endif()
+file(STRINGS ${VITRIFY_TORCH_DIR}/include/torch/headeronly/version.h _version REGEX "^#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+string(REGEX MATCHALL "[0-9]+" _version "${_version}")
+list(JOIN _version . VT_TORCH_VERSION)
 add_library(vt_torch_libs INTERFACE)
 target_include_directories(vt_torch_libs SYSTEM INTERFACE ${VITRIFY_TORCH_DIR}/include ${VITRIFY_TORCH_DIR}/include/torch/csrc/api/include)
 target_link_directories(vt_torch_libs INTERFACE ${VITRIFY_TORCH_DIR}/lib)
 target_link_libraries(vt_torch_libs INTERFACE torch_cpu torch c10)
 # libgomp of the wheel: a second OpenMP runtime would mean a second pool of threads
 target_compile_options(vt_torch_libs INTERFACE -fopenmp)
-target_link_libraries(vt_torch_libs INTERFACE ${VITRIFY_TORCH_DIR}/lib/libgomp.so.1)
+file(GLOB _gomp ${VITRIFY_TORCH_DIR}/lib/libgomp*.so*)
+if(_gomp)
+  list(GET _gomp 0 _gomp)
+  target_link_libraries(vt_torch_libs INTERFACE ${_gomp})
+endif()
 
 file(GLOB _torch_sources CONFIGURE_DEPENDS src/torch/*.cpp src/torch/passes/*.cpp)
 if(_torch_sources)
@@ -20,6 +30,8 @@ if(_torch_sources)
   vt_flags(vitrify)
   target_include_directories(vitrify PUBLIC src include)
   target_link_libraries(vitrify PUBLIC vt_pipeline vt_torch_libs PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  # -fpch-preprocess lets ccache hash a file that uses the precompiled header.
+  target_compile_options(vitrify PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_precompile_headers(vitrify PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <fmt/format.h> <vector> <string>)
   set_target_properties(vitrify PROPERTIES BUILD_RPATH "$ORIGIN;${VITRIFY_TORCH_DIR}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
 endif()

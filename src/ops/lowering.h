@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "ir/graph.h"
@@ -53,7 +54,9 @@ class Body {
  private:
   Val emit(loop::Instr, DType result_type);
   int32_t mask_ = loop::kNoValue;
+  const loop::Instr* constant_of(Val) const;  // its defining instruction if it is a constant
   std::unordered_map<uint64_t, std::vector<size_t>> cse_;
+  std::vector<size_t> def_;                   // instruction that defines each value
 };
 
 Val operator+(Val, Val);
@@ -94,6 +97,7 @@ struct Tensor {
   int32_t buffer = -1;      // >= 0: element index = offset + sum(index[d] * strides[d]) of that buffer, and `at` is exactly that load
   Dims strides;
   Int offset = 0;
+  int32_t lazy = -1;        // identity of an un-materialised map, so that it is realised at most once
   int cost = 0;             // instructions per element of the un-materialised expression
   int reads = 1;            // loads per element
   explicit operator bool() const { return static_cast<bool>(at); }
@@ -151,7 +155,7 @@ class Lowering {
   virtual uint32_t uses(const ir::Value&) const = 0;
 
   // --- makers
-  Tensor map(DType, Dims sizes, Elem f, int cost = 1, int reads = 1);      // nothing is computed yet
+  virtual Tensor map(DType, Dims sizes, Elem f, int cost = 1, int reads = 1) = 0;  // nothing is computed yet
   virtual Tensor realize(const Tensor&) = 0;                                // the same elements in a buffer (itself if it has one)
   virtual Tensor realize_as(const Tensor&, const Dims& strides) = 0;       // in a fresh buffer of exactly these strides
   // Reduces x over `dims` (each kept as size 1 if keepdim). f maps each element before accumulation (identity if null). acc_type is a compute type.

@@ -30,6 +30,7 @@ struct Slot {
   std::vector<Int> sizes, strides;
   Int bytes = 0;               // Arena, Output
   int64_t arena_offset = 0;    // Arena, when all sizes are constant; otherwise laid out when the plan runs
+  int32_t first_step = -1, last_step = -1;  // life over Plan::steps; last_step == steps.size(): an output
 };
 
 // A strided window on a slot, in elements.

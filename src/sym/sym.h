@@ -84,6 +84,8 @@ class Context {
   Int symbol(SymbolKind kind, std::optional<int64_t> hint = {}, Range range = {});
   const Symbol& symbol_info(Int s) const;  // s must be a bare symbol
   Symbol& mutable_symbol_info(Int s);
+  // Fact 0 <= s < extent for a Loop or Indirect symbol; the extent may be symbolic (it must not contain s).
+  void set_loop_extent(Int loop_symbol, Int extent);
   size_t num_symbols() const;
   Int symbol_at(uint32_t id) const;  // the bare symbol with that id
 

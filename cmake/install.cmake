@@ -1,0 +1,27 @@
+# Two layouts from the same rules. A prefix for LibTorch programs: include/, lib/, lib/cmake/Vitrify. A wheel: everything inside the package folder.
+include(CMakePackageConfigHelpers)
+if(SKBUILD)
+  set(VT_LIB vitrify)
+  set(VT_INCLUDE vitrify/include)
+  set(VT_CMAKE vitrify/cmake)
+else()
+  include(GNUInstallDirs)
+  set(VT_LIB ${CMAKE_INSTALL_LIBDIR})
+  set(VT_INCLUDE ${CMAKE_INSTALL_INCLUDEDIR})
+  set(VT_CMAKE ${CMAKE_INSTALL_LIBDIR}/cmake/Vitrify)
+endif()
+
+foreach(t vitrify vitrify_llvm)
+  if(TARGET ${t})
+    install(TARGETS ${t} LIBRARY DESTINATION ${VT_LIB} COMPONENT vitrify)
+  endif()
+endforeach()
+if(TARGET vitrify_python AND SKBUILD)
+  install(TARGETS vitrify_python LIBRARY DESTINATION ${VT_LIB} COMPONENT vitrify)
+endif()
+install(DIRECTORY include/vitrify DESTINATION ${VT_INCLUDE} COMPONENT vitrify FILES_MATCHING PATTERN "*.h" PATTERN "*.def")
+
+configure_package_config_file(cmake/VitrifyConfig.cmake.in ${PROJECT_BINARY_DIR}/VitrifyConfig.cmake INSTALL_DESTINATION ${VT_CMAKE}
+                              PATH_VARS VT_LIB VT_INCLUDE NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/VitrifyConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/VitrifyConfig.cmake ${PROJECT_BINARY_DIR}/VitrifyConfigVersion.cmake DESTINATION ${VT_CMAKE} COMPONENT vitrify)

@@ -1,0 +1,444 @@
+// The loops around the bodies: outer iterations, vector runs with tails, accumulator lifetimes.
+#include <llvm/IR/MDBuilder.h>
+
+#include "codegen/llvm/emitter.h"
+
+namespace vitrify::codegen::x86 {
+
+using llvm::BasicBlock;
+using llvm::ConstantInt;
+
+namespace {
+std::optional<int64_t> const_of(Value* v) {
+  if (auto* c = llvm::dyn_cast<ConstantInt>(v)) return c->getSExtValue();
+  return {};
+}
+bool has_scratch(const loop::Kernel& k) {
+  for (auto& b : k.buffers)
+    if (b.kind == loop::BufferKind::Scratch) return true;
+  return false;
+}
+}  // namespace
+
+KernelEmitter::KernelEmitter(const loop::Kernel& k, llvm::Module& m, const Target& t, VectorMath::Resolve resolve, std::set<std::string>& symbols)
+    : k_(k), m_(m), cx_(m.getContext()), t_(t), b_(cx_), math_(b_, m, t, resolve, symbols) {
+  llvm::FastMathFlags flags;
+  flags.setAllowContract();
+  b_.setFastMathFlags(flags);
+  values_.resize(k.num_values);
+  types_.resize(k.num_values, DType::F32);
+  lanes_ = t.lanes;
+  for (auto& s : k.stages)
+    for (auto& i : s.body)
+      if (i.type == DType::F64) lanes_ = t.lanes / 2;
+  for (auto& l : k.outer) extents_[sym::view(l.var).symbol->id] = l.extent;
+  for (auto& s : k.stages)
+    for (auto& l : s.inner) extents_[sym::view(l.var).symbol->id] = l.extent;
+  for (auto& [s, id] : k.indirect) indirect_[sym::view(s).symbol->id] = id;
+}
+
+llvm::AllocaInst* KernelEmitter::make_slot(llvm::Type* type, const char* name) {
+  llvm::IRBuilder<> at(entry_, entry_->begin());
+  return at.CreateAlloca(type, nullptr, name);
+}
+
+void KernelEmitter::prologue() {
+  auto* invariant = llvm::MDNode::get(cx_, {});
+  auto* ptr = b_.getPtrTy();
+  Value *bufs = fn_->getArg(0), *sizes = fn_->getArg(1);
+  auto argument = [&](Value* array, llvm::Type* type, size_t i) {
+    auto* l = b_.CreateAlignedLoad(type, b_.CreateConstInBoundsGEP1_64(type, array, i), llvm::Align(8));
+    l->setMetadata(llvm::LLVMContext::MD_invariant_load, invariant);
+    return l;
+  };
+  for (size_t i = 0; i < k_.sizes.size(); ++i) symbols_[sym::view(k_.sizes[i]).symbol->id] = argument(sizes, b_.getInt64Ty(), i);
+  size_t next = 0;
+  buffers_.resize(k_.buffers.size());
+  for (size_t i = 0; i < k_.buffers.size(); ++i)
+    if (k_.buffers[i].kind != loop::BufferKind::Scratch) buffers_[i] = argument(bufs, ptr, next++);
+  if (k_.may_fault) fault_ = argument(bufs, ptr, next++);
+  if (has_scratch(k_)) {
+    // same layout as loop::scratch_bytes: each buffer rounded up to 64 bytes
+    Value* p = argument(bufs, ptr, next++);
+    for (size_t i = 0; i < k_.buffers.size(); ++i) {
+      if (k_.buffers[i].kind != loop::BufferKind::Scratch) continue;
+      buffers_[i] = p;
+      Value* bytes = b_.CreateMul(scalar_index(k_.buffers[i].extent, 0), i64(size_of(k_.buffers[i].dtype)));
+      bytes = b_.CreateAnd(b_.CreateAdd(bytes, i64(63)), i64(~int64_t(63)));
+      p = b_.CreateInBoundsGEP(b_.getInt8Ty(), p, bytes);
+    }
+  }
+  llvm::MDBuilder md(cx_);
+  auto* domain = md.createAnonymousAliasScopeDomain(fn_->getName());
+  size_t n = k_.buffers.size();
+  std::vector<llvm::Metadata*> scopes(n);
+  for (size_t i = 0; i < n; ++i) scopes[i] = md.createAnonymousAliasScope(domain);
+  scope_.resize(n);
+  noalias_.resize(n);
+  read_only_.resize(n);
+  auto root = [&](size_t i) { return k_.buffers[i].inplace_of >= 0 ? size_t(k_.buffers[i].inplace_of) : i; };
+  for (size_t i = 0; i < n; ++i) {
+    std::vector<llvm::Metadata*> others;
+    read_only_[i] = k_.buffers[i].kind == loop::BufferKind::In;
+    for (size_t j = 0; j < n; ++j) {
+      bool in_in = k_.buffers[i].kind == loop::BufferKind::In && k_.buffers[j].kind == loop::BufferKind::In;
+      if (root(i) != root(j) && !in_in) others.push_back(scopes[j]);
+      if (j != i && root(i) == root(j)) read_only_[i] = false;
+    }
+    scope_[i] = llvm::MDNode::get(cx_, {scopes[i]});
+    noalias_[i] = llvm::MDNode::get(cx_, others);
+  }
+}
+
+void KernelEmitter::emit(const std::string& symbol) {
+  auto* i64t = b_.getInt64Ty();
+  auto* ptr = b_.getPtrTy();
+  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, i64t, i64t}, false);
+  fn_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, symbol, m_);
+  fn_->addFnAttr(llvm::Attribute::NoUnwind);
+  fn_->addFnAttr("target-cpu", t_.cpu);
+  fn_->addFnAttr("target-features", t_.features);
+  if (t_.avx512) {
+    fn_->addFnAttr("prefer-vector-width", "512");
+    fn_->addFnAttr("min-legal-vector-width", "512");
+  }
+  for (int i : {0, 1}) {
+    fn_->addParamAttr(i, llvm::Attribute::NoAlias);
+    fn_->addParamAttr(i, llvm::Attribute::NoUndef);
+  }
+  entry_ = BasicBlock::Create(cx_, "entry", fn_);
+  auto* start = BasicBlock::Create(cx_, "start", fn_);
+  b_.SetInsertPoint(start);
+  prologue();
+  bool any_inner = false;
+  for (auto& s : k_.stages) any_inner |= !s.inner.empty();
+  if (k_.outer.empty()) {
+    auto& inner = k_.stages.at(0).inner;
+    if (k_.vector_axis == loop::VectorAxis::None) lanes_ = 1;
+    emit_runs(inner.data(), inner.size(), true);
+  } else if (k_.vector_axis == loop::VectorAxis::Outer || (!any_inner && k_.vector_axis == loop::VectorAxis::Inner)) {
+    // scratch holds one outer iteration, so several of them cannot run side by side
+    if (has_scratch(k_)) lanes_ = 1;
+    emit_runs(k_.outer.data(), k_.outer.size(), false);
+  } else {
+    if (k_.vector_axis == loop::VectorAxis::None) lanes_ = 1;
+    emit_rows();
+  }
+  b_.CreateRetVoid();
+  b_.SetInsertPoint(entry_);
+  b_.CreateBr(start);
+}
+
+void KernelEmitter::if_then(Value* cond, const Body& body) {
+  auto* yes = BasicBlock::Create(cx_, "then", fn_);
+  auto* done = BasicBlock::Create(cx_, "done", fn_);
+  b_.CreateCondBr(cond, yes, done, llvm::MDBuilder(cx_).createUnlikelyBranchWeights());
+  b_.SetInsertPoint(yes);
+  body();
+  b_.CreateBr(done);
+  b_.SetInsertPoint(done);
+}
+
+void KernelEmitter::for_loop(Value* lo, Value* hi, Value* step, const std::function<void(Value*)>& body) {
+  auto l = const_of(lo), h = const_of(hi), s = const_of(step);
+  if (l && h && *l >= *h) return;
+  if (l && h && s && *l + *s >= *h) return body(lo);
+  auto* loop = BasicBlock::Create(cx_, "loop", fn_);
+  auto* done = BasicBlock::Create(cx_, "end", fn_);
+  auto* before = b_.GetInsertBlock();
+  if (l && h)
+    b_.CreateBr(loop);
+  else
+    b_.CreateCondBr(b_.CreateICmpSLT(lo, hi), loop, done);
+  b_.SetInsertPoint(loop);
+  auto* i = b_.CreatePHI(b_.getInt64Ty(), 2);
+  i->addIncoming(lo, before);
+  body(i);
+  Value* next = b_.CreateNSWAdd(i, step);
+  i->addIncoming(next, b_.GetInsertBlock());
+  b_.CreateCondBr(b_.CreateICmpSLT(next, hi), loop, done);
+  b_.SetInsertPoint(done);
+}
+
+void KernelEmitter::nest(const loop::Loop* loops, int n, const Body& body) {
+  if (n == 0) return body();
+  for_loop(i64(0), scalar_index(loops->extent, 0), i64(1), [&](Value* i) {
+    symbols_[sym::view(loops->var).symbol->id] = i;
+    nest(loops + 1, n - 1, body);
+  });
+}
+
+void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body,
+                               const Body& after_chunk, int64_t chunk_steps) {
+  uint32_t id = sym::view(var).symbol->id;
+  auto scalar_loop = [&](Value* from, Phase phase) {
+    for_loop(from, hi, i64(1), [&](Value* i) {
+      block_ = {};
+      symbols_[id] = i;
+      body(phase);
+    });
+  };
+  if (lanes == 1) {
+    scalar_loop(lo, Phase::Main);
+    return;
+  }
+  auto run = [&](Value* from, Value* to, int u, Phase phase, bool masked) {
+    for_loop(from, to, i64(int64_t(lanes) * u), [&](Value* i) {
+      block_ = {};
+      block_.lanes = lanes;
+      block_.unroll = u;
+      block_.var = var;
+      block_.base = i;
+      if (masked) {
+        llvm::SmallVector<llvm::Constant*, 16> iota;
+        for (int l = 0; l < lanes; ++l) iota.push_back(b_.getInt32(l));
+        Value* left = b_.CreateTrunc(b_.CreateSub(to, i), b_.getInt32Ty());
+        block_.mask = b_.CreateICmpULT(llvm::ConstantVector::get(iota), b_.CreateVectorSplat(lanes, left));
+      }
+      body(phase);
+    });
+  };
+  auto round_down = [&](int64_t step) { return b_.CreateAdd(lo, b_.CreateAnd(b_.CreateSub(hi, lo), i64(-step))); };
+  int64_t step = int64_t(lanes) * unroll;
+  Value* main_end = round_down(step);
+  auto cl = const_of(lo), ch = const_of(main_end);
+  if (after_chunk && chunk_steps && !(cl && ch && *ch - *cl <= step * chunk_steps)) {
+    for_loop(lo, main_end, i64(step * chunk_steps), [&](Value* c) {
+      Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(step * chunk_steps)), main_end);
+      run(c, end, unroll, Phase::Main, false);
+      after_chunk();
+    });
+  } else {
+    run(lo, main_end, unroll, Phase::Main, false);
+    if (after_chunk) after_chunk();
+  }
+  if (t_.avx512) {
+    run(main_end, hi, 1, Phase::Tail, true);
+  } else {
+    Value* middle_end = main_end;
+    if (unroll > 1) {
+      middle_end = round_down(lanes);
+      run(main_end, middle_end, 1, Phase::Middle, false);
+    }
+    scalar_loop(middle_end, Phase::Tail);
+  }
+  block_ = {};
+}
+
+int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool reduction) const {
+  int cost = 0;
+  for (auto& s : stages) {
+    int c = 0;
+    for (auto& i : s.body) {
+      if (VectorMath::is_math(i.op))
+        c += 12;
+      else if (i.op == Op::div || i.op == Op::sqrt || i.op == Op::rsqrt || i.op == Op::reciprocal)
+        c += 3;
+      else if (i.op == Op::reduce && s.accums[i.iimm].kind >= loop::AccumKind::ArgMin)
+        c += s.accums[i.iimm].kind == loop::AccumKind::OnlineSoftmax ? 14 : 4;
+      else if (i.op != Op::constant)
+        c += i.type == DType::I64 || i.type == DType::BF16 ? 2 : 1;
+    }
+    cost = std::max(cost, c);
+  }
+  if (reduction) return cost <= 10 ? 4 : cost <= 32 ? 2 : 1;
+  return cost <= 6 ? 4 : cost <= 14 ? 2 : 1;
+}
+
+void KernelEmitter::emit_body(const loop::Stage& s, AccSet* accs) {
+  for (auto& i : s.body) {
+    if (i.op == Op::reduce)
+      update(s, *accs, i);
+    else
+      emit_instr(i, accs);
+  }
+}
+
+void KernelEmitter::emit_rows() {
+  int n = int(k_.outer.size());
+  std::vector<Value*> extents(n), slots(n);
+  Value *begin = fn_->getArg(2), *end = fn_->getArg(3);
+  for (int d = 1; d < n; ++d) extents[d] = scalar_index(k_.outer[d].extent, 0);
+  Value* rest = begin;
+  for (int d = n - 1; d >= 1; --d) {
+    slots[d] = make_slot(b_.getInt64Ty(), "coord");
+    // an empty space has no iterations, but the division happens before the loop asks
+    Value* e = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, extents[d], i64(1));
+    b_.CreateStore(b_.CreateURem(rest, e), slots[d]);
+    rest = b_.CreateUDiv(rest, e);
+  }
+  if (n > 1) {
+    slots[0] = make_slot(b_.getInt64Ty(), "coord");
+    b_.CreateStore(rest, slots[0]);
+  }
+  for_loop(begin, end, i64(1), [&](Value* o) {
+    for (int d = 0; d < n; ++d) symbols_[sym::view(k_.outer[d].var).symbol->id] = n == 1 ? o : b_.CreateLoad(b_.getInt64Ty(), slots[d]);
+    for (auto& s : k_.stages) emit_stage(s);
+    Value* carry = i64(1);
+    for (int d = n - 1; d >= 1; --d) {
+      Value* c = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), slots[d]), carry);
+      Value* wrap = b_.CreateICmpEQ(c, extents[d]);
+      b_.CreateStore(b_.CreateSelect(wrap, i64(0), c), slots[d]);
+      carry = b_.CreateZExt(wrap, b_.getInt64Ty());
+    }
+    if (n > 1) b_.CreateStore(b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), slots[0]), carry), slots[0]);
+  });
+}
+
+void KernelEmitter::emit_stage(const loop::Stage& s) {
+  block_ = {};
+  if (s.inner.empty() && s.accums.empty()) return emit_body(s, nullptr);
+  bool empty = s.inner.empty();
+  int lanes = k_.vector_axis == loop::VectorAxis::None || empty ? 1 : lanes_;
+  int unroll = lanes == 1 ? 1 : choose_unroll({s}, !s.accums.empty());
+  Value* extent = empty ? i64(1) : scalar_index(s.inner.back().extent, 0);
+  auto n = const_of(extent);
+  while (n && unroll > 1 && *n < int64_t(lanes) * unroll) unroll /= 2;
+  int64_t step = int64_t(lanes) * unroll;
+  constexpr int64_t kChunk = 64;
+  bool two_level = wants_two_level(s) && !(s.inner.size() == 1 && n && *n <= step * kChunk);
+  AccSet sets[3];
+  bool used[3] = {!n || *n >= step, lanes > 1 && !t_.avx512 && unroll > 1 && (!n || (*n % step) >= lanes),
+                  lanes > 1 && (!n || (t_.avx512 ? *n % step != 0 : *n % lanes != 0))};
+  if (!s.accums.empty()) {
+    sets[0] = make_accs(s, lanes, unroll, two_level);
+    sets[1] = make_accs(s, lanes, 1, false);
+    sets[2] = make_accs(s, t_.avx512 ? lanes : 1, 1, false);
+    sets[2].masked = t_.avx512 && lanes > 1;
+    for (int p = 0; p < 3; ++p)
+      if (used[p]) reset(s, sets[p]);
+  }
+  if (empty) {
+    emit_body(s, &sets[0]);
+  } else {
+    nest(s.inner.data(), int(s.inner.size()) - 1, [&] {
+      Body chunk;
+      if (two_level) chunk = [&] { flush(s, sets[0]); };
+      vector_run(s.inner.back().var, i64(0), extent, lanes, unroll, [&](Phase p) { emit_body(s, &sets[int(p)]); }, chunk, kChunk);
+    });
+  }
+  block_ = {};
+  for (size_t a = 0; a < s.accums.size(); ++a) {
+    auto& acc = s.accums[a];
+    llvm::SmallVector<AccState, 8> vectors, scalars;
+    for (int p = 0; p < 3; ++p) {
+      if (!used[p]) continue;
+      for (int u = 0; u < sets[p].unroll; ++u) (sets[p].lanes == lanes ? vectors : scalars).push_back(read(acc, sets[p], a, u));
+    }
+    while (vectors.size() > 1) {
+      llvm::SmallVector<AccState, 8> half;
+      for (size_t i = 0; i + 1 < vectors.size(); i += 2) half.push_back(combine(acc, vectors[i], vectors[i + 1]));
+      if (vectors.size() % 2) half.push_back(vectors.back());
+      vectors = std::move(half);
+    }
+    AccState total;
+    if (!vectors.empty()) total = fold_lanes(acc, vectors[0]);
+    for (auto& x : scalars) total = total.empty() ? x : combine(acc, total, x);
+    if (total.empty()) {  // constant empty space
+      AccSet none = make_accs(s, 1, 1, false);
+      reset(s, none);
+      total = read(acc, none, a, 0);
+    }
+    publish(acc, {total}, true);
+  }
+}
+
+void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
+  Block outer = block_;
+  if (s.accums.empty()) {
+    nest(s.inner.data(), int(s.inner.size()), [&] { emit_body(s, nullptr); });
+    return;
+  }
+  constexpr int64_t kChunk = 64;
+  bool two_level = wants_two_level(s) && !s.inner.empty() && !(s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= 2 * kChunk);
+  AccSet accs = make_accs(s, block_.lanes, block_.unroll, two_level);
+  reset(s, accs);
+  if (!two_level) {
+    nest(s.inner.data(), int(s.inner.size()), [&] { emit_body(s, &accs); });
+  } else {
+    nest(s.inner.data(), int(s.inner.size()) - 1, [&] {
+      Value* n = scalar_index(s.inner.back().extent, 0);
+      for_loop(i64(0), n, i64(kChunk), [&](Value* c) {
+        Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(kChunk)), n);
+        for_loop(c, end, i64(1), [&](Value* i) {
+          symbols_[sym::view(s.inner.back().var).symbol->id] = i;
+          emit_body(s, &accs);
+        });
+        flush(s, accs);
+      });
+    });
+  }
+  block_ = outer;
+  for (size_t a = 0; a < s.accums.size(); ++a) {
+    std::vector<AccState> states;
+    for (int u = 0; u < block_.unroll; ++u) states.push_back(read(s.accums[a], accs, a, u));
+    publish(s.accums[a], states, block_.lanes == 1);
+  }
+}
+
+void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
+  Value *begin = fn_->getArg(2), *end = fn_->getArg(3);
+  bool reduction = false;
+  for (auto& s : k_.stages) reduction |= !s.accums.empty();
+  int unroll = lanes_ == 1 ? 1 : choose_unroll(k_.stages, reduction);
+  auto body = [&](Phase) {
+    if (flat)
+      emit_body(k_.stages[0], nullptr);
+    else
+      for (auto& s : k_.stages) emit_stage_in_block(s);
+  };
+  if (n == 0) {  // a single element
+    for_loop(begin, end, i64(1), [&](Value*) { body(Phase::Main); });
+    return;
+  }
+  const loop::Loop& last = loops[n - 1];
+  if (last.extent.is_const())
+    while (unroll > 1 && last.extent.value() < int64_t(lanes_) * unroll) unroll /= 2;
+  if (n == 1) {
+    vector_run(last.var, begin, end, lanes_, unroll, body);
+    return;
+  }
+  auto* i64t = b_.getInt64Ty();
+  std::vector<Value*> extents(n), slots(n);
+  Value* rest = begin;
+  for (int d = n - 1; d >= 0; --d) {
+    slots[d] = make_slot(i64t, "coord");
+    if (d == 0) {
+      b_.CreateStore(rest, slots[0]);
+      break;
+    }
+    extents[d] = scalar_index(loops[d].extent, 0);
+    Value* e = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, extents[d], i64(1));
+    b_.CreateStore(b_.CreateURem(rest, e), slots[d]);
+    rest = b_.CreateUDiv(rest, e);
+  }
+  auto* position = make_slot(i64t, "position");
+  b_.CreateStore(begin, position);
+  auto* row = BasicBlock::Create(cx_, "row", fn_);
+  auto* done = BasicBlock::Create(cx_, "rows_end", fn_);
+  b_.CreateCondBr(b_.CreateICmpSLT(begin, end), row, done);
+  b_.SetInsertPoint(row);
+  for (int d = 0; d + 1 < n; ++d) symbols_[sym::view(loops[d].var).symbol->id] = b_.CreateLoad(i64t, slots[d]);
+  Value* pos = b_.CreateLoad(i64t, position);
+  Value* from = b_.CreateLoad(i64t, slots[n - 1]);
+  Value* to = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, extents[n - 1], b_.CreateAdd(from, b_.CreateSub(end, pos)));
+  vector_run(last.var, from, to, lanes_, unroll, body);
+  Value* next = b_.CreateAdd(pos, b_.CreateSub(to, from));
+  b_.CreateStore(next, position);
+  b_.CreateStore(i64(0), slots[n - 1]);
+  Value* carry = i64(1);
+  for (int d = n - 2; d >= 0; --d) {
+    Value* c = b_.CreateAdd(b_.CreateLoad(i64t, slots[d]), carry);
+    if (d > 0) {
+      Value* wrap = b_.CreateICmpEQ(c, extents[d]);
+      b_.CreateStore(b_.CreateSelect(wrap, i64(0), c), slots[d]);
+      carry = b_.CreateZExt(wrap, i64t);
+    } else {
+      b_.CreateStore(c, slots[0]);
+    }
+  }
+  b_.CreateCondBr(b_.CreateICmpSLT(next, end), row, done);
+  b_.SetInsertPoint(done);
+}
+
+}  // namespace vitrify::codegen::x86

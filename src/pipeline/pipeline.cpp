@@ -1,0 +1,107 @@
+#include "pipeline/pipeline.h"
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "codegen/backend.h"
+#include "passes/canonicalize.h"
+#include "passes/cse.h"
+#include "passes/dce.h"
+#include "schedule/schedule.h"
+#include "support/counters.h"
+
+namespace vitrify::pipeline {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+uint64_t us_since(Clock::time_point t) { return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - t).count()); }
+
+// Dumps are numbered over the process, so that a folder read in order is the history of a compile.
+void dump(const Options& o, const std::string& stage, const std::string& suffix, const std::string& text) {
+  static std::mutex m;
+  static int number = 0;
+  std::lock_guard lock(m);
+  const int k = number++;
+  if (o.dump_dir.empty()) {
+    std::fprintf(stderr, "---- %03d %s.%s\n%s\n", k, stage.c_str(), suffix.c_str(), text.c_str());
+    return;
+  }
+  std::error_code ec;
+  std::filesystem::create_directories(o.dump_dir, ec);
+  std::ofstream(std::filesystem::path(o.dump_dir) / fmt::format("{:03}-{}.{}", k, stage, suffix)) << text;
+}
+bool wants_dump(const Options& o, std::string_view what) {
+  for (auto& d : o.dump)
+    if (d == what) return true;
+  return false;
+}
+
+// Times a stage that is not a graph pass.
+template <class F>
+auto timed(const std::string& name, F&& f) {
+  const auto t = Clock::now();
+  struct Add {
+    const std::string& n;
+    Clock::time_point t;
+    ~Add() { add_stage_time(n, us_since(t)); }
+  } add{name, t};
+  return f();
+}
+
+}  // namespace
+
+const std::vector<Stage>& graph_stages() {
+  static const std::vector<Stage> stages{
+      {"canonicalize", "first: identities and copies hide equal values from the passes behind it", passes::canonicalize},
+      {"cse", "after canonicalize has made equal things look equal", passes::cse},
+      {"dce", "last: whatever the others left without a user", passes::dce},
+  };
+  return stages;
+}
+
+void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
+  if (o.disabled(s.name)) return;
+  const auto t = Clock::now();
+  const bool changed = s.run(g, o);
+  add_stage_time(s.name, us_since(t));
+  if (o.verify) ir::verify(g);
+  if (changed && wants_dump(o, "graph")) dump(o, s.name, "graph", ir::print(g));
+}
+
+std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra) {
+  if (wants_dump(o, "graph")) dump(o, "capture", "graph", ir::print(*graph));
+  if (o.verify) ir::verify(*graph);
+  for (auto& s : graph_stages()) run_stage(s, *graph, o);
+  for (auto& s : extra) run_stage(s, *graph, o);
+  if (!extra.empty())
+    for (auto& s : graph_stages()) run_stage(s, *graph, o);  // what the door's passes opened up
+
+  schedule::Scheduled sched = timed("schedule", [&] { return schedule::schedule(graph, o); });
+  if (wants_dump(o, "loops")) {
+    std::string text = schedule::print(*sched.plan);
+    for (auto& k : sched.kernels) text += loop::print(k) + "\n";
+    dump(o, "schedule", "loops", text);
+  }
+  if (!sched.kernels.empty()) {
+    codegen::Backend& backend = o.backend == "interp" ? codegen::interp_backend() : codegen::llvm_backend();
+    codegen::TargetOptions to;
+    to.target = o.target;
+    to.threads = static_cast<int>(o.threads);
+    to.keep_asm = wants_dump(o, "llvm");
+    std::vector<const loop::Kernel*> kernels;
+    for (auto& k : sched.kernels) kernels.push_back(&k);
+    std::shared_ptr<codegen::Compiled> code = timed("codegen", [&] { return backend.compile(kernels, to); });
+    VT_CHECK(code->functions.size() == kernels.size(), "{} functions for {} kernels", code->functions.size(), kernels.size());
+    for (size_t k = 0; k < kernels.size(); ++k) sched.plan->kernels[k].fn = code->functions[k];
+    if (to.keep_asm) dump(o, "codegen", "llvm", code->listing);
+    counters().kernels_built += kernels.size();
+    sched.plan->code = std::move(code);
+  }
+  return sched.plan;
+}
+
+}  // namespace vitrify::pipeline

@@ -1,0 +1,450 @@
+#include "python/entry.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "python/errors.h"
+#include "python/symbols.h"
+#include "support/counters.h"
+#include "torch/tracer.h"
+
+namespace vitrify::python {
+namespace {
+
+using Tensors = c10::SmallVector<PyObject*, 16>;
+
+// One call in either of the two forms CPython uses.
+struct Call {
+  PyObject* const* args;
+  size_t nargs;
+  PyObject* kwnames = nullptr;  // vectorcall form: values follow the positional arguments
+  PyObject* tuple = nullptr;    // tp_call form
+  PyObject* dict = nullptr;
+  size_t nkw() const { return kwnames ? PyTuple_GET_SIZE(kwnames) : dict ? PyDict_GET_SIZE(dict) : 0; }
+};
+
+PyObject* call_target(PyObject* f, const Call& c) {
+  return c.tuple ? PyObject_Call(f, c.tuple, c.dict) : PyObject_Vectorcall(f, c.args, c.nargs, c.kwnames);
+}
+
+bool match_call(const Signature& s, const Call& c, Tensors& tensors) {
+  if (c.nargs != s.args.size() || c.nkw() != s.kwargs.size()) return false;
+  for (size_t i = 0; i < c.nargs; ++i)
+    if (!match(s.args[i], c.args[i], &s.metas, tensors)) return false;
+  if (s.kwargs.empty()) return true;
+  auto one = [&](size_t i, PyObject* name, PyObject* value) {
+    auto& [want, tree] = s.kwargs[i];
+    return (name == want.get() || same_value(name, want.get())) && match(tree, value, &s.metas, tensors);
+  };
+  if (c.kwnames) {
+    for (size_t i = 0; i < s.kwargs.size(); ++i)
+      if (!one(i, PyTuple_GET_ITEM(c.kwnames, i), c.args[c.nargs + i])) return false;
+    return true;
+  }
+  Py_ssize_t pos = 0;
+  PyObject *k, *v;
+  for (size_t i = 0; PyDict_Next(c.dict, &pos, &k, &v); ++i)
+    if (!one(i, k, v)) return false;
+  return true;
+}
+
+bool match_entry(const Entry& e, const Call& c, Tensors& tensors) {
+  tensors.clear();
+  if (!match_call(*e.signature, c, tensors)) return false;
+  for (auto& [t, meta] : e.captured)
+    if (!meta.matches(t.unsafeGetTensorImpl())) return false;
+  if (!e.alias_of.empty()) {
+    c10::SmallVector<const void*, 16> storages;
+    for (PyObject* t : tensors) storages.push_back(THPVariable_Unpack(t).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    for (size_t i = 0; i < storages.size(); ++i) {
+      size_t first = 0;
+      while (storages[first] != storages[i]) ++first;
+      if (first != e.alias_of[i]) return false;
+      if (e.check_captured_aliases)
+        for (auto& [t, meta] : e.captured)
+          if (t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storages[i]) return false;
+    }
+  }
+  if (e.guards && !e.guards->check()) return false;
+  return !e.symbols || e.symbols->check(tensors);
+}
+
+PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
+  HANDLE_TH_ERRORS
+  c10::SmallVector<at::Tensor, 8> in;
+  for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
+  // One buffer of results per thread; taken out while in use, since an extern may come back here.
+  static thread_local std::vector<at::Tensor> spare;
+  std::vector<at::Tensor> out = std::move(spare);
+  out.clear();
+  if (e->debug_aten) {
+    const Program& p = e->graph->program();
+    std::vector<at::Tensor> all(in.begin(), in.end());
+    all.insert(all.end(), p.captured.begin(), p.captured.end());
+    auto values = interpret(*p.graph, all);
+    for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
+  } else if (e->release_gil) {
+    std::shared_ptr<Entry> keep = e;
+    pybind11::gil_scoped_release no_gil;
+    keep->graph->run(in, out);
+  } else {
+    e->graph->run(in, out);
+  }
+  const Tree& tree = e->result->tree;
+  if (tree.kind == TreeKind::Tensor) {
+    PyObject* r = THPVariable_Wrap(std::move(out[0]));
+    out.clear();
+    spare = std::move(out);
+    return r;
+  }
+  c10::SmallVector<PyObject*, 8> leaves;
+  for (auto& t : out) leaves.push_back(THPVariable_Wrap(std::move(t)));
+  out.clear();
+  spare = std::move(out);
+  PyObject* r = rebuild(tree, leaves.data());
+  for (PyObject* l : leaves) Py_DECREF(l);
+  return r;
+  END_HANDLE_TH_ERRORS
+}
+
+// Null without an exception: no entry matches.
+PyObject* try_entries(State& s, const Call& c) {
+  ModeState modes = ModeState::current();
+  Tensors tensors;
+  for (size_t i = 0; i < s.entries.size(); ++i) {
+    std::shared_ptr<Entry>& e = s.entries[i];
+    if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors)) continue;
+    if (i) std::swap(s.entries[0], e);
+    const std::shared_ptr<Entry>& hit = s.entries[0];
+    if (!hit->graph) {
+      counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
+      return call_target(s.original.get(), c);
+    }
+    return run_entry(hit, tensors);
+  }
+  return nullptr;
+}
+
+PyObject* dispatch(PyObject* self, const Call& c) {
+  State& s = state_of(self);
+  if (s.off || Tracer::current()) return call_target(s.original.get(), c);
+  PyObject* r = try_entries(s, c);
+  if (r || PyErr_Occurred()) return r;
+  Ref tuple = c.tuple ? Ref::borrow(c.tuple) : Ref::steal(PyTuple_New(c.nargs));
+  Ref dict = Ref::steal(c.dict ? PyDict_Copy(c.dict) : PyDict_New());
+  if (!tuple || !dict) return nullptr;
+  if (!c.tuple) {
+    for (size_t i = 0; i < c.nargs; ++i) PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(c.args[i]));
+    for (size_t i = 0; i < c.nkw(); ++i)
+      if (PyDict_SetItem(dict.get(), PyTuple_GET_ITEM(c.kwnames, i), c.args[c.nargs + i]) < 0) return nullptr;
+  }
+  return PyObject_CallFunctionObjArgs(s.miss.get(), self, tuple.get(), dict.get(), nullptr);
+}
+
+// ---- the state object
+
+struct StateObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  State* state;
+  PyObject* dict;
+  PyObject* weakrefs;
+};
+
+PyObject* state_vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  return dispatch(self, {args, (size_t)PyVectorcall_NARGS(nargsf), kwnames && PyTuple_GET_SIZE(kwnames) ? kwnames : nullptr});
+}
+
+int state_traverse(PyObject* o, visitproc visit, void* arg) {
+  auto* s = (StateObject*)o;
+  Py_VISIT(Py_TYPE(o));
+  Py_VISIT(s->dict);
+  if (!s->state) return 0;
+  Py_VISIT(s->state->original.get());
+  Py_VISIT(s->state->miss.get());
+  int result = 0;
+  for (auto& e : s->state->entries) {
+    for (auto& t : e->signature->args) t.visit(visit, arg, result);
+    for (auto& [k, t] : e->signature->kwargs) t.visit(visit, arg, result);
+    if (e->guards && e->guards.use_count() == 1) e->guards->visit(visit, arg, result);
+  }
+  return result;
+}
+
+int state_clear(PyObject* o) {
+  auto* s = (StateObject*)o;
+  Py_CLEAR(s->dict);
+  if (s->state) {
+    auto entries = std::move(s->state->entries);
+    s->state->entries.clear();
+    s->state->off = true;
+    entries.clear();
+  }
+  return 0;
+}
+
+void state_dealloc(PyObject* o) {
+  auto* s = (StateObject*)o;
+  PyObject_GC_UnTrack(o);
+  if (s->weakrefs) PyObject_ClearWeakRefs(o);
+  state_clear(o);
+  delete s->state;
+  PyTypeObject* t = Py_TYPE(o);
+  t->tp_free(o);
+  Py_DECREF(t);
+}
+
+PyObject* state_name() {
+  static PyObject* n = PyUnicode_InternFromString("__vitrify__");
+  return n;
+}
+
+vectorcallfunc& plain_function_vectorcall() {
+  static vectorcallfunc f = nullptr;
+  return f;
+}
+
+PyObject* function_entry(PyObject* f, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  PyObject* state = installed_state(f);
+  if (!state) return plain_function_vectorcall()(f, args, nargsf, kwnames);  // the user cleared __dict__
+  return state_vectorcall(state, args, nargsf, kwnames);
+}
+
+// ---- twins
+
+struct Twin {
+  Ref original, state;
+};
+std::unordered_map<PyObject*, Twin>& twins() {
+  static auto* m = new std::unordered_map<PyObject*, Twin>();
+  return *m;
+}
+std::unordered_map<PyTypeObject*, PyTypeObject*>& twin_bases() {
+  static auto* m = new std::unordered_map<PyTypeObject*, PyTypeObject*>();
+  return *m;
+}
+PyObject* resync_hook = nullptr;
+
+PyTypeObject* base_of(PyTypeObject* t) {
+  auto& bases = twin_bases();
+  for (; t; t = t->tp_base) {
+    auto it = bases.find(t);
+    if (it != bases.end()) return it->second;
+  }
+  return &PyBaseObject_Type;
+}
+
+bool out_of_step(PyObject* twin, const Twin& t) {
+  PyObject* o = t.original.get();
+  auto it = twin_bases().find(Py_TYPE(twin));
+  if (it != twin_bases().end() && it->second != Py_TYPE(o)) return true;
+  PyObject **a = _PyObject_GetDictPtr(twin), **b = _PyObject_GetDictPtr(o);
+  return a && b && *a != *b;
+}
+
+bool resync(PyObject* twin, const Twin& t) {
+  if (!out_of_step(twin, t)) return true;
+  Ref original = t.original;
+  return (bool)Ref::steal(PyObject_CallFunctionObjArgs(resync_hook, twin, original.get(), nullptr));
+}
+
+PyObject* twin_tp_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  auto it = twins().find(self);
+  if (it == twins().end()) return base_of(Py_TYPE(self))->tp_call(self, args, kwargs);
+  if (!resync(self, it->second)) return nullptr;
+  Ref state = it->second.state;
+  return dispatch(state.get(), {((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, kwargs && PyDict_GET_SIZE(kwargs) ? kwargs : nullptr});
+}
+
+PyObject* twin_tp_getattro(PyObject* self, PyObject* name) {
+  auto it = twins().find(self);
+  if (it != twins().end() && !resync(self, it->second)) return nullptr;
+  return base_of(Py_TYPE(self))->tp_getattro(self, name);
+}
+
+PyObject* twin_method_call(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  Ref tuple = Ref::steal(PyTuple_New(nargs));
+  Ref dict = Ref::steal(PyDict_New());
+  if (!tuple || !dict) return nullptr;
+  for (Py_ssize_t i = 0; i < nargs; ++i) PyTuple_SET_ITEM(tuple.get(), i, Py_NewRef(args[i]));
+  for (Py_ssize_t i = 0; kwnames && i < PyTuple_GET_SIZE(kwnames); ++i)
+    if (PyDict_SetItem(dict.get(), PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0) return nullptr;
+  return twin_tp_call(self, tuple.get(), dict.get());
+}
+
+}  // namespace
+
+// ---- signatures, results, entries
+
+std::shared_ptr<Signature> Signature::of(PyObject* args, PyObject* kwargs) {
+  auto s = std::make_shared<Signature>();
+  s->modes = ModeState::current();
+  Flattener f;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) s->args.push_back(f.flatten(PyTuple_GET_ITEM(args, i), fmt::format("argument {}", i)));
+  Py_ssize_t pos = 0;
+  PyObject *k, *v;
+  while (kwargs && PyDict_Next(kwargs, &pos, &k, &v))
+    s->kwargs.emplace_back(Ref::borrow(k), f.flatten(v, fmt::format("argument '{}'", PyUnicode_Check(k) ? PyUnicode_AsUTF8(k) : "?")));
+  for (PyObject* t : f.tensors) {
+    s->metas.push_back(TensorMeta::of(THPVariable_Unpack(t), Py_TYPE(t)));
+    s->tensors.push_back(Ref::borrow(t));
+  }
+  s->names = std::move(f.names);
+  s->containers = std::move(f.containers);
+  for (PyObject* o : f.objects) s->objects.push_back(Ref::borrow(o));
+  return s;
+}
+
+std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers) {
+  auto r = std::make_shared<Result>();
+  Flattener f;
+  f.result = true;
+  r->tree = f.flatten(o, "the result");
+  for (PyObject* c : f.containers)
+    if (std::find(argument_containers.begin(), argument_containers.end(), c) != argument_containers.end())
+      throw Unsupported("the result holds a container that was passed in");
+  for (PyObject* t : f.tensors) r->tensors.push_back(Ref::borrow(t));
+  return r;
+}
+
+std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph, std::shared_ptr<Result> result,
+                                   const std::vector<at::Tensor>& watched) {
+  auto e = std::make_shared<Entry>();
+  e->guards = std::move(g);
+  e->graph = std::move(graph);
+  e->result = std::move(result);
+  for (auto& t : watched) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
+  std::vector<uint32_t> alias_of;
+  bool aliased = false;
+  std::unordered_map<const void*, uint32_t> first;
+  for (uint32_t i = 0; i < s->tensors.size(); ++i) {
+    const at::Tensor& t = THPVariable_Unpack(s->tensors[i].get());
+    uint32_t at = t.has_storage() ? first.emplace(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), i).first->second : i;
+    alias_of.push_back(at);
+    if (at != i) {
+      aliased = true;
+      s->metas[i].exact_offset = s->metas[at].exact_offset = true;
+    }
+  }
+  if (e->graph) {
+    const Program& p = e->graph->program();
+    for (auto& t : p.captured) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
+    // Without a write, inputs that start to overlap change nothing.
+    if (aliased || !p.mutations.empty()) e->alias_of = std::move(alias_of);
+    e->check_captured_aliases = !p.mutations.empty();
+    for (auto* n : p.graph->nodes())
+      if (n->op->name.find("as_strided") != std::string::npos)
+        for (auto& m : s->metas) m.exact_offset = true;
+    e->symbols = Symbols::of(p.graph, s->metas);
+    e->release_gil = e->graph->estimated_us() > 50;
+  }
+  s->tensors.clear();
+  s->objects.clear();
+  e->signature = std::move(s);
+  return e;
+}
+
+bool Entry::dead() const {
+  bool gone = false;
+  auto scan = [&](auto& self, const Tree& t) -> void {
+    if (t.kind == TreeKind::Object && t.weak && PyWeakref_GET_OBJECT(t.value.get()) == Py_None) gone = true;
+    for (auto& c : t.children) self(self, c);
+  };
+  for (auto& t : signature->args) scan(scan, t);
+  for (auto& [k, t] : signature->kwargs) scan(scan, t);
+  return gone;
+}
+
+// ---- objects
+
+PyTypeObject* state_type() {
+  static PyTypeObject* type = [] {
+    static PyMemberDef members[] = {{"__vectorcalloffset__", Py_T_PYSSIZET, offsetof(StateObject, vectorcall), Py_READONLY, nullptr},
+                                    {"__dictoffset__", Py_T_PYSSIZET, offsetof(StateObject, dict), Py_READONLY, nullptr},
+                                    {"__weaklistoffset__", Py_T_PYSSIZET, offsetof(StateObject, weakrefs), Py_READONLY, nullptr},
+                                    {nullptr}};
+    static PyGetSetDef getset[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr}, {nullptr}};
+    static PyType_Slot slots[] = {{Py_tp_dealloc, (void*)state_dealloc},
+                                  {Py_tp_traverse, (void*)state_traverse},
+                                  {Py_tp_clear, (void*)state_clear},
+                                  {Py_tp_call, (void*)PyVectorcall_Call},
+                                  {Py_tp_members, members},
+                                  {Py_tp_getset, getset},
+                                  {0, nullptr}};
+    static PyType_Spec spec = {"vitrify._C.State", sizeof(StateObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    return (PyTypeObject*)PyType_FromSpec(&spec);
+  }();
+  return type;
+}
+
+State& state_of(PyObject* o) { return *((StateObject*)o)->state; }
+
+PyObject* make_state(PyObject* original, PyObject* miss) {
+  auto* o = (StateObject*)state_type()->tp_alloc(state_type(), 0);
+  if (!o) return nullptr;
+  o->vectorcall = state_vectorcall;
+  o->state = new State{Ref::borrow(original), Ref::borrow(miss), {}, false};
+  return (PyObject*)o;
+}
+
+PyObject* call_entries(PyObject* self, PyObject* args, PyObject* kwargs, bool& hit) {
+  Call c{((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, PyDict_GET_SIZE(kwargs) ? kwargs : nullptr};
+  PyObject* r = try_entries(state_of(self), c);
+  hit = r || PyErr_Occurred();
+  return r;
+}
+
+void install(PyObject* function, PyObject* state) {
+  auto* f = (PyFunctionObject*)function;
+  if (!plain_function_vectorcall()) plain_function_vectorcall() = f->vectorcall;
+  if (!f->func_dict) f->func_dict = checked(PyDict_New()).release();
+  if (PyDict_SetItem(f->func_dict, state_name(), state) < 0) throw PythonError();
+  PyFunction_SetVectorcall(f, function_entry);
+}
+
+PyObject* installed_state(PyObject* function) {
+  auto* f = (PyFunctionObject*)function;
+  if (!PyFunction_Check(function) || f->vectorcall == plain_function_vectorcall() || !f->func_dict) return nullptr;
+  PyObject* s = PyDict_GetItemWithError(f->func_dict, state_name());
+  return s && Py_TYPE(s) == state_type() ? s : nullptr;
+}
+
+void arm_twin_type(PyObject* type, PyObject* base, PyObject* hook) {
+  auto* t = (PyTypeObject*)type;
+  twin_bases()[t] = (PyTypeObject*)base;
+  Py_INCREF(type);
+  Py_INCREF(base);
+  t->tp_call = twin_tp_call;
+  t->tp_getattro = twin_tp_getattro;
+  Py_XSETREF(resync_hook, Py_NewRef(hook));
+}
+
+void link_twin(PyObject* twin, PyObject* original, PyObject* state) { twins()[twin] = {Ref::borrow(original), Ref::borrow(state)}; }
+
+void unlink_twin(PyObject* twin) {
+  auto it = twins().find(twin);
+  if (it == twins().end()) return;
+  Twin dead = std::move(it->second);  // dropping them may run user code
+  twins().erase(it);
+}
+
+PyObject* twin_original(PyObject* twin) {
+  auto it = twins().find(twin);
+  return it == twins().end() ? nullptr : it->second.original.get();
+}
+
+PyObject* twin_state(PyObject* twin) {
+  auto it = twins().find(twin);
+  return it == twins().end() ? nullptr : it->second.state.get();
+}
+
+PyObject* twin_call_descriptor() {
+  static PyMethodDef def = {"__call__", (PyCFunction)(void*)twin_method_call, METH_FASTCALL | METH_KEYWORDS, "Runs the compiled module."};
+  return PyDescr_NewMethod(&PyBaseObject_Type, &def);
+}
+
+}  // namespace vitrify::python

@@ -1,0 +1,77 @@
+// The hot path: from a Python call to a compiled plan. No Python code runs on a hit.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "python/guards.h"
+#include "python/tree.h"
+#include "torch/compiled.h"
+
+namespace vitrify::python {
+
+// What the arguments of a call look like, and the modes it was made under.
+struct Signature {
+  ModeState modes;
+  std::vector<Tree> args;
+  std::vector<std::pair<Ref, Tree>> kwargs;  // in the caller's order
+  std::vector<TensorMeta> metas;
+  std::vector<Ref> tensors;                  // the real ones; dropped once compiled
+  std::vector<std::string> names;
+  std::vector<Ref> objects;
+  std::vector<PyObject*> containers;         // identities only
+
+  static std::shared_ptr<Signature> of(PyObject* args, PyObject* kwargs);
+};
+
+struct Result {
+  Tree tree;
+  std::vector<Ref> tensors;
+  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers);
+};
+
+class Symbols;
+
+struct Entry {
+  std::shared_ptr<Signature> signature;
+  std::shared_ptr<Guards> guards;
+  std::vector<std::pair<at::Tensor, TensorMeta>> captured;  // live tensors besides the arguments
+  std::shared_ptr<CompiledGraph> graph;                     // null: these calls run eagerly
+  std::shared_ptr<Result> result;
+  std::shared_ptr<Symbols> symbols;                         // null: static sizes
+  std::vector<uint32_t> alias_of;                           // per tensor: first one with the same storage; empty: not checked
+  bool check_captured_aliases = false;
+  bool release_gil = false;
+  bool debug_aten = false;                                  // run the captured graph op by op instead
+
+  // Fixes metadata checks to what the program depends on.
+  static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,
+                                     const std::vector<at::Tensor>& watched);
+  bool dead() const;  // can never match again
+};
+
+struct State {
+  Ref original, miss;
+  std::vector<std::shared_ptr<Entry>> entries;
+  bool off = false;  // everything eager
+};
+
+PyTypeObject* state_type();  // made at first use
+State& state_of(PyObject* state_object);
+PyObject* make_state(PyObject* original, PyObject* miss);
+
+// Runs a matching entry; `hit` says whether there was one.
+PyObject* call_entries(PyObject* state, PyObject* args, PyObject* kwargs, bool& hit);
+
+void install(PyObject* function, PyObject* state);  // gives a function object its own vectorcall
+PyObject* installed_state(PyObject* function);       // borrowed, or null
+
+// Twins of modules.
+void arm_twin_type(PyObject* type, PyObject* base, PyObject* resync);
+void link_twin(PyObject* twin, PyObject* original, PyObject* state);
+void unlink_twin(PyObject* twin);
+PyObject* twin_original(PyObject* twin);  // borrowed, or null
+PyObject* twin_state(PyObject* twin);
+PyObject* twin_call_descriptor();
+
+}  // namespace vitrify::python

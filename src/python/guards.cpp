@@ -1,0 +1,328 @@
+#include "python/guards.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace vitrify::python {
+
+// ---- modes
+
+namespace {
+
+int32_t device_context_of_stack(int64_t n) {
+  if (n != 1) return -1;
+  PyObject* mode = at::impl::PythonTorchFunctionTLS::get_stack_at(0)->ptr(getPyInterpreter());
+  if (strcmp(Py_TYPE(mode)->tp_name, "DeviceContext")) return -1;
+  Ref d = Ref::steal(PyObject_GetAttrString(mode, "device"));
+  if (!d || !THPDevice_Check(d.get())) {
+    PyErr_Clear();
+    return -1;
+  }
+  c10::Device dev = ((THPDevice*)d.get())->device;
+  return 1 + (int32_t)dev.type() * 256 + (uint8_t)dev.index();
+}
+
+}  // namespace
+
+ModeState ModeState::current() {
+  ModeState m;
+  auto raw = c10::impl::raw_local_dispatch_key_set;
+  m.included = raw.included_;
+  m.excluded = raw.excluded_;
+  auto& a = c10::AutogradState::get_tls_state();
+  m.autograd = a.get_grad_mode() | a.get_inference_mode() << 1 | a.get_fw_grad_mode() << 2 | a.get_view_replay_enabled() << 3;
+  if (raw.excluded_ & c10::autocast_dispatch_keyset.raw_repr())  // stored inverted: a set bit is a device with autocast on
+    m.autocast = 1 | (uint32_t)at::autocast::get_autocast_dtype(at::kCPU) << 8 | (uint32_t)at::autocast::get_autocast_dtype(at::kCUDA) << 16 |
+                 (uint32_t)at::autocast::is_autocast_cache_enabled() << 24;
+  m.threads = at::get_num_threads();
+  m.default_dtype = (uint16_t)c10::get_default_dtype_as_scalartype();
+  auto& ctx = at::globalContext();
+  m.deterministic = ctx.deterministicAlgorithms() | ctx.deterministicAlgorithmsWarnOnly() << 1;
+  m.function_modes = (uint8_t)at::impl::PythonTorchFunctionTLS::get_disabled_state();
+  if (int64_t n = at::impl::PythonTorchFunctionTLS::stack_len()) m.device_context = device_context_of_stack(n);
+  return m;
+}
+
+const char* ModeState::refusal() const {
+  using c10::DispatchKey;
+  c10::impl::PODLocalDispatchKeySet raw{included, excluded};
+  auto inc = raw.included();
+  if (inc.has(DispatchKey::Python) || inc.has(DispatchKey::PythonTLSSnapshot)) return "a TorchDispatchMode is active";
+  if (inc.has(DispatchKey::Tracer)) return "torch.jit.trace is running";
+  if (inc.has(DispatchKey::FuncTorchDynamicLayerFrontMode) || inc.has(DispatchKey::FuncTorchDynamicLayerBackMode) || inc.has(DispatchKey::FuncTorchBatched) ||
+      inc.has(DispatchKey::FuncTorchVmapMode) || inc.has(DispatchKey::FuncTorchGradWrapper))
+    return "the call is inside a torch.func transform";
+  if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
+  if (device_context < 0) return "a TorchFunctionMode is active";
+  if (function_modes) return "__torch_function__ is disabled here";
+  return nullptr;
+}
+
+// ---- dict watching: one watcher id for the process, subscribers by dict
+
+namespace {
+
+struct Subscription {
+  Guards* guards;
+  const std::unordered_set<PyObject*>* keys;  // null: all
+};
+std::unordered_map<PyObject*, std::vector<Subscription>>& subscriptions() {
+  static auto* m = new std::unordered_map<PyObject*, std::vector<Subscription>>();
+  return *m;
+}
+int watcher_id = -2;
+
+uintptr_t dict_word(PyObject* o) {
+#if PY_VERSION_HEX >= 0x030c0000 && PY_VERSION_HEX < 0x030d0000
+  // 3.12: the managed dict (or its inline values) is three words before the object
+  if (Py_TYPE(o)->tp_flags & Py_TPFLAGS_MANAGED_DICT) return ((uintptr_t*)o)[-3];
+#endif
+  PyObject** p = _PyObject_GetDictPtr(o);
+  return p ? (uintptr_t)*p : 0;
+}
+
+}  // namespace
+
+int on_dict_event(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
+  auto& subs = subscriptions();
+  auto it = subs.find(dict);
+  if (it == subs.end()) return 0;
+  bool whole = event == PyDict_EVENT_CLONED || event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_DEALLOCATED || !key;
+  for (auto& s : it->second)
+    if (whole || !s.keys || s.keys->count(key)) s.guards->dirty.store(true, std::memory_order_relaxed);
+  return 0;
+}
+
+Guards::~Guards() {
+  if (!watching_) return;
+  auto& subs = subscriptions();
+  for (auto& d : dicts_) {
+    auto it = subs.find(d->dict.get());
+    if (it == subs.end()) continue;
+    std::erase_if(it->second, [&](auto& s) { return s.guards == this; });
+    if (it->second.empty()) {
+      subs.erase(it);
+      if (watcher_id >= 0) PyDict_Unwatch(watcher_id, d->dict.get());
+    }
+  }
+}
+
+void Guards::add_dict(PyObject* dict, PyObject* keys, const std::string& name) {
+  auto d = std::make_unique<Dict>();
+  d->dict = Ref::borrow(dict);
+  d->name = name;
+  if (keys && keys != Py_None) {
+    d->all = false;
+    Ref seq = checked(PySequence_Tuple(keys));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq.get()); ++i) {
+      PyObject* k = Py_NewRef(PyTuple_GET_ITEM(seq.get(), i));
+      if (PyUnicode_CheckExact(k)) PyUnicode_InternInPlace(&k);
+      d->items.emplace_back(Ref::steal(k), Ref::borrow(PyDict_GetItemWithError(dict, k)));
+      d->keys.insert(k);
+    }
+  } else {
+    Py_ssize_t pos = 0;
+    PyObject *k, *v;
+    while (PyDict_Next(dict, &pos, &k, &v)) d->items.emplace_back(Ref::borrow(k), Ref::borrow(v));
+  }
+  dicts_.push_back(std::move(d));
+}
+
+void Guards::add_object(PyObject* o) {
+  _PyObject_GetDictPtr(o);  // materialises inline values, so that the word is stable
+  objects_.push_back({Ref::borrow(o), Py_TYPE(o), dict_word(o)});
+}
+
+void Guards::add_list(PyObject* l, const std::string& name) {
+  List g{Ref::borrow(l), {}, name};
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(l); ++i) g.items.push_back(Ref::borrow(PyList_GET_ITEM(l, i)));
+  lists_.push_back(std::move(g));
+}
+
+void Guards::add_cell(PyObject* c, const std::string& name) { cells_.push_back({Ref::borrow(c), Ref::borrow(PyCell_GET(c)), name}); }
+
+void Guards::add_type(PyObject* t) {
+  if (!PyUnstable_Type_AssignVersionTag((PyTypeObject*)t)) return;  // out of version tags: the class is taken as constant
+  types_.push_back({Ref::borrow(t), ((PyTypeObject*)t)->tp_version_tag});
+}
+
+void Guards::add_function(PyObject* f) {
+  auto* fn = (PyFunctionObject*)f;
+  functions_.push_back({Ref::borrow(f), Ref::borrow(fn->func_code), Ref::borrow(fn->func_defaults), Ref::borrow(fn->func_kwdefaults)});
+}
+
+static bool read_buffer(PyObject* o, std::string& out) {
+  Py_buffer b;
+  if (PyObject_GetBuffer(o, &b, PyBUF_FULL_RO) < 0) {
+    PyErr_Clear();
+    return false;
+  }
+  out.resize(b.len);
+  bool ok = PyBuffer_ToContiguous(out.data(), &b, b.len, 'C') == 0;
+  PyErr_Clear();
+  PyBuffer_Release(&b);
+  return ok;
+}
+
+void Guards::add_buffer(PyObject* o, const std::string& name) {
+  Buffer g{Ref::borrow(o), {}, name};
+  if (!read_buffer(o, g.bytes)) throw Unsupported(name + " cannot be read");
+  buffers_.push_back(std::move(g));
+}
+
+void Guards::add_equal(PyObject* o, PyObject* copy, const std::string& name) { equals_.push_back({Ref::borrow(o), Ref::borrow(copy), name}); }
+
+void Guards::watch() {
+  if (watcher_id == -2) {
+    watcher_id = PyDict_AddWatcher(on_dict_event);
+    if (watcher_id < 0) PyErr_Clear();  // all ids taken: dicts are compared on every call
+  }
+  if (watching_) return;
+  watching_ = true;
+  for (auto& d : dicts_) {
+    auto& list = subscriptions()[d->dict.get()];
+    if (list.empty() && watcher_id >= 0) PyDict_Watch(watcher_id, d->dict.get());
+    list.push_back({this, d->all ? nullptr : &d->keys});
+  }
+  dirty = true;
+}
+
+bool Guards::same(const Dict& d) {
+  if (d.all && (size_t)PyDict_GET_SIZE(d.dict.get()) != d.items.size()) return false;
+  for (auto& [k, v] : d.items) {
+    PyObject* now = PyDict_GetItemWithError(d.dict.get(), k.get());
+    if (now == v.get()) continue;
+    if (!now || !v || !same_value(now, v.get())) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Guards::check_dicts() {
+  dirty.store(false, std::memory_order_relaxed);
+  for (auto& d : dicts_)
+    if (!same(*d)) {
+      dirty.store(true, std::memory_order_relaxed);
+      return false;
+    }
+  if (watcher_id < 0) dirty.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+bool Guards::check() {
+  for (auto& o : objects_)
+    if (Py_TYPE(o.object.get()) != o.type || dict_word(o.object.get()) != o.dict_word) return false;
+  for (auto& t : types_) {
+    auto* type = (PyTypeObject*)t.type.get();
+    if (type->tp_version_tag != t.version || !(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) return false;
+  }
+  for (auto& c : cells_) {
+    PyObject* now = PyCell_GET(c.cell.get());
+    if (now != c.value.get() && !(now && c.value && same_value(now, c.value.get()))) return false;
+  }
+  for (auto& f : functions_) {
+    auto* fn = (PyFunctionObject*)f.function.get();
+    if (fn->func_code != f.code.get() || fn->func_defaults != f.defaults.get() || fn->func_kwdefaults != f.kwdefaults.get()) return false;
+  }
+  for (auto& l : lists_) {
+    if ((size_t)PyList_GET_SIZE(l.list.get()) != l.items.size()) return false;
+    for (size_t i = 0; i < l.items.size(); ++i) {
+      PyObject* now = PyList_GET_ITEM(l.list.get(), i);
+      if (now != l.items[i].get() && !same_value(now, l.items[i].get())) return false;
+    }
+  }
+  for (auto& b : buffers_) {
+    std::string now;
+    if (!read_buffer(b.object.get(), now) || now != b.bytes) return false;
+  }
+  for (auto& e : equals_) {
+    int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);
+    if (r < 0) PyErr_Clear();
+    if (r <= 0) return false;
+  }
+  return !dirty.load(std::memory_order_relaxed) || check_dicts();
+}
+
+std::vector<std::string> Guards::undo_writes() {
+  std::vector<std::string> wrote;
+  for (auto& d : dicts_) {
+    if (same(*d)) continue;
+    for (auto& [k, v] : d->items) {
+      Ref now = Ref::borrow(PyDict_GetItemWithError(d->dict.get(), k.get()));
+      if (now.get() == v.get() || (now && v && same_value(now.get(), v.get()))) continue;
+      Ref s = Ref::steal(PyObject_Str(k.get()));
+      wrote.push_back(d->name + "." + (s ? PyUnicode_AsUTF8(s.get()) : "?"));
+      if (v ? PyDict_SetItem(d->dict.get(), k.get(), v.get()) : PyDict_DelItem(d->dict.get(), k.get())) PyErr_Clear();
+    }
+    if (!d->all) continue;
+    Ref now = checked(PyDict_Keys(d->dict.get()));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(now.get()); ++i) {
+      PyObject* k = PyList_GET_ITEM(now.get(), i);
+      bool known = std::any_of(d->items.begin(), d->items.end(), [&](auto& p) { return p.first.get() == k || same_value(p.first.get(), k); });
+      if (known) continue;
+      Ref s = Ref::steal(PyObject_Str(k));
+      wrote.push_back(d->name + "." + (s ? PyUnicode_AsUTF8(s.get()) : "?"));
+      if (PyDict_DelItem(d->dict.get(), k) < 0) PyErr_Clear();
+    }
+  }
+  for (auto& l : lists_) {
+    bool same = (size_t)PyList_GET_SIZE(l.list.get()) == l.items.size();
+    for (size_t i = 0; same && i < l.items.size(); ++i) same = PyList_GET_ITEM(l.list.get(), i) == l.items[i].get() || same_value(PyList_GET_ITEM(l.list.get(), i), l.items[i].get());
+    if (same) continue;
+    wrote.push_back(l.name);
+    Ref old = checked(PyList_New(l.items.size()));
+    for (size_t i = 0; i < l.items.size(); ++i) PyList_SET_ITEM(old.get(), i, Py_NewRef(l.items[i].get()));
+    if (PyList_SetSlice(l.list.get(), 0, PY_SSIZE_T_MAX, old.get()) < 0) PyErr_Clear();
+  }
+  for (auto& c : cells_) {
+    PyObject* now = PyCell_GET(c.cell.get());
+    if (now == c.value.get() || (now && c.value && same_value(now, c.value.get()))) continue;
+    wrote.push_back(c.name);
+    PyCell_Set(c.cell.get(), c.value.get());
+  }
+  for (auto& e : equals_) {
+    int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);
+    if (r < 0) PyErr_Clear();
+    if (r > 0) continue;
+    wrote.push_back(e.name);
+    Ref a = Ref::steal(PyObject_CallMethod(e.object.get(), "clear", nullptr));
+    Ref b = a ? Ref::steal(PyObject_CallMethod(e.object.get(), PySet_Check(e.object.get()) ? "update" : "extend", "O", e.copy.get())) : Ref();
+    if (!b) PyErr_Clear();
+  }
+  return wrote;
+}
+
+void Guards::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
+  auto v = [&](const Ref& r) {
+    if (!result && r) result = f(r.get(), arg);
+  };
+  for (auto& d : dicts_) {
+    v(d->dict);
+    for (auto& [k, x] : d->items) v(k), v(x);
+  }
+  for (auto& o : objects_) v(o.object);
+  for (auto& l : lists_) {
+    v(l.list);
+    for (auto& x : l.items) v(x);
+  }
+  for (auto& c : cells_) v(c.cell), v(c.value);
+  for (auto& t : types_) v(t.type);
+  for (auto& x : functions_) v(x.function), v(x.code), v(x.defaults), v(x.kwdefaults);
+  for (auto& b : buffers_) v(b.object);
+  for (auto& e : equals_) v(e.object), v(e.copy);
+}
+
+}  // namespace vitrify::python

@@ -1,0 +1,85 @@
+// What must still hold for a compiled entry to be valid: thread-local modes, and the Python state the program could reach when it was captured.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "python/tree.h"
+
+namespace vitrify::python {
+
+// Everything outside the arguments that decides which ATen ops run: compared as one block.
+struct ModeState {
+  uint64_t included = 0, excluded = 0;
+  uint32_t autograd = 0;   // grad, inference, forward-AD, view replay bits
+  uint32_t autocast = 0;   // dtypes and cache flag, when autocast is on
+  int32_t threads = 0;
+  uint16_t default_dtype = 0;
+  uint8_t deterministic = 0;
+  uint8_t function_modes = 0;
+  int32_t device_context = 0;  // of torch.set_default_device or `with torch.device()`; -1: a mode of another kind
+  bool operator==(const ModeState&) const = default;
+
+  static ModeState current();
+  bool grad() const { return autograd & 1; }
+  // Why no compiled code may run under these modes; null when it may.
+  const char* refusal() const;
+};
+
+// A snapshot of reachable Python state. Dicts are watched: while nothing was written to them, check() is a few pointer compares.
+class Guards {
+ public:
+  Guards() = default;
+  Guards(const Guards&) = delete;
+  ~Guards();
+  // keys null: every key.
+  void add_dict(PyObject* dict, PyObject* keys_or_none, const std::string& name);
+  void add_object(PyObject*);                                // its class and its __dict__ stay
+  void add_list(PyObject* list, const std::string& name);    // same elements
+  void add_cell(PyObject* cell, const std::string& name);
+  void add_type(PyObject* type);                             // no attribute of the class or its bases changed
+  void add_function(PyObject*);                              // same code and defaults
+  void add_buffer(PyObject*, const std::string& name);       // same bytes
+  void add_equal(PyObject*, PyObject* copy, const std::string& name);  // compares equal to the copy
+  void watch();                                              // from now on dict writes are seen
+
+  bool check();
+  // After a capture: names of what the program wrote, and the old contents put back.
+  std::vector<std::string> undo_writes();
+  void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
+
+  std::atomic<bool> dirty{true};
+
+ private:
+  struct Dict {
+    Ref dict;
+    bool all = true;
+    std::vector<std::pair<Ref, Ref>> items;   // value null: absent
+    std::unordered_set<PyObject*> keys;       // interned names, when not `all`
+    std::string name;
+  };
+  struct Object { Ref object; PyTypeObject* type; uintptr_t dict_word; };
+  struct List { Ref list; std::vector<Ref> items; std::string name; };
+  struct Cell { Ref cell, value; std::string name; };
+  struct Type { Ref type; unsigned version; };
+  struct Function { Ref function, code, defaults, kwdefaults; };
+  struct Buffer { Ref object; std::string bytes, name; };
+  struct Equal { Ref object, copy; std::string name; };
+  bool check_dicts();
+  static bool same(const Dict&);
+
+  std::vector<std::unique_ptr<Dict>> dicts_;
+  std::vector<Object> objects_;
+  std::vector<List> lists_;
+  std::vector<Cell> cells_;
+  std::vector<Type> types_;
+  std::vector<Function> functions_;
+  std::vector<Buffer> buffers_;
+  std::vector<Equal> equals_;
+  bool watching_ = false;
+  friend int on_dict_event(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*);
+};
+
+}  // namespace vitrify::python

@@ -1,0 +1,51 @@
+#include "python/symbols.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace vitrify::python {
+
+std::shared_ptr<Symbols> Symbols::of(std::shared_ptr<ir::Graph> g, std::vector<TensorMeta>& metas) {
+  auto s = std::make_shared<Symbols>();
+  for (uint32_t i = 0; i < metas.size() && i < g->inputs.size(); ++i) {
+    const ir::TensorType& t = g->inputs[i].value.type();
+    auto take = [&](const ir::Dims& dims, auto& meta, bool stride) {
+      for (uint32_t d = 0; d < dims.size() && d < meta.size(); ++d) {
+        if (dims[d].is_const()) continue;
+        meta[d] = TensorMeta::kAny;
+        (sym::is_symbol(dims[d]) ? s->bare_ : s->derived_).push_back({i, d, stride, dims[d]});
+      }
+    };
+    take(t.sizes, metas[i].sizes, false);
+    take(t.strides, metas[i].strides, true);
+  }
+  if (s->bare_.empty() && s->derived_.empty()) return nullptr;
+  s->graph_ = std::move(g);
+  return s;
+}
+
+bool Symbols::check(const c10::SmallVectorImpl<PyObject*>& tensors) const {
+  sym::Context& ctx = graph_->ctx();
+  c10::SmallVector<int64_t, 16> values(ctx.num_symbols(), TensorMeta::kAny);
+  auto actual = [&](const Slot& s) {
+    auto* t = THPVariable_Unpack(tensors[s.tensor]).unsafeGetTensorImpl();
+    return s.stride ? t->strides()[s.dim] : t->sizes()[s.dim];
+  };
+  for (auto& s : bare_) {
+    const sym::Symbol& info = ctx.symbol_info(s.expr);
+    int64_t v = actual(s);
+    int64_t& slot = values[info.id];
+    if (slot != TensorMeta::kAny && slot != v) return false;
+    if (v < info.range.lo || v > info.range.hi || (info.multiple_of > 1 && v % info.multiple_of)) return false;
+    slot = v;
+  }
+  auto value = [&](uint32_t id) { return values[id]; };
+  for (auto& s : derived_)
+    if (sym::eval(s.expr, value) != actual(s)) return false;
+  for (const sym::Guard& g : ctx.guards()) {
+    int64_t v = sym::eval(g.expr, value);
+    if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
+  }
+  return true;
+}
+
+}  // namespace vitrify::python

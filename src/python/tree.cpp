@@ -1,0 +1,261 @@
+#include "python/tree.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+
+namespace vitrify::python {
+namespace {
+
+PyObject* flatten_hook = nullptr;
+
+bool is_value_type(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  if (t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || t == &PyRange_Type || t == &PySlice_Type) return true;
+  // torch.dtype and friends are singletons or compare by value; numpy scalars and enums compare by value
+  static const char* const names[] = {"torch.dtype", "torch.device", "torch.layout", "torch.memory_format"};
+  for (const char* n : names)
+    if (!strcmp(t->tp_name, n)) return true;
+  return false;
+}
+
+bool is_singleton(PyObject* o) { return o == Py_None || o == Py_True || o == Py_False || o == Py_Ellipsis || o == Py_NotImplemented; }
+
+bool is_shared_object(PyObject* o) { return is_singleton(o) || PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o) || PyModule_Check(o); }
+
+}  // namespace
+
+void set_flatten_hook(PyObject* hook) { Py_XSETREF(flatten_hook, Py_NewRef(hook)); }
+
+bool is_plain_tensor(PyObject* o) { return THPVariable_CheckExact(o); }
+
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyFloat_CheckExact(a)) {
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return !memcmp(&x, &y, sizeof x);
+  }
+  if (PyComplex_CheckExact(a)) {
+    Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+    return !memcmp(&x, &y, sizeof x);
+  }
+  if (!is_value_type(a)) return false;
+  int r = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (r < 0) PyErr_Clear();
+  return r > 0;
+}
+
+TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
+  TensorMeta m;
+  m.type = type;
+  m.keys = t.key_set().raw_repr();
+  m.dtype = t.dtype();
+  m.device = t.device();
+  m.requires_grad = t.requires_grad();
+  if (t.layout() == at::kStrided && t.unsafeGetTensorImpl()->has_storage()) {
+    m.sizes.assign(t.sizes().begin(), t.sizes().end());
+    m.strides.assign(t.strides().begin(), t.strides().end());
+    m.offset = t.storage_offset();
+  }
+  return m;
+}
+
+bool TensorMeta::matches(const c10::TensorImpl* t) const {
+  if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad) return false;
+  auto s = t->sizes(), st = t->strides();
+  if (s.size() != sizes.size()) return false;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if ((s[i] != sizes[i] && sizes[i] != kAny) || (st[i] != strides[i] && strides[i] != kAny)) return false;
+  }
+  return !exact_offset || t->storage_offset() == offset;
+}
+
+std::string to_string(const TensorMeta& m) { return fmt::format("{}[{}]", m.dtype.name(), fmt::join(m.sizes, ", ")); }
+
+void Tree::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
+  for (const Ref* r : {&type, &value, &rebuild})
+    if (!result && r->get()) result = f(r->get(), arg);
+  for (const Tree& c : children) c.visit(f, arg, result);
+}
+
+Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
+  if (depth > 40) throw Unsupported(path + " is nested too deeply");
+  Tree t;
+  t.type = Ref::borrow((PyObject*)Py_TYPE(o));
+  if (THPVariable_CheckExact(o)) {
+    t.kind = TreeKind::Tensor;
+    t.tensor = tensors.size();
+    tensors.push_back(o);
+    names.push_back(path);
+    return t;
+  }
+  if (is_shared_object(o)) {
+    t.kind = TreeKind::Object;
+    t.weak = !result && PyFunction_Check(o);
+    t.value = t.weak ? checked(PyWeakref_NewRef(o, nullptr)) : Ref::borrow(o);
+    if (!is_singleton(o)) objects.push_back(o);
+    return t;
+  }
+  if (is_value_type(o)) {
+    t.value = Ref::borrow(o);
+    return t;
+  }
+  if (PyTuple_Check(o) || PyList_CheckExact(o)) {
+    bool tuple = PyTuple_Check(o);
+    if (!tuple) containers.push_back(o);
+    t.kind = tuple ? TreeKind::Tuple : TreeKind::List;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+    t.children.reserve(n);
+    for (Py_ssize_t i = 0; i < n; ++i) t.children.push_back(flatten(PySequence_Fast_GET_ITEM(o, i), fmt::format("{}[{}]", path, i), depth + 1));
+    return t;
+  }
+  if (PyDict_CheckExact(o)) {
+    t.kind = TreeKind::Dict;
+    containers.push_back(o);
+    t.value = checked(PySequence_Tuple(o));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(t.value.get()); ++i) {
+      PyObject* key = PyTuple_GET_ITEM(t.value.get(), i);
+      PyObject* v = PyDict_GetItemWithError(o, key);
+      if (!v) throw PyErr_Occurred() ? throw PythonError() : Unsupported(path + " has an unstable key");
+      Ref r = checked(PyObject_Repr(key));
+      t.children.push_back(flatten(v, fmt::format("{}[{}]", path, PyUnicode_AsUTF8(r.get())), depth + 1));
+    }
+    return t;
+  }
+  if (THPVariable_Check(o)) throw Unsupported(fmt::format("{} is a tensor subclass ({})", path, Py_TYPE(o)->tp_name));
+  if (flatten_hook) {
+    Ref r = checked(PyObject_CallFunctionObjArgs(flatten_hook, o, result ? Py_True : Py_False, nullptr));
+    if (PyUnicode_Check(r.get())) throw Unsupported(fmt::format("{} {}", path, PyUnicode_AsUTF8(r.get())));
+    if (PyTuple_Check(r.get())) {
+      t.kind = TreeKind::Custom;
+      containers.push_back(o);
+      PyObject* kids = PyTuple_GET_ITEM(r.get(), 0);
+      t.value = Ref::borrow(PyTuple_GET_ITEM(r.get(), 1));
+      t.rebuild = Ref::borrow(PyTuple_GET_ITEM(r.get(), 2));
+      Ref seq = checked(PySequence_Tuple(kids));
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq.get()); ++i)
+        t.children.push_back(flatten(PyTuple_GET_ITEM(seq.get(), i), fmt::format("{}[{}]", path, i), depth + 1));
+      return t;
+    }
+    if (r.get() == Py_True) {  // a value: compared with ==
+      t.value = Ref::borrow(o);
+      return t;
+    }
+  }
+  if (result) throw Unsupported(fmt::format("{} is an object of type {}", path, Py_TYPE(o)->tp_name));
+  t.kind = TreeKind::Object;
+  t.weak = Py_TYPE(o)->tp_weaklistoffset > 0 || (Py_TYPE(o)->tp_flags & (1UL << 3));  // managed weakref list
+  t.value = t.weak ? checked(PyWeakref_NewRef(o, nullptr)) : Ref::borrow(o);
+  objects.push_back(o);
+  return t;
+}
+
+bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10::SmallVectorImpl<PyObject*>& tensors) {
+  if ((PyObject*)Py_TYPE(o) != t.type.get()) return false;
+  switch (t.kind) {
+    case TreeKind::Tensor:
+      if (metas && !(*metas)[t.tensor].matches(THPVariable_Unpack(o).unsafeGetTensorImpl())) return false;
+      tensors.push_back(o);
+      return true;
+    case TreeKind::Object:
+      return o == (t.weak ? PyWeakref_GET_OBJECT(t.value.get()) : t.value.get());
+    case TreeKind::Value: {
+      if (o == t.value.get() || same_value(o, t.value.get())) return true;
+      if (is_value_type(o)) return false;
+      int r = PyObject_RichCompareBool(o, t.value.get(), Py_EQ);
+      if (r < 0) PyErr_Clear();
+      return r > 0;
+    }
+    case TreeKind::Tuple:
+    case TreeKind::List: {
+      if ((size_t)PySequence_Fast_GET_SIZE(o) != t.children.size()) return false;
+      for (size_t i = 0; i < t.children.size(); ++i)
+        if (i >= (size_t)PySequence_Fast_GET_SIZE(o) || !match(t.children[i], PySequence_Fast_GET_ITEM(o, i), metas, tensors)) return false;
+      return true;
+    }
+    case TreeKind::Dict: {
+      if ((size_t)PyDict_GET_SIZE(o) != t.children.size()) return false;
+      Py_ssize_t pos = 0;
+      PyObject *k, *v;
+      for (size_t i = 0; PyDict_Next(o, &pos, &k, &v); ++i) {
+        PyObject* want = PyTuple_GET_ITEM(t.value.get(), i);
+        if (i >= t.children.size() || (k != want && !same_value(k, want)) || !match(t.children[i], v, metas, tensors)) return false;
+      }
+      return true;
+    }
+    case TreeKind::Custom: {
+      Ref r = Ref::steal(PyObject_CallFunctionObjArgs(flatten_hook, o, Py_False, nullptr));
+      if (!r || !PyTuple_Check(r.get())) {
+        PyErr_Clear();
+        return false;
+      }
+      Ref seq = Ref::steal(PySequence_Tuple(PyTuple_GET_ITEM(r.get(), 0)));
+      int same = seq ? PyObject_RichCompareBool(PyTuple_GET_ITEM(r.get(), 1), t.value.get(), Py_EQ) : -1;
+      if (same < 0) PyErr_Clear();
+      if (same <= 0 || (size_t)PyTuple_GET_SIZE(seq.get()) != t.children.size()) return false;
+      for (size_t i = 0; i < t.children.size(); ++i)
+        if (!match(t.children[i], PyTuple_GET_ITEM(seq.get(), i), metas, tensors)) return false;
+      return true;
+    }
+  }
+  return false;
+}
+
+PyObject* rebuild(const Tree& t, PyObject* const* leaves) {
+  switch (t.kind) {
+    case TreeKind::Tensor:
+      return Py_NewRef(leaves[t.tensor]);
+    case TreeKind::Object:
+      return Py_NewRef(t.weak ? PyWeakref_GET_OBJECT(t.value.get()) : t.value.get());
+    case TreeKind::Value:
+      return Py_NewRef(t.value.get());
+    case TreeKind::Tuple: {
+      Ref r = Ref::steal(PyTuple_New(t.children.size()));
+      if (!r) return nullptr;
+      for (size_t i = 0; i < t.children.size(); ++i) {
+        PyObject* c = rebuild(t.children[i], leaves);
+        if (!c) return nullptr;
+        PyTuple_SET_ITEM(r.get(), i, c);
+      }
+      if (t.type.get() == (PyObject*)&PyTuple_Type) return r.release();
+      // namedtuple._make and torch.Size both build from one iterable; result types of torch (structseq) take it in their constructor
+      Ref make = Ref::steal(PyObject_GetAttrString(t.type.get(), "_make"));
+      if (!make) PyErr_Clear();
+      return PyObject_CallOneArg(make ? make.get() : t.type.get(), r.get());
+    }
+    case TreeKind::List: {
+      Ref r = Ref::steal(PyList_New(t.children.size()));
+      if (!r) return nullptr;
+      for (size_t i = 0; i < t.children.size(); ++i) {
+        PyObject* c = rebuild(t.children[i], leaves);
+        if (!c) return nullptr;
+        PyList_SET_ITEM(r.get(), i, c);
+      }
+      return r.release();
+    }
+    case TreeKind::Dict: {
+      Ref r = Ref::steal(PyDict_New());
+      if (!r) return nullptr;
+      for (size_t i = 0; i < t.children.size(); ++i) {
+        Ref c = Ref::steal(rebuild(t.children[i], leaves));
+        if (!c || PyDict_SetItem(r.get(), PyTuple_GET_ITEM(t.value.get(), i), c.get()) < 0) return nullptr;
+      }
+      return r.release();
+    }
+    case TreeKind::Custom: {
+      Ref kids = Ref::steal(PyList_New(t.children.size()));
+      if (!kids) return nullptr;
+      for (size_t i = 0; i < t.children.size(); ++i) {
+        PyObject* c = rebuild(t.children[i], leaves);
+        if (!c) return nullptr;
+        PyList_SET_ITEM(kids.get(), i, c);
+      }
+      return PyObject_CallFunctionObjArgs(t.rebuild.get(), t.value.get(), kids.get(), nullptr);
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace vitrify::python

@@ -1,0 +1,69 @@
+// The shape of a nest of Python objects: containers, tensors and plain values. Built once per capture; then matched against the arguments of each
+// call (no allocation) or used to rebuild results.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <vector>
+
+#include "python/ref.h"
+
+namespace vitrify::python {
+
+struct TensorMeta {
+  static constexpr int64_t kAny = INT64_MIN;  // a size or stride that symbols decide
+  PyTypeObject* type = nullptr;               // Tensor or Parameter: never freed
+  uint64_t keys = 0;                          // dispatch keys: layout, conj and neg bits, inference, backend
+  caffe2::TypeMeta dtype;
+  c10::Device device = c10::kCPU;
+  bool requires_grad = false;
+  bool exact_offset = false;
+  int64_t offset = 0;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+
+  static TensorMeta of(const at::Tensor&, PyTypeObject* type);
+  bool matches(const c10::TensorImpl*) const;
+};
+std::string to_string(const TensorMeta&);  // "f32[4, 8]"
+
+enum class TreeKind : uint8_t {
+  Tensor,
+  Object,    // the same object (held weakly where its type allows)
+  Value,     // equal, of the same type: int, float, str, bytes, complex, dtype, device, slice, range, frozenset...
+  Tuple,     // also namedtuples and torch.Size
+  List,
+  Dict,      // exact dict
+  Custom,    // registered with pytree, or a dataclass: flattened by a Python hook
+};
+
+struct Tree {
+  TreeKind kind = TreeKind::Value;
+  uint32_t tensor = 0;      // Tensor: position in the flat list
+  bool weak = false;        // Object: `value` is a weak reference
+  Ref type;                 // exact type of the object
+  Ref value;                // Object, Value; Dict: tuple of keys; Custom: context
+  Ref rebuild;              // Custom: callable(context, children)
+  std::vector<Tree> children;
+
+  void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
+};
+
+struct Flattener {
+  std::vector<PyObject*> tensors;  // borrowed
+  std::vector<std::string> names;  // one per tensor
+  std::vector<PyObject*> objects;  // borrowed: met by identity
+  std::vector<PyObject*> containers;  // identities of lists, dicts and custom containers
+  bool result = false;             // results may not hold objects made by the program
+  // Throws Unsupported naming the path.
+  Tree flatten(PyObject*, const std::string& path, int depth = 0);
+};
+
+// Appends the tensors (borrowed) in flat order. False: another shape. Never leaves an exception set.
+bool match(const Tree&, PyObject*, const std::vector<TensorMeta>* metas, c10::SmallVectorImpl<PyObject*>& tensors);
+// New containers around the given leaves; null with an exception set on failure.
+PyObject* rebuild(const Tree&, PyObject* const* leaves);
+bool is_plain_tensor(PyObject*);
+bool same_value(PyObject* a, PyObject* b);  // same exact type and equal; floats by bits
+void set_flatten_hook(PyObject*);           // hook(obj) -> (children, context, rebuild) or None
+
+}  // namespace vitrify::python

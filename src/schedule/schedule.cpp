@@ -1,0 +1,182 @@
+#include "schedule/schedule.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "schedule/build_kernel.h"
+#include "schedule/fuse.h"
+#include "schedule/place_memory.h"
+
+namespace vitrify::schedule {
+
+using namespace ops;
+using runtime::SlotKind;
+using runtime::TensorRef;
+
+namespace {
+
+std::vector<Int> to_vector(const Dims& d) { return {d.begin(), d.end()}; }
+
+struct PlanBuilder {
+  const LoopProgram& program;
+  runtime::Plan& plan;
+  std::vector<int32_t> slot_of;
+
+  explicit PlanBuilder(const LoopProgram& p, runtime::Plan& out) : program(p), plan(out), slot_of(p.buffers.size(), -1) {}
+
+  uint32_t slot(uint32_t b) {
+    if (slot_of[b] >= 0) return static_cast<uint32_t>(slot_of[b]);
+    const BufferInfo& info = program.buffers[b];
+    runtime::Slot s;
+    s.dtype = info.dtype;
+    s.device = info.device;
+    s.sizes = to_vector(info.sizes);
+    s.strides = to_vector(info.strides);
+    s.bytes = info.extent * static_cast<int64_t>(size_of(info.dtype));
+    switch (info.role) {
+      case BufferRole::Input:
+        s.kind = SlotKind::Input;
+        s.index = static_cast<uint32_t>(std::find(program.inputs.begin(), program.inputs.end(), b) - program.inputs.begin());
+        break;
+      case BufferRole::Constant:
+        s.kind = SlotKind::Constant;
+        s.index = static_cast<uint32_t>(std::find(program.constants.begin(), program.constants.end(), b) - program.constants.begin());
+        break;
+      case BufferRole::Output:
+        s.kind = SlotKind::Output;
+        for (size_t o = program.outputs.size(); o-- > 0;)
+          if (program.outputs[o] && program.outputs[o]->buffer == static_cast<int32_t>(b)) s.index = static_cast<uint32_t>(o);
+        break;
+      case BufferRole::Intermediate:
+        s.kind = info.from_extern ? SlotKind::Extern : SlotKind::Arena;
+        break;
+    }
+    plan.slots.push_back(std::move(s));
+    slot_of[b] = static_cast<int32_t>(plan.slots.size() - 1);
+    return static_cast<uint32_t>(slot_of[b]);
+  }
+
+  TensorRef ref(const Tensor& t) { return {slot(static_cast<uint32_t>(t.buffer)), to_vector(t.sizes), to_vector(t.strides), t.offset}; }
+};
+
+}  // namespace
+
+Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
+  LoopProgram program = lower_graph(*graph);
+  FuseOptions fo;
+  fo.enabled = options.fusion != "off" && !options.disabled("fuse");
+  const std::vector<Group> groups = fuse(program, fo);
+
+  // which group touches a buffer
+  std::vector<int64_t> only(program.buffers.size(), -1);
+  std::vector<char> needed(program.buffers.size());
+  auto touch = [&](uint32_t b, size_t g) {
+    if (only[b] < 0) only[b] = static_cast<int64_t>(g);
+    else if (only[b] != static_cast<int64_t>(g)) needed[b] = 1;
+  };
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].ext) {
+      for (auto& t : groups[g].ext->operands) touch(static_cast<uint32_t>(t.buffer), g);
+      for (uint32_t b : groups[g].ext->results) touch(b, g);
+    }
+    for (auto& p : groups[g].parts) {
+      for (uint32_t b : p.node.reads) touch(b, g);
+      for (uint32_t b : p.node.writes) touch(b, g);
+    }
+  }
+  for (uint32_t b = 0; b < program.buffers.size(); ++b) {
+    if (program.buffers[b].role != BufferRole::Intermediate) needed[b] = 1;
+  }
+  for (auto& o : program.outputs)
+    if (o) needed[o->buffer] = 1;
+
+  Scheduled out;
+  out.plan = std::make_shared<runtime::Plan>();
+  runtime::Plan& plan = *out.plan;
+  plan.graph = graph;
+  PlanBuilder pb(program, plan);
+  for (uint32_t b : program.inputs)
+    if (b != UINT32_MAX) pb.slot(b);
+  std::unordered_multimap<uint64_t, uint32_t> known;
+  for (auto& g : groups) {
+    if (g.ext) {
+      runtime::ExternCall c;
+      c.node = g.ext->node;
+      for (auto& t : g.ext->operands) c.operands.push_back(pb.ref(t));
+      for (uint32_t b : g.ext->results) c.results.push_back(only[b] >= 0 || needed[b] ? static_cast<int32_t>(pb.slot(b)) : -1);
+      plan.steps.push_back({runtime::Step::Kind::Extern, static_cast<uint32_t>(plan.externs.size())});
+      plan.externs.push_back(std::move(c));
+      continue;
+    }
+    // a group nobody needs anything of
+    if (std::none_of(g.parts.begin(), g.parts.end(), [&](const Part& p) {
+          return p.node.body.may_fault || std::any_of(p.node.writes.begin(), p.node.writes.end(), [&](uint32_t b) { return needed[b]; });
+        }))
+      continue;
+    BuiltKernel built = build_kernel(program, g, needed);
+    if (options.verify) loop::verify(built.kernel);
+    const uint64_t h = loop::structural_hash(built.kernel);
+    uint32_t index = UINT32_MAX;
+    for (auto [it, end] = known.equal_range(h); it != end; ++it)
+      if (loop::structurally_equal(out.kernels[it->second], built.kernel)) index = it->second;
+    if (index == UINT32_MAX) {
+      index = static_cast<uint32_t>(out.kernels.size());
+      known.emplace(h, index);
+      runtime::KernelRef ref;
+      ref.may_fault = built.kernel.may_fault;
+      ref.name = built.kernel.name;
+      plan.kernels.push_back(ref);
+      out.kernels.push_back(built.kernel);
+    }
+    runtime::Launch l;
+    l.kernel = index;
+    for (uint32_t b : built.buffers) l.slots.push_back(pb.slot(b));
+    l.sizes = built.kernel.sizes;
+    l.iterations = built.iterations;
+    l.grain = built.grain;
+    plan.steps.push_back({runtime::Step::Kind::Launch, static_cast<uint32_t>(plan.launches.size())});
+    plan.launches.push_back(std::move(l));
+  }
+  for (auto& o : program.outputs) {
+    if (!o) plan.outputs.push_back({false, {}});
+    else plan.outputs.push_back({true, pb.ref(*o)});
+  }
+  for (auto& s : plan.slots)
+    for (Int d : s.sizes) plan.dynamic = plan.dynamic || !d.is_const();
+  for (size_t k = 0; k < out.kernels.size(); ++k)
+    plan.kernels[k].scratch_bytes = loop::scratch_bytes(out.kernels[k], [&](uint32_t id) { return sym::hint(program.ctx->symbol_at(id)); });
+  place_memory(plan);
+  return out;
+}
+
+std::string print(const runtime::Plan& p) {
+  std::string s;
+  static constexpr const char* kKinds[] = {"input", "constant", "arena", "output", "extern"};
+  for (size_t i = 0; i < p.slots.size(); ++i) {
+    auto& sl = p.slots[i];
+    s += fmt::format("slot {}: {} {} [", i, kKinds[static_cast<int>(sl.kind)], to_string(sl.dtype));
+    for (size_t d = 0; d < sl.sizes.size(); ++d) s += fmt::format("{}{}", d ? "," : "", sym::str(sl.sizes[d]));
+    s += fmt::format("]{}\n", sl.kind == SlotKind::Arena ? fmt::format(" @{}", sl.arena_offset) : "");
+  }
+  for (auto& st : p.steps) {
+    if (st.kind == runtime::Step::Kind::Launch) {
+      auto& l = p.launches[st.index];
+      s += fmt::format("launch {} ({}) n={} grain={} slots", p.kernels[l.kernel].name, l.kernel, sym::str(l.iterations), l.grain);
+      for (uint32_t x : l.slots) s += fmt::format(" {}", x);
+      s += "\n";
+    } else if (st.kind == runtime::Step::Kind::Extern) {
+      auto& e = p.externs[st.index];
+      s += fmt::format("extern {}(", e.node->op->name);
+      for (auto& o : e.operands) s += fmt::format(" {}", o.slot);
+      s += " ) ->";
+      for (int32_t r : e.results) s += fmt::format(" {}", r);
+      s += "\n";
+    } else {
+      s += fmt::format("free {}\n", st.index);
+    }
+  }
+  s += fmt::format("arena {} bytes\n", p.arena_bytes);
+  return s;
+}
+
+}  // namespace vitrify::schedule

@@ -1,0 +1,136 @@
+// Symbols, facts and guards.
+#include <numeric>
+
+#include "sym/node.h"
+
+namespace vitrify::sym {
+
+Context::Context() : impl_(std::make_unique<Impl>()) {}
+Context::~Context() = default;
+
+Int Context::symbol(SymbolKind kind, std::optional<int64_t> hint, Range range) {
+  Impl& c = *impl_;
+  const uint32_t id = static_cast<uint32_t>(c.symbols.size());
+  VT_CHECK(range.lo <= range.hi, "empty range of s{}", id);
+  c.symbols.push_back({id, kind, hint, range, 1});
+  c.extents.emplace_back();
+  Node n;
+  n.kind = Kind::Symbol;
+  n.symbol = id;
+  c.symbol_nodes.push_back(c.intern(std::move(n)));
+  return Int(c.symbol_nodes.back());
+}
+
+const Symbol& Context::symbol_info(Int s) const {
+  VT_CHECK(is_symbol(s) && s.node()->ctx == impl_.get(), "not a symbol of this context");
+  return impl_->symbols[s.node()->symbol];
+}
+Symbol& Context::mutable_symbol_info(Int s) {
+  VT_CHECK(is_symbol(s) && s.node()->ctx == impl_.get(), "not a symbol of this context");
+  ++impl_->epoch;
+  return impl_->symbols[s.node()->symbol];
+}
+
+void Context::set_loop_extent(Int s, Int extent) {
+  Symbol& info = mutable_symbol_info(s);
+  VT_CHECK(info.kind == SymbolKind::Loop || info.kind == SymbolKind::Indirect, "an extent belongs to a loop or indirect symbol");
+  VT_CHECK(!contains(extent, s), "extent contains its own symbol");
+  info.range.lo = std::max<int64_t>(info.range.lo, 0);
+  // An empty loop runs no body, so that any fact holds in it.
+  if (extent.is_const()) info.range.hi = std::max(std::min(info.range.hi, std::max<int64_t>(extent.value(), 1) - 1), info.range.lo);
+  impl_->extents[info.id] = extent;
+}
+
+size_t Context::num_symbols() const { return impl_->symbols.size(); }
+Int Context::symbol_at(uint32_t id) const {
+  VT_CHECK(id < impl_->symbol_nodes.size(), "no symbol {}", id);
+  return Int(impl_->symbol_nodes[id]);
+}
+const std::vector<Guard>& Context::guards() const { return impl_->guards; }
+
+namespace {
+
+void require_hints(Int e) {
+  if (!has_hint(e)) throw CaptureError(fmt::format("a decision depends on the value of {}, which is known only when the program runs", str(e)));
+}
+
+// Divides by the common factor; the leading coefficient of an equation is made positive.
+Guard normal_guard(Guard::Kind kind, Int e) {
+  Poly p = poly(e);
+  int64_t g = 0;
+  for (const Term& t : p.terms) g = t.coef == kNegInf ? 1 : std::gcd(g, t.coef);
+  Context::Impl* ctx = e.node()->ctx;
+  const bool equation = kind != Guard::Kind::GeZero;
+  if (g > 1 && (!equation || (p.k % g == 0))) {
+    for (Term& t : p.terms) t.coef /= g;
+    p.k = floordiv_const(p.k, g);
+  }
+  e = from_poly(ctx, std::move(p));
+  if (equation && !e.is_const() && poly(e).terms[0].coef < 0) e = -e;
+  return {kind, e};
+}
+
+// A guard holds in everything compiled after it: narrow the range of a lone symbol.
+void learn(Context::Impl& c, const Guard& g) {
+  Poly p = poly(g.expr);
+  if (p.terms.size() != 1 || p.terms[0].atoms.size() != 1 || p.terms[0].atoms[0]->kind != Kind::Symbol || p.k == kNegInf) return;
+  const int64_t coef = p.terms[0].coef;
+  if (coef != 1 && coef != -1) return;
+  Range& r = c.symbols[p.terms[0].atoms[0]->symbol].range;
+  const int64_t v = coef == 1 ? -p.k : p.k;  // where the expression is zero
+  Range n = r;
+  switch (g.kind) {
+    case Guard::Kind::EqZero: n = {v, v}; break;
+    case Guard::Kind::NeZero:
+      if (n.lo == v) ++n.lo;
+      if (n.hi == v) --n.hi;
+      break;
+    case Guard::Kind::GeZero: (coef == 1 ? n.lo : n.hi) = v; break;
+  }
+  n = {std::max(n.lo, r.lo), std::min(n.hi, r.hi)};
+  if (n.lo > n.hi) return;
+  r = n;
+  ++c.epoch;
+}
+
+void record(Context::Impl& c, Guard::Kind kind, Int e) {
+  Guard g = normal_guard(kind, e);
+  for (const Guard& old : c.guards)
+    if (old.kind == g.kind && old.expr == g.expr) return;
+  c.guards.push_back(g);
+  learn(c, g);
+}
+
+}  // namespace
+
+bool Context::guard_eq(Int a, Int b) {
+  if (auto k = known_eq(a, b)) return *k;
+  Int d = a - b;
+  require_hints(d);
+  const bool equal = hint(d) == 0;
+  record(*impl_, equal ? Guard::Kind::EqZero : Guard::Kind::NeZero, d);
+  return equal;
+}
+
+bool Context::guard_le(Int a, Int b) {
+  if (auto k = known_le(a, b)) return *k;
+  Int d = b - a;
+  require_hints(d);
+  const bool le = hint(d) >= 0;
+  record(*impl_, Guard::Kind::GeZero, le ? d : -d - 1);
+  return le;
+}
+
+bool Context::guard_lt(Int a, Int b) { return !guard_le(b, a); }
+
+int64_t Context::specialize(Int a) {
+  if (a.is_const()) return a.value();
+  Range r = range_of(a);
+  if (r.lo == r.hi) return r.lo;
+  require_hints(a);
+  const int64_t v = hint(a);
+  VT_CHECK(guard_eq(a, v), "hint of {} contradicts its facts", str(a));
+  return v;
+}
+
+}  // namespace vitrify::sym

@@ -1,0 +1,45 @@
+// Every spelling that depends on the torch version is here. Built against 2.11.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SafePyObject.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/PyInterpreter.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+namespace vitrify::compat {
+
+using Stack = std::vector<c10::IValue>;
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+using ModeStack = c10::impl::TorchDispatchModeTLS;
+
+inline bool any_mode_on_stack() { return ModeStack::any_modes_set() || ModeStack::stack_len() > 0; }
+
+// Keys a dense tensor of this device has in eager mode; an inference tensor lacks autograd's and ADInplaceOrView.
+inline c10::DispatchKeySet dense_keys(c10::Device device, c10::ScalarType dtype, bool inference) {
+  auto key = c10::computeDispatchKey(dtype, c10::kStrided, device);
+  auto backend = c10::toBackendComponent(key);
+  c10::DispatchKeySet keys(key);
+  keys = keys | c10::getAutocastRelatedKeySetFromBackend(backend);
+  if (!inference) keys = keys | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::getAutogradRelatedKeySetFromBackend(backend);
+  return keys;
+}
+
+// A storage of that many bytes on `device` without memory: any access to its data raises `message`.
+inline c10::Storage unreadable_storage(c10::Device device, size_t nbytes, const char* message) {
+  auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), nullptr, false);
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
+  impl->set_throw_on_mutable_data_ptr();
+  return c10::Storage(std::move(impl));
+}
+
+inline bool has_composite_kernel(const c10::OperatorHandle& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); }
+
+// Keys that must not be seen again when an op is sent on below autograd.
+inline c10::DispatchKeySet above_backend_keys() {
+  return c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::autocast_dispatch_keyset;
+}
+
+}  // namespace vitrify::compat

@@ -1,0 +1,65 @@
+// Placeholder tensors. A fake has a real tensor's metadata and dispatch keys and no data; what it stands for is a value of the graph, reached through
+// the state of its storage and the view ops that lead from there to it (functionalize.h).
+#pragma once
+#include "ir/graph.h"
+#include "torch/compat.h"
+
+namespace vitrify::capture {
+
+struct OpInfo;
+
+// One step of a view path: `op` applied to its parent. Args are those after `self`.
+struct ViewStep {
+  const OpInfo* op = nullptr;
+  std::vector<c10::IValue> args;
+  int32_t result = -1;                                             // which result of a multi-result view
+  std::shared_ptr<std::vector<ir::TensorType>> results;            // types of all results
+};
+
+// Memory that one or more fakes look at.
+struct StorageState {
+  uint64_t trace = 0;             // the capture it belongs to
+  c10::Storage storage;           // shared by its fakes, so that eager's aliasing checks agree
+  ir::Value base;                 // current contents, in the root's geometry
+  ir::TensorType type;            // the root's geometry
+  int64_t offset = 0;
+  uint64_t generation = 0;        // writes so far
+  int32_t input = -1;             // graph input whose memory this is
+  int32_t shared_with = -1;       // another input that shares memory with it
+  std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
+};
+
+// A node of the tree of views of one storage; the root has no parent.
+struct View {
+  std::shared_ptr<StorageState> storage;
+  std::shared_ptr<View> parent;
+  ViewStep step;
+  ir::TensorType type;
+  int64_t offset = 0;             // storage offset in elements
+  ir::Value cached;               // the value at `generation` of the storage
+  uint64_t generation = 0;
+  bool in_place = false;          // made by t_(), unsqueeze_(), ...: the same object as its parent
+};
+
+class FakeImpl final : public c10::TensorImpl {
+ public:
+  FakeImpl(std::shared_ptr<View> view, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
+  void set_geometry();            // copies sizes, strides and offset from the view
+  at::Tensor meta();              // a meta tensor with the same metadata
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&, bool allow_metadata_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&, bool allow_metadata_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>&) override;
+
+  std::shared_ptr<View> view;
+
+ private:
+  at::Tensor meta_;
+};
+
+FakeImpl* as_fake(const at::Tensor&);   // null for real and undefined tensors
+FakeImpl* as_fake(const c10::TensorImpl*);
+c10::Storage make_storage(c10::Device, const ir::TensorType&, int64_t offset);
+at::Tensor make_fake(std::shared_ptr<View>, c10::DispatchKeySet keys);
+
+}  // namespace vitrify::capture

@@ -1,0 +1,28 @@
+"""Shared fixtures: a clean engine and fixed seeds for every test."""
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "bench"):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    torch.manual_seed(0)
+    grad, threads, dtype = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()
+    yield
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    vitrify = sys.modules.get("vitrify")
+    if vitrify is not None and hasattr(vitrify, "reset"):
+        vitrify.reset()

@@ -1,0 +1,231 @@
+"""`python -m vitrify bench`: every measurement in a process of its own, eager, Vitrify and peers in turns within it.
+
+Writes one JSON file with the machine's name in it, and prints tables.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CALLS = ("x+1", "10 pointwise", "mlp")
+
+
+def peak_rss_mib() -> float:
+    import resource
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def stage_times() -> dict:
+    """Milliseconds of compile time by stage, from vitrify.metrics()."""
+    import vitrify
+    metrics = vitrify.metrics()
+    stages = metrics.get("compile_us") if hasattr(metrics, "get") else getattr(metrics, "compile_us", None)
+    if stages is None:
+        stages = metrics.get("stages", {}) if hasattr(metrics, "get") else getattr(metrics, "stages", {})
+    return {str(k): round(float(v) / 1e3, 3) for k, v in dict(stages).items()}
+
+
+def compilers(peers: bool):
+    import vitrify
+    from vitrify import demo
+    return {"vitrify": vitrify.compile} | (demo.load_peers() if peers else {})
+
+
+def measure_network(name: str, size: str, seconds: float, peers: bool) -> dict:
+    from vitrify import demo
+    row = demo.measure(name, size, seconds, demo.load_peers() if peers else {})
+    row["stages_ms"] = stage_times()
+    return row
+
+
+def measure_memory(name: str, size: str, which: str) -> dict:
+    """Peak resident memory of one kind of run alone in its process."""
+    import torch
+    import vitrify
+    from vitrify import demo, networks
+    module, inputs = networks.build(name, size)
+    call = module if which == "eager" else vitrify.compile(module) if which == "vitrify" else demo.load_peers()[which](module)
+    with torch.no_grad():
+        for _ in range(3):
+            call(*inputs)
+    return {"network": name, "which": which, "peak_rss_mib": round(peak_rss_mib(), 1)}
+
+
+def measure_call(what: str, seconds: float, peers: bool) -> dict:
+    import torch
+    from torch import nn
+    from vitrify import measure as m
+
+    def chain(x):
+        x = x + 1
+        x = x * 2
+        x = torch.relu(x)
+        x = x - 0.5
+        x = torch.sigmoid(x)
+        x = x * x
+        x = torch.tanh(x)
+        x = x + 0.25
+        x = torch.abs(x)
+        return x * 3
+    torch.manual_seed(0)
+    fn, arg = {"x+1": (lambda x: x + 1, torch.randn(16)), "10 pointwise": (chain, torch.randn(16)),
+               "mlp": (nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6)), torch.randn(64, 17))}[what]
+    fns = {"eager": lambda: fn(arg)}
+    for name, compile_one in compilers(peers).items():
+        compiled = compile_one(fn)
+        fns[name] = lambda compiled=compiled: compiled(arg)
+    with torch.no_grad():
+        for call in fns.values():
+            for _ in range(200):
+                call()
+        steady = m.medians(m.interleave(fns, seconds, rounds=25))
+        did = m.counted(fns["vitrify"])
+    return {"call": what, "kernels": did.get("kernels_launched", 0), **{f"{k}_us": round(1e6 * v, 3) for k, v in steady.items()}}
+
+
+def measure_bandwidth(seconds: float) -> dict:
+    """Bytes that must move over the time that the compiled call takes, beside a copy measured in turns with it."""
+    import torch
+    import vitrify
+    from vitrify import measure as m
+    torch.manual_seed(0)
+    x, y = torch.randn(8192, 2048), torch.randn(8192, 2048)
+    out = torch.empty_like(x)
+    size = x.numel() * 4
+    cases = {
+        "gelu(x*y)+x": (lambda: torch.nn.functional.gelu(x * y) + x, 3 * size),
+        "softmax(x)": (lambda: torch.softmax(x, -1), 2 * size),
+        "layer_norm(x+y)": (lambda: torch.nn.functional.layer_norm(x + y, (2048,)), 3 * size),
+        "sum(x, 0)": (lambda: x.sum(0), size),
+        "sum(x)": (lambda: x.sum(), size),
+        "x.t() + y.t() as new": (lambda: (x.t() + y.t()).contiguous(), 3 * size),
+    }
+    fns, moved = {"copy": lambda: out.copy_(x)}, {"copy": 2 * size}
+    with torch.no_grad():
+        for name, (fn, moves) in cases.items():
+            compiled = vitrify.compile(fn)
+            compiled(), compiled()
+            fns[name], moved[name] = compiled, moves
+            fns[name + " eager"], moved[name + " eager"] = fn, moves
+        steady = m.medians(m.interleave(fns, seconds))
+    return {"bandwidth_gb_s": {name: round(moved[name] / t / 1e9, 2) for name, t in steady.items()}}
+
+
+def child(task: dict) -> dict:
+    import torch
+    if task.get("threads"):
+        torch.set_num_threads(task["threads"])
+    kind = task["kind"]
+    if kind == "network":
+        return measure_network(task["name"], task["size"], task["seconds"], task["peers"])
+    if kind == "memory":
+        return measure_memory(task["name"], task["size"], task["which"])
+    if kind == "call":
+        return measure_call(task["name"], task["seconds"], task["peers"])
+    if kind == "bandwidth":
+        return measure_bandwidth(task["seconds"])
+    if kind == "machine":
+        from vitrify import measure as m
+        return m.machine() | {"copy_gb_s": round(m.copy_bandwidth(), 2)}
+    raise ValueError(kind)
+
+
+def run(task: dict, timeout: float) -> dict:
+    """One measurement in a fresh process; what went wrong is a row too."""
+    try:
+        out = subprocess.run([sys.executable, "-m", "vitrify.bench", "--child", json.dumps(task)], capture_output=True, text=True, timeout=timeout,
+                             env=dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p)))
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no result in {timeout:.0f} s", **task}
+    for line in reversed(out.stdout.splitlines()):
+        if line.startswith("RESULT "):
+            return json.loads(line[7:])
+    return {"failed": (out.stderr or out.stdout).strip()[-600:], **task}
+
+
+def table(title: str, rows: list[dict], columns: list[str], console) -> None:
+    from rich.table import Table
+    view = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    for i, column in enumerate(columns):
+        view.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        if "failed" in row:
+            view.add_row(str(row.get("name") or row.get("network") or row.get("kind")), "failed: " + row["failed"].splitlines()[-1][:60])
+            continue
+        view.add_row(*(("" if row.get(c) is None else f"{row[c]:.4g}" if isinstance(row[c], float) else str(row[c])) for c in columns))
+    console.print(view)
+
+
+def main(argv: list[str] | None = None) -> int:
+    from vitrify import networks
+    parser = argparse.ArgumentParser(prog="bench", description="Eager, Vitrify and torch.compile side by side, each measurement in a fresh process.")
+    parser.add_argument("--models", help="comma-separated, of: " + ", ".join(networks.NETWORKS) + "; none to skip")
+    parser.add_argument("--size", default="s", choices=["xs", "s", "l"])
+    parser.add_argument("--seconds", type=float, default=5.0, help="steady time of each measurement")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, memory")
+    parser.add_argument("--json", metavar="FILE", default="build/bench.json")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child:
+        result = child(json.loads(args.child))
+        print("RESULT " + json.dumps(result))
+        return 0
+
+    from rich.console import Console
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    peers = not args.no_peers
+    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "memory"}
+    names = [] if args.models == "none" else args.models.split(",") if args.models else [n for n in networks.NETWORKS if not networks.NETWORKS[n].missing()]
+    common = {"seconds": args.seconds, "peers": peers, "threads": args.threads, "size": args.size}
+
+    def task(**what):
+        with console.status(" ".join(str(v) for v in what.values())):
+            return run(common | what, args.timeout)
+    started = time.time()
+    here = task(kind="machine")
+    console.print(", ".join(f"{k} {v}" for k, v in here.items()))
+    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "memory": [], "bandwidth": {}}
+    if "calls" in only:
+        report["calls"] = [task(kind="call", name=name) for name in CALLS]
+        table("\ncall overhead, microseconds", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels"], console)
+    if "bandwidth" in only:
+        result = task(kind="bandwidth")
+        report["bandwidth"] = result.get("bandwidth_gb_s", result)
+        rows = [{"kernel": k, "GB/s": v} for k, v in result.get("bandwidth_gb_s", {}).items()] or [result]
+        table("\nachieved bandwidth, beside a copy in the same process", rows, ["kernel", "GB/s"], console)
+    if "networks" in only:
+        report["networks"] = [task(kind="network", name=name) for name in names]
+        table("\nnetworks, inference, float32: milliseconds (first: above an eager call)", report["networks"],
+              ["network", "first_ms", "eager_ms", "compiled_ms", "speedup", *(["torch.compile_first_ms", "torch.compile_ms"] if peers else []),
+               "error", "error_eager", "kernels", "externs", "fallbacks"], console)
+        stages: dict[str, float] = {}
+        for row in report["networks"]:
+            for stage, ms in row.get("stages_ms", {}).items():
+                stages[stage] = stages.get(stage, 0.0) + ms
+        table("\ncompile time by stage, all networks, ms", [{"stage": k, "ms": v} for k, v in sorted(stages.items(), key=lambda kv: -kv[1])], ["stage", "ms"], console)
+    if "memory" in only:
+        for name in names:
+            row = {"network": name}
+            for which in ["eager", "vitrify", *(["torch.compile"] if peers else [])]:
+                row[which] = task(kind="memory", name=name, which=which).get("peak_rss_mib")
+            report["memory"].append(row)
+        table("\npeak resident memory of a process that makes three calls, MiB", report["memory"], ["network", "eager", "vitrify", *(["torch.compile"] if peers else [])], console)
+    report["seconds"] = round(time.time() - started, 1)
+    path = Path(args.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    console.print(f"\n{report['seconds']} s; written to {path}")
+    failed = [r for part in ("calls", "networks") for r in report[part] if "failed" in r]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,144 @@
+"""`python -m vitrify demo`: networks that people use, eager beside compiled."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import warnings
+from pathlib import Path
+
+COLUMNS = [("network", 20), ("first call", 11), ("eager", 9), ("compiled", 9), ("speed-up", 8), ("error", 9), ("eager's", 9), ("kernels", 7), ("externs", 7), ("fallbacks", 9)]
+
+
+def load_peers():
+    """bench/peers.py of the checkout: other compilers, measured beside us. They are no part of the package."""
+    path = Path(__file__).resolve().parent.parent / "bench" / "peers.py"
+    if not path.exists():
+        raise SystemExit("--peers needs a checkout: bench/peers.py is not installed with the package")
+    spec = importlib.util.spec_from_file_location("vitrify_bench_peers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PEERS
+
+
+def measure(name: str, size: str, seconds: float, peers=None) -> dict:
+    import torch
+    import vitrify
+    from vitrify import measure as m, networks
+    module, inputs = networks.build(name, size)
+    row: dict = {"network": name, "size": size}
+    vitrify.reset()
+    before = dict(vitrify.counters)
+    with torch.no_grad():
+        for _ in range(2):
+            eager_result = module(*inputs)
+        eager_once = min(m.once(lambda: module(*inputs)) for _ in range(2))
+        compiled = vitrify.compile(module)
+        row["first_ms"] = 1e3 * (m.once(lambda: compiled(*inputs)) - eager_once)
+        result = compiled(*inputs)
+        reference = m.double_run(module, inputs)
+        row["error"], row["error_eager"] = m.error(result, reference), m.error(eager_result, reference)
+        row["accurate"] = m.within(row["error"], row["error_eager"])
+        del reference, result, eager_result
+        fns = {"eager": lambda: module(*inputs), "compiled": lambda: compiled(*inputs)}
+        for peer, make in (peers or {}).items():
+            call = make(module)
+            row[f"{peer}_first_ms"] = 1e3 * (m.once(lambda: call(*inputs)) - eager_once)
+            fns[peer] = lambda call=call: call(*inputs)
+        for fn in fns.values():
+            fn()
+        steady = m.medians(m.interleave(fns, seconds))
+        per_call = m.counted(fns["compiled"])
+    row |= {f"{k}_ms": 1e3 * v for k, v in steady.items()}
+    row["speedup"] = steady["eager"] / steady["compiled"]
+    built = {k: v - before.get(k, 0) for k, v in dict(vitrify.counters).items()}
+    row |= {"kernels": per_call.get("kernels_launched", 0), "externs": per_call.get("externs_called", 0), "kernels_built": built.get("kernels_built", 0),
+            "fallbacks": per_call.get("fallbacks", 0) + per_call.get("eager_calls", 0), "graph_breaks": built.get("graph_breaks", 0)}
+    return row
+
+
+def cells(row: dict, peers) -> list[str]:
+    from vitrify import networks
+
+    def ms(value):
+        return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms" if value >= 0.1 else f"{1e3 * value:.1f} us"
+    text = [networks.NETWORKS[row["network"]].title, f"{row['first_ms']:+.0f} ms", ms(row["eager_ms"]), ms(row["compiled_ms"]), f"{row['speedup']:.2f}x",
+            f"{row['error']:.1e}", f"{row['error_eager']:.1e}", str(row["kernels"]), str(row["externs"]), str(row["fallbacks"])]
+    for peer in peers:
+        text += [f"{row[peer + '_first_ms'] / 1e3:+.1f} s", ms(row[f"{peer}_ms"])]
+    return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    from vitrify import networks
+    parser = argparse.ArgumentParser(prog="python -m vitrify demo", description="Networks that people use: eager beside compiled.")
+    parser.add_argument("--models", help="comma-separated, of: " + ", ".join(networks.NETWORKS))
+    parser.add_argument("--size", default="s", choices=["xs", "s", "l"])
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for the steady measurement of each network")
+    parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument("--peers", action="store_true", help="measure torch.compile in the same run (needs a C++ compiler)")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    args = parser.parse_args(argv)
+    names = args.models.split(",") if args.models else list(networks.NETWORKS)
+    for name in names:
+        if name not in networks.NETWORKS:
+            parser.error(f"no network named {name!r}: choose from {', '.join(networks.NETWORKS)}")
+
+    import torch
+    from rich.console import Console
+    from rich.text import Text
+    from vitrify import measure as m
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    peers = load_peers() if args.peers else {}
+    columns = COLUMNS + [c for peer in peers for c in ((f"{peer} first", len(peer) + 6), (peer, max(9, len(peer))))]
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 40 + sum(w + 2 for _, w in columns))
+    here = m.machine()
+
+    def line(values, styles=()):
+        text = Text()
+        for i, (value, (_, width)) in enumerate(zip(values, columns)):
+            text.append((f"{value:<{width}}" if i == 0 else f"{value:>{width}}") + "  ", style=styles[i] if i < len(styles) else "")
+        console.print(text, soft_wrap=True)
+
+    console.print(f"{here['cpu']}, {here['threads']} threads, torch {here['torch']}, Python {here['python']}; inference, float32, random weights\n")
+    line([c for c, _ in columns], ["bold"] * len(columns))
+    rows, failed = [], []
+    for name in names:
+        if networks.NETWORKS[name].missing():
+            line([networks.NETWORKS[name].title, f"needs {networks.NETWORKS[name].needs} (pip install)"])
+            continue
+        noise = io.StringIO()
+        try:
+            with console.status(networks.NETWORKS[name].title), warnings.catch_warnings(), contextlib.redirect_stdout(noise):
+                warnings.simplefilter("ignore", DeprecationWarning)
+                row = measure(name, args.size, args.seconds, peers)
+        except Exception as problem:  # one network that fails must not hide the others
+            failed.append(name)
+            console.print(f"{networks.NETWORKS[name].title:<20}  failed: {type(problem).__name__}: {problem}", style="red", soft_wrap=True)
+            continue
+        rows.append(row)
+        styles = [""] * len(columns)
+        styles[4] = "green" if row["speedup"] >= 1 else "red"
+        styles[5] = "" if row["accurate"] else "red"
+        line(cells(row, peers), styles)
+    if rows:
+        product = 1.0
+        for row in rows:
+            product *= row["speedup"]
+        console.print(f"\ngeometric mean of the speed-ups: {product ** (1 / len(rows)):.2f}x over {len(rows)} networks")
+        wrong = [r["network"] for r in rows if not r["accurate"]]
+        if wrong:
+            console.print(f"less accurate than the rule allows (twice eager's error): {', '.join(wrong)}", style="red")
+        failed += wrong
+    console.print("first call: time above an eager call. error: largest difference from an fp64 run, relative. kernels, externs, fallbacks: of one call.", style="dim", soft_wrap=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps({"machine": here, "rows": rows, "failed": failed}, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
