@@ -6,7 +6,7 @@ if(_llvm_sources)
   vt_flags(vitrify_llvm)
   target_include_directories(vitrify_llvm PRIVATE src)
   target_include_directories(vitrify_llvm SYSTEM PRIVATE ${LLVM_INCLUDE_DIRS})
-  target_compile_options(vitrify_llvm PRIVATE -fno-rtti)
+  target_compile_options(vitrify_llvm PRIVATE -fno-rtti -fvisibility=hidden)
   if("undefined" IN_LIST VITRIFY_SANITIZE)
     target_compile_options(vitrify_llvm PRIVATE -fno-sanitize=vptr)  # LLVM has no RTTI to check against
   endif()

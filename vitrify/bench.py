@@ -150,7 +150,8 @@ def run(task: dict, timeout: float) -> dict:
 
 def table(title: str, rows: list[dict], columns: list[str], console) -> None:
     from rich.table import Table
-    view = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    console.print(title, style="bold")
+    view = Table(box=None, padding=(0, 1))
     for i, column in enumerate(columns):
         view.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:

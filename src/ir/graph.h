@@ -92,8 +92,18 @@ struct Node {
   std::vector<Arg> args;
   boost::container::small_vector<TensorType, 1> outs;
   uint32_t source = 0;             // index into Graph::sources: where the user wrote it (0: unknown)
+  const void* owner = nullptr;     // identity of the graph it belongs to; null once erased
   Value out(uint32_t i = 0) { return {this, i}; }
 };
+
+}  // namespace vitrify::ir
+
+template <>
+struct std::hash<vitrify::ir::Value> {
+  size_t operator()(const vitrify::ir::Value& v) const { return std::hash<const void*>()(v.node) * 31 + v.index; }
+};
+
+namespace vitrify::ir {
 
 inline const TensorType& Value::type() const { return node->outs[index]; }
 
@@ -108,6 +118,7 @@ struct Input {
 class Graph {
  public:
   Graph();
+  explicit Graph(std::shared_ptr<sym::Context>);  // shares the symbols of another graph
   Graph(Graph&&) noexcept;
   Graph& operator=(Graph&&) noexcept;
   ~Graph();
@@ -121,9 +132,10 @@ class Graph {
   Value add_constant(TensorType, std::shared_ptr<void> payload);
   Node* append(const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
   Node* insert_before(Node* at, const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
-  void replace_uses(Value from, Value to);   // in every node and in outputs
+  void replace_uses(Value from, Value to);   // in every node and in outputs; one sweep over the graph
+  void replace_uses(const std::unordered_map<Value, Value>&);  // many at once in one sweep; chains a -> b -> c are followed
   void erase(Node*);                         // must have no uses
-  // Removes every node whose results are unused and which has no effect; returns how many.
+  // Removes every node whose results are unused and which has no effect and draws no random numbers; returns how many. Inputs stay.
   size_t remove_dead();
 
   const std::vector<Node*>& nodes() const { return order_; }  // execution order, inputs and constants first
@@ -135,11 +147,18 @@ class Graph {
   std::string name = "graph";
 
  private:
+  friend class TextReader;
+  Node* make(uint32_t id, const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
+  void check(const Op*, const std::vector<Arg>&, const boost::container::small_vector<TensorType, 1>&) const;
+  void add_header(Node*);
+
   std::shared_ptr<sym::Context> ctx_;
+  std::unique_ptr<char> identity_;  // its address stays the same when the graph moves
   std::deque<Node> storage_;
   std::vector<Node*> order_;
   std::unordered_map<std::string, std::unique_ptr<Op>> ops_;
   uint32_t next_id_ = 0;
+  size_t header_ = 0;  // inputs and constants at the front of order_
 };
 
 // Calls f(Value&) for every tensor argument, in order, null ones skipped.
@@ -162,6 +181,9 @@ std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> cou
 std::string print(const Graph&);
 std::string print(const Node&);
 Graph parse(std::string_view text);  // throws Error with line and column; constants come back with null payloads
+
+// Ids of the nodes with kRandom or kEffect, in order: what verify() takes as `before`.
+std::vector<uint32_t> effect_order(const Graph&);
 
 // --- verify (src/ir/verify.cpp). Throws InternalError naming the node and the rule broken:
 //  1. every value used is defined earlier in order and belongs to this graph;

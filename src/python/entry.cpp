@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <unordered_map>
-#include <unordered_set>
 
 #include "python/errors.h"
 #include "python/symbols.h"
@@ -72,14 +71,7 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors) {
   return !e.symbols || e.symbols->check(tensors);
 }
 
-PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
-  HANDLE_TH_ERRORS
-  c10::SmallVector<at::Tensor, 8> in;
-  for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
-  // One buffer of results per thread; taken out while in use, since an extern may come back here.
-  static thread_local std::vector<at::Tensor> spare;
-  std::vector<at::Tensor> out = std::move(spare);
-  out.clear();
+void run_graph(const std::shared_ptr<Entry>& e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out) {
   if (e->debug_aten) {
     const Program& p = e->graph->program();
     std::vector<at::Tensor> all(in.begin(), in.end());
@@ -92,6 +84,28 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
     keep->graph->run(in, out);
   } else {
     e->graph->run(in, out);
+  }
+}
+
+// Null without an exception: the plan failed by a bug of ours before it wrote anything; the entry is eager from now on.
+PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
+  HANDLE_TH_ERRORS
+  c10::SmallVector<at::Tensor, 8> in;
+  for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
+  // One buffer of results per thread; taken out while in use, since an extern may come back here.
+  static thread_local std::vector<at::Tensor> spare;
+  std::vector<at::Tensor> out = std::move(spare);
+  out.clear();
+  try {
+    run_graph(e, in, out);
+  } catch (const InternalError& bug) {
+    if (!e->graph->program().mutations.empty()) {
+      PyErr_SetString(error_types().compiler, bug.what());
+      return nullptr;
+    }
+    e->graph = nullptr;
+    PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call failed and runs eagerly from now on: %s", bug.what());
+    return nullptr;
   }
   const Tree& tree = e->result->tree;
   if (tree.kind == TreeKind::Tensor) {
@@ -118,12 +132,13 @@ PyObject* try_entries(State& s, const Call& c) {
     std::shared_ptr<Entry>& e = s.entries[i];
     if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors)) continue;
     if (i) std::swap(s.entries[0], e);
-    const std::shared_ptr<Entry>& hit = s.entries[0];
-    if (!hit->graph) {
-      counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
-      return call_target(s.original.get(), c);
+    std::shared_ptr<Entry> hit = s.entries[0];  // others may reorder while the GIL is released
+    if (hit->graph) {
+      PyObject* r = run_entry(hit, tensors);
+      if (r || PyErr_Occurred()) return r;
     }
-    return run_entry(hit, tensors);
+    counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
+    return call_target(s.original.get(), c);
   }
   return nullptr;
 }

@@ -1,6 +1,6 @@
 #include "python/tree.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>

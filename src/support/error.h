@@ -1,19 +1,13 @@
-// Errors by blame. A user's mistake is an OptionError or CaptureError, ours is an InternalError (always with file:line).
+// Checks. A user's mistake is an OptionError or CaptureError, ours is an InternalError (always with file:line).
 // What may fail in the normal course (an op that cannot be lowered, a fusion that is refused) is a value, not an exception.
 #pragma once
 #include <fmt/format.h>
 
-#include <stdexcept>
 #include <string>
 
-namespace vitrify {
+#include "vitrify/error.h"
 
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-struct OptionError : Error { using Error::Error; };    // unknown option, mode or wrong type
-struct CaptureError : Error { using Error::Error; };   // the program cannot be captured (the caller decides: eager, or throw under fullgraph)
-struct InternalError : Error { using Error::Error; };  // a bug of ours; the pipeline turns it into an eager call and a reproducer
+namespace vitrify {
 
 // What a kernel found wrong in the data while running; the runtime maps it to the exception eager raises.
 enum class KernelFault : int32_t { None = 0, IndexOutOfRange = 1, DivisionByZero = 2 };

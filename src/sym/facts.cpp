@@ -247,6 +247,14 @@ bool prove_nonneg(Int e) {
   if (r.lo >= 0) return true;
   if (r.hi < 0) return false;
   Context::Impl* ctx = e.node()->ctx;
+  for (const Guard& g : ctx->guards) {
+    if (g.kind == Guard::Kind::NeZero || g.expr.is_const()) continue;
+    const uint64_t mask = g.expr.node()->symbols_mask;
+    if (mask != e.node()->symbols_mask) continue;
+    Int d = e - g.expr;
+    if (d.is_const() && d.value() >= 0) return true;
+    if (g.kind == Guard::Kind::EqZero && (d = e + g.expr).is_const() && d.value() >= 0) return true;
+  }
   if (ctx->proof_depth >= 4) return false;
   ++ctx->proof_depth;
   struct Leave {

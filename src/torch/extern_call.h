@@ -7,14 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "ir/graph.h"
+#include "torch/convert.h"
 
 namespace vitrify {
 
-at::ScalarType scalar_type_of(const ir::TensorType&);
-at::ScalarType scalar_type_of(DType);  // not Opaque
-
-// Below autograd, outside autocast, gradients off: what kernels of a plan run under.
+// Below autograd, outside autocast, gradients off: what a plan runs under.
 struct PlanGuard {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
@@ -30,35 +27,26 @@ class NodeCall {
   // Results flattened, one per n.outs. Operands in for_each_input order. `eval` is asked for symbolic arguments only.
   void call(const at::Tensor* const* operands, const EvalInt& eval, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) const;
 
-  // Ops with an out= kernel the executor calls directly, without boxing.
+  // Ops with an out= kernel the executor calls directly, without boxing (runtime::writes_into_slot lists them).
   bool has_out() const { return out_ != Out::None; }
   void call_out(at::Tensor& out, const at::Tensor* const* operands) const;
 
  private:
-  enum class Out : uint8_t { None, Mm, Addmm, Bmm, Baddbmm };
-  struct Hole {
-    uint32_t arg;            // stack position
-    uint32_t operand = 0;    // first operand number
-    int32_t count = -1;      // -1: one tensor; otherwise a list of that many
-    bool optional_list = false;
-    std::vector<char> present;
-  };
-  struct Symbolic {
+  enum class Out : uint8_t { None, Mm, Addmm, Bmm, Baddbmm, SegmentReduce };
+  struct TensorArg {
     uint32_t arg;
-    std::vector<sym::Int> ints;
-    bool list;
+    uint32_t operand;  // first operand number
   };
-  void push(const ir::Arg&, const c10::Argument&, const ir::Graph&, uint32_t& operand);
 
+  const ir::Node& node_;
+  const ir::Graph& graph_;
   c10::OperatorHandle op_;
-  std::vector<c10::IValue> arguments_;
-  std::vector<Hole> holes_;
-  std::vector<Symbolic> symbolic_;
+  std::vector<ArgKind> kinds_;
+  std::vector<c10::IValue> arguments_;   // tensors and symbolic ones empty
+  std::vector<TensorArg> tensors_;
+  std::vector<uint32_t> symbolic_;       // arguments with symbolic numbers
   Out out_ = Out::None;
   at::Scalar beta_ = 1, alpha_ = 1;
 };
-
-// The dispatcher's handle of "aten::add.Tensor"; CaptureError-free: throws InternalError when torch has no such op.
-c10::OperatorHandle find_aten_op(const std::string& name);
 
 }  // namespace vitrify

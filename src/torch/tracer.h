@@ -2,17 +2,23 @@
 // One Tracer per thread at a time; everything it changes in the process (mode stack, autocast cache, generators, MHA fast path) is restored by finish() or by
 // the destructor, also when an exception passes.
 #pragma once
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "torch/program.h"
+
+#pragma GCC visibility push(default)
 
 namespace vitrify {
 
 struct TracerOptions {
   // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
   void* python_mode = nullptr;
+  // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
+  bool check_shapes = false;
   // Which dims are symbolic: per declared input, per dim. Empty: all static.
   // (set through Tracer::add_input)
 };
@@ -41,6 +47,11 @@ class Tracer {
   Program finish(const std::vector<at::Tensor>& outputs);
   void abort();
 
+  // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the program.
+  const std::optional<std::string>& failure() const;
+  // Called for each op: where the user wrote it ("file.py:12 in forward").
+  void set_source_callback(std::function<std::string()>);
+
   static Tracer* current();          // of this thread, or null
   static bool is_fake(const at::Tensor&);
   struct Impl;
@@ -53,6 +64,10 @@ class Tracer {
 // (data-dependent read, unsupported tensor, foreign thread, resize_, set_).
 //
 // Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
-std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs);
+// check: every result's dtype, sizes and strides must be those recorded (InternalError if not).
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false);
+// Runs a captured program as the compiled one would: graph, write-backs, results. `args`: the declared inputs.
+std::vector<at::Tensor> interpret(const Program&, const std::vector<at::Tensor>& args, bool check = false);
 
 }  // namespace vitrify
+#pragma GCC visibility pop

@@ -303,8 +303,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
   if (!s.accums.empty()) {
     sets[0] = make_accs(s, lanes, unroll, two_level);
     sets[1] = make_accs(s, lanes, 1, false);
-    sets[2] = make_accs(s, t_.avx512 ? lanes : 1, 1, false);
-    sets[2].masked = t_.avx512 && lanes > 1;
+    sets[2] = make_accs(s, t_.avx512 ? lanes : 1, 1, false, t_.avx512 && lanes > 1);
     for (int p = 0; p < 3; ++p)
       if (used[p]) reset(s, sets[p]);
   }

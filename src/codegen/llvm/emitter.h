@@ -139,7 +139,7 @@ class KernelEmitter {
   void fault(Value* failed, KernelFault);
   Value* float_max(Value* a, Value* b, bool is_max);
   // -- reductions (emit_reduce.cpp)
-  AccSet make_accs(const loop::Stage&, int lanes, int unroll, bool two_level);
+  AccSet make_accs(const loop::Stage&, int lanes, int unroll, bool two_level, bool masked = false);
   void reset(const loop::Stage&, AccSet&);
   void update(const loop::Stage&, AccSet&, const Instr&);
   void flush(const loop::Stage&, AccSet&);
@@ -147,7 +147,7 @@ class KernelEmitter {
   AccState read(const loop::Accum&, AccSet&, size_t acc, int u);
   AccState fold_lanes(const loop::Accum&, AccState);
   void publish(const loop::Accum&, const std::vector<AccState>& per_vector, bool uniform);
-  std::vector<Value*> identity(const loop::Accum&, llvm::Type* lanes_of(llvm::Type*, int), int lanes);
+  std::vector<Value*> identity(const loop::Accum&, int lanes);
   static bool wants_two_level(const loop::Stage&);
 
   // -- values

@@ -1,0 +1,270 @@
+// Accumulators: identities, updates by block, combination of vectors and lanes.
+#include <limits>
+
+#include "codegen/llvm/emitter.h"
+
+namespace vitrify::codegen::x86 {
+
+using llvm::Constant;
+using llvm::ConstantFP;
+using llvm::ConstantInt;
+using loop::Accum;
+using loop::AccumKind;
+
+namespace {
+bool is_unsigned(DType t) { return t == DType::U8 || t == DType::Bool; }
+
+llvm::Type* slot_type(Value* slot) { return llvm::cast<llvm::AllocaInst>(slot)->getAllocatedType(); }
+
+Constant* extreme(llvm::Type* type, DType t, bool lowest) {
+  if (is_float(t)) return ConstantFP::getInfinity(type, lowest);
+  int bits = type->getScalarSizeInBits();
+  llvm::APInt v = is_unsigned(t) ? (lowest ? llvm::APInt::getMinValue(bits) : llvm::APInt::getMaxValue(bits))
+                                 : (lowest ? llvm::APInt::getSignedMinValue(bits) : llvm::APInt::getSignedMaxValue(bits));
+  return ConstantInt::get(type, v);
+}
+}  // namespace
+
+// Long float sums are added up in two levels: the error grows with the root of the length instead of the length.
+bool KernelEmitter::wants_two_level(const loop::Stage& s) {
+  for (auto& a : s.accums)
+    if (a.kind == AccumKind::Sum && a.type == DType::F32) return true;
+  return false;
+}
+
+// Component types and start values of one accumulator.
+std::vector<Value*> KernelEmitter::identity(const Accum& a, int lanes) {
+  auto* type = vec(compute_llvm(a.type), lanes);
+  auto* zero = Constant::getNullValue(type);
+  auto* one = is_float(a.type) ? ConstantFP::get(type, 1.0) : static_cast<Constant*>(ConstantInt::get(type, 1));
+  switch (a.kind) {
+    case AccumKind::Sum: return {zero};
+    case AccumKind::Prod: return {one};
+    case AccumKind::Min: return {extreme(type, a.type, false)};
+    case AccumKind::Max: return {extreme(type, a.type, true)};
+    case AccumKind::Any: return {ConstantInt::getFalse(vec(b_.getInt1Ty(), lanes))};
+    case AccumKind::All: return {ConstantInt::getTrue(vec(b_.getInt1Ty(), lanes))};
+    case AccumKind::ArgMin:
+    case AccumKind::ArgMax:
+      return {extreme(type, a.type, a.kind == AccumKind::ArgMax), ConstantInt::get(vec(b_.getInt64Ty(), lanes), std::numeric_limits<int64_t>::max())};
+    case AccumKind::Welford: return {zero, zero, zero};
+    case AccumKind::OnlineSoftmax: return {extreme(type, a.type, true), zero};
+  }
+  VT_UNREACHABLE();
+}
+
+AccSet KernelEmitter::make_accs(const loop::Stage& s, int lanes, int unroll, bool two_level, bool masked) {
+  AccSet set;
+  set.masked = masked;
+  set.lanes = lanes;
+  set.unroll = unroll;
+  for (size_t n = 0; n < s.accums.size(); ++n) {
+    auto& a = s.accums[n];
+    auto start = identity(a, lanes);
+    bool shared_count = a.kind == AccumKind::Welford && !masked;
+    for (auto& i : s.body) shared_count &= !(i.op == Op::reduce && size_t(i.iimm) == n && i.c >= 0);
+    auto fresh = [&] {
+      AccState st;
+      for (auto* v : start) st.push_back(shared_count && st.size() == 2 ? nullptr : make_slot(v->getType(), "acc"));
+      return st;
+    };
+    auto& slots = set.slots.emplace_back();
+    auto& totals = set.totals.emplace_back();
+    for (int u = 0; u < unroll; ++u) {
+      slots.push_back(fresh());
+      if (two_level && a.kind == AccumKind::Sum && a.type == DType::F32) totals.push_back(fresh());
+    }
+    // every lane of every vector has seen as many elements: one scalar counts them
+    if (shared_count) {
+      auto* count = make_slot(compute_llvm(a.type), "count");
+      for (auto& st : slots) st[2] = count;
+    }
+  }
+  return set;
+}
+
+void KernelEmitter::reset(const loop::Stage& s, AccSet& set) {
+  for (size_t a = 0; a < s.accums.size(); ++a) {
+    auto start = identity(s.accums[a], set.lanes);
+    for (auto* group : {&set.slots[a], &set.totals[a]})
+      for (auto& st : *group)
+        for (size_t c = 0; c < start.size(); ++c) b_.CreateStore(slot_type(st[c]) == start[c]->getType() ? start[c] : Constant::getNullValue(slot_type(st[c])), st[c]);
+  }
+}
+
+void KernelEmitter::flush(const loop::Stage& s, AccSet& set) {
+  for (size_t a = 0; a < s.accums.size(); ++a)
+    for (size_t u = 0; u < set.totals[a].size(); ++u) {
+      auto* type = vec(b_.getFloatTy(), set.lanes);
+      Value *part = set.slots[a][u][0], *total = set.totals[a][u][0];
+      b_.CreateStore(b_.CreateFAdd(b_.CreateLoad(type, total), b_.CreateLoad(type, part)), total);
+      b_.CreateStore(Constant::getNullValue(type), part);
+    }
+}
+
+AccState KernelEmitter::read(const Accum& acc, AccSet& set, size_t a, int u) {
+  auto start = identity(acc, set.lanes);
+  AccState st;
+  for (size_t c = 0; c < start.size(); ++c) {
+    Value* slot = set.slots[a][u][c];
+    Value* v = b_.CreateLoad(slot_type(slot), slot);
+    st.push_back(v->getType() == start[c]->getType() ? v : b_.CreateVectorSplat(set.lanes, v));
+  }
+  if (!set.totals[a].empty()) st[0] = b_.CreateFAdd(b_.CreateLoad(st[0]->getType(), set.totals[a][u][0]), st[0]);
+  return st;
+}
+
+AccState KernelEmitter::combine(const Accum& acc, const AccState& x, const AccState& y) {
+  bool f = is_float(acc.type), is_bool = acc.type == DType::Bool;
+  Value *a = x[0], *b = y[0];
+  switch (acc.kind) {
+    case AccumKind::Sum: return {f ? b_.CreateFAdd(a, b) : is_bool ? b_.CreateOr(a, b) : b_.CreateAdd(a, b)};
+    case AccumKind::Prod: return {f ? b_.CreateFMul(a, b) : is_bool ? b_.CreateAnd(a, b) : b_.CreateMul(a, b)};
+    case AccumKind::Any: return {b_.CreateOr(a, b)};
+    case AccumKind::All: return {b_.CreateAnd(a, b)};
+    case AccumKind::Min:
+    case AccumKind::Max: {
+      bool is_max = acc.kind == AccumKind::Max;
+      if (f) return {float_max(a, b, is_max)};
+      return {b_.CreateSelect(compare(is_max ? Op::gt : Op::lt, acc.type, a, b), a, b)};
+    }
+    case AccumKind::ArgMin:
+    case AccumKind::ArgMax: {
+      bool is_max = acc.kind == AccumKind::ArgMax;
+      Value* better = compare(is_max ? Op::gt : Op::lt, acc.type, a, b);
+      Value* equal = compare(Op::eq, acc.type, a, b);
+      if (f) {
+        Value *an = b_.CreateFCmpUNO(a, a), *bn = b_.CreateFCmpUNO(b, b);
+        better = b_.CreateOr(better, b_.CreateAnd(an, b_.CreateNot(bn)));
+        equal = b_.CreateOr(equal, b_.CreateAnd(an, bn));
+      }
+      Value* take = b_.CreateOr(better, b_.CreateAnd(equal, b_.CreateICmpSLT(x[1], y[1])));
+      return {b_.CreateSelect(take, a, b), b_.CreateSelect(take, x[1], y[1])};
+    }
+    case AccumKind::Welford: {
+      Value* n = b_.CreateFAdd(x[2], y[2]);
+      Value* zero = Constant::getNullValue(n->getType());
+      Value* share = b_.CreateSelect(b_.CreateFCmpOEQ(n, zero), zero, b_.CreateFDiv(y[2], n));
+      Value* delta = b_.CreateFSub(b, a);
+      Value* mean = b_.CreateFAdd(a, b_.CreateFMul(delta, share));
+      Value* m2 = b_.CreateFAdd(b_.CreateFAdd(x[1], y[1]), b_.CreateFMul(b_.CreateFMul(delta, delta), b_.CreateFMul(x[2], share)));
+      // a side without elements adds nothing, whatever the other holds (inf - 0 would make NaN)
+      Value *no_x = b_.CreateFCmpOEQ(x[2], zero), *no_y = b_.CreateFCmpOEQ(y[2], zero);
+      mean = b_.CreateSelect(no_x, b, b_.CreateSelect(no_y, a, mean));
+      m2 = b_.CreateSelect(no_x, y[1], b_.CreateSelect(no_y, x[1], m2));
+      return {mean, m2, n};
+    }
+    case AccumKind::OnlineSoftmax: {
+      Value* m = float_max(a, b, true);
+      auto scaled = [&](Value* max, Value* sum) {
+        // equal infinities stand for "no element yet" here
+        Value* d = b_.CreateSelect(b_.CreateFCmpOEQ(max, m), Constant::getNullValue(m->getType()), b_.CreateFSub(max, m));
+        return b_.CreateFMul(sum, math_.emit(Op::exp, d, nullptr));
+      };
+      return {m, b_.CreateFAdd(scaled(a, x[1]), scaled(b, y[1]))};
+    }
+  }
+  VT_UNREACHABLE();
+}
+
+void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
+  size_t n = size_t(in.iimm);
+  const Accum& acc = s.accums[n];
+  bool wide = set.lanes > 1;
+  auto start = identity(acc, set.lanes);
+  Value *count = nullptr, *share = nullptr;  // of Welford, when common to all vectors
+  if (acc.kind == AccumKind::Welford && slot_type(set.slots[n][0][2]) == compute_llvm(acc.type) && in.c < 0 && !set.masked) {
+    auto* slot = set.slots[n][0][2];
+    auto* one = ConstantFP::get(compute_llvm(acc.type), 1.0);
+    count = b_.CreateFAdd(b_.CreateLoad(one->getType(), slot), one);
+    b_.CreateStore(count, slot);
+    share = b_.CreateFDiv(one, count);
+    if (wide) share = b_.CreateVectorSplat(set.lanes, share);
+  }
+  for (int u = 0; u < set.unroll; ++u) {
+    Value* v = get(in.a, u, wide);
+    Value* mask = in.c >= 0 ? get(in.c, u, wide) : nullptr;
+    if (set.masked && block_.mask) mask = mask ? b_.CreateAnd(mask, block_.mask) : block_.mask;
+    auto& slots = set.slots[n][u];
+    AccState old;
+    for (size_t c = 0; c < start.size(); ++c) old.push_back(b_.CreateLoad(slot_type(slots[c]), slots[c]));
+    AccState next;
+    switch (acc.kind) {
+      case AccumKind::Any:
+      case AccumKind::All: next = combine(acc, {cast(v, types_[in.a], DType::Bool)}, old); break;
+      case AccumKind::ArgMin:
+      case AccumKind::ArgMax: next = combine(acc, {v, get(in.b, u, wide)}, old); break;
+      case AccumKind::Welford: {
+        auto* one = ConstantFP::get(v->getType(), 1.0);
+        Value* own_count = count ? nullptr : b_.CreateFAdd(old[2], one);
+        Value* delta = b_.CreateFSub(v, old[0]);
+        Value* mean = b_.CreateFAdd(old[0], b_.CreateFMul(delta, count ? share : b_.CreateFDiv(one, own_count)));
+        next = {mean, b_.CreateFAdd(old[1], b_.CreateFMul(delta, b_.CreateFSub(v, mean)))};
+        if (own_count) next.push_back(own_count);
+        break;
+      }
+      case AccumKind::OnlineSoftmax: {
+        // one exponential: whichever of the old maximum and the new value is smaller is scaled
+        Value* zero = Constant::getNullValue(v->getType());
+        Value* d = b_.CreateSelect(b_.CreateFCmpOEQ(v, old[0]), zero, b_.CreateFSub(v, old[0]));
+        Value* e = math_.emit(Op::exp, b_.CreateFNeg(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, d)), nullptr);
+        Value* one = ConstantFP::get(v->getType(), 1.0);
+        Value* sum = b_.CreateSelect(b_.CreateFCmpOGT(d, zero), b_.CreateFAdd(b_.CreateFMul(old[1], e), one), b_.CreateFAdd(old[1], e));
+        next = {float_max(v, old[0], true), sum};
+        break;
+      }
+      default: next = combine(acc, {v}, old); break;
+    }
+    for (size_t c = 0; c < next.size(); ++c) b_.CreateStore(mask ? b_.CreateSelect(mask, next[c], old[c]) : next[c], slots[c]);
+  }
+}
+
+AccState KernelEmitter::fold_lanes(const Accum& acc, AccState st) {
+  int lanes = value_lanes(st[0]);
+  while (lanes > 1) {
+    llvm::SmallVector<int, 16> lo, hi;
+    for (int l = 0; l < lanes / 2; ++l) {
+      lo.push_back(l);
+      hi.push_back(l + lanes / 2);
+    }
+    AccState a, b;
+    for (Value* v : st) {
+      a.push_back(b_.CreateShuffleVector(v, lo));
+      b.push_back(b_.CreateShuffleVector(v, hi));
+    }
+    lanes /= 2;
+    if (lanes == 1)
+      for (auto* side : {&a, &b})
+        for (auto& v : *side) v = b_.CreateExtractElement(v, uint64_t(0));
+    st = combine(acc, a, b);
+  }
+  return st;
+}
+
+void KernelEmitter::publish(const Accum& acc, const std::vector<AccState>& states, bool uniform) {
+  for (int r = 0; r < loop::num_results(acc.kind); ++r) {
+    if (acc.results[r] < 0) continue;
+    Multi m;
+    m.uniform = uniform;
+    for (auto& st : states) {
+      Value* v = st[r];
+      if ((acc.kind == AccumKind::ArgMin || acc.kind == AccumKind::ArgMax) && r == 1) {
+        auto* none = ConstantInt::get(v->getType(), std::numeric_limits<int64_t>::max());
+        v = b_.CreateSelect(b_.CreateICmpEQ(v, none), Constant::getNullValue(v->getType()), v);
+      }
+      if (acc.kind == AccumKind::OnlineSoftmax && r == 1) {
+        // exp(inf - inf) is not a number
+        Value* inf = b_.CreateFCmpOEQ(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, st[0]), ConstantFP::getInfinity(v->getType()));
+        Value* some = b_.CreateFCmpUNE(v, Constant::getNullValue(v->getType()));
+        v = b_.CreateSelect(b_.CreateAnd(inf, some), ConstantFP::getNaN(v->getType()), v);
+      }
+      m.v.push_back(v);
+    }
+    DType t = r == 1 && (acc.kind == AccumKind::ArgMin || acc.kind == AccumKind::ArgMax) ? DType::I64
+              : acc.kind == AccumKind::Any || acc.kind == AccumKind::All                 ? DType::Bool
+                                                                                         : acc.type;
+    define(acc.results[r], t, m);
+  }
+}
+
+}  // namespace vitrify::codegen::x86

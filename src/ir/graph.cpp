@@ -1,0 +1,229 @@
+#include "ir/graph.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace vitrify::ir {
+
+using Outs = boost::container::small_vector<TensorType, 1>;
+
+Int TensorType::numel() const {
+  Int n = 1;
+  for (Int s : sizes) n = n * s;
+  return n;
+}
+
+bool TensorType::is_contiguous() const {
+  for (Int s : sizes)
+    if (s.is(0)) return true;
+  Int expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sym::known_eq(sizes[i], 1) == true) continue;
+    if (sym::known_eq(strides[i], expected) != true) return false;
+    expected = expected * sizes[i];
+  }
+  return true;
+}
+
+// As eager: a size of 0 counts as 1.
+Dims contiguous_strides(const Dims& sizes) {
+  Dims strides(sizes.size());
+  Int s = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = s;
+    s = s * sym::max(sizes[i], 1);
+  }
+  return strides;
+}
+
+Graph::Graph() : Graph(std::make_shared<sym::Context>()) {}
+Graph::Graph(std::shared_ptr<sym::Context> ctx) : ctx_(std::move(ctx)), identity_(new char) {}
+Graph::Graph(Graph&&) noexcept = default;
+Graph& Graph::operator=(Graph&&) noexcept = default;
+Graph::~Graph() = default;
+
+const Op* Graph::op(std::string_view name, uint32_t flags_if_new) {
+  auto [it, fresh] = ops_.try_emplace(std::string(name));
+  if (fresh) {
+    const bool plain = !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '.'; });
+    if (!plain) ops_.erase(it);
+    VT_CHECK(plain, "'{}' cannot be the name of an op", name);
+    it->second = std::make_unique<Op>(Op{std::string(name), flags_if_new});
+  }
+  return it->second.get();
+}
+
+void Graph::check(const Op* op, const std::vector<Arg>& args, const Outs& outs) const {
+  VT_CHECK(op, "a node needs an op");
+  auto it = ops_.find(op->name);
+  VT_CHECK(it != ops_.end() && it->second.get() == op, "op {} belongs to another graph", op->name);
+  auto check_value = [&](const Value& v) {
+    if (!v) return;
+    VT_CHECK(v.node->owner == identity_.get(), "{}: argument %{} is erased or of another graph", op->name, v.node->id);
+    VT_CHECK(v.index < v.node->outs.size(), "{}: %{} has no result {}", op->name, v.node->id, v.index);
+  };
+  for (const Arg& a : args) {
+    if (auto* v = std::get_if<Value>(&a)) check_value(*v);
+    if (auto* l = std::get_if<std::vector<Value>>(&a))
+      for (const Value& v : *l) check_value(v);
+    if (auto* o = std::get_if<OpaqueArg>(&a)) VT_CHECK(o->index < constants.size(), "{}: no constant {}", op->name, o->index);
+  }
+  for (const TensorType& t : outs) VT_CHECK(t.sizes.size() == t.strides.size(), "{}: {} sizes but {} strides", op->name, t.sizes.size(), t.strides.size());
+}
+
+Node* Graph::make(uint32_t id, const Op* op, std::vector<Arg> args, Outs outs) {
+  check(op, args, outs);
+  Node& n = storage_.emplace_back();
+  n.id = id;
+  n.op = op;
+  n.args = std::move(args);
+  n.outs = std::move(outs);
+  n.owner = identity_.get();
+  next_id_ = std::max(next_id_, id + 1);
+  return &n;
+}
+
+void Graph::add_header(Node* n) {
+  order_.insert(order_.begin() + static_cast<ptrdiff_t>(header_), n);
+  ++header_;
+}
+
+Value Graph::add_input(InputKind kind, std::string name, TensorType type) {
+  Node* n = make(next_id_, op("graph::input"), {Int(static_cast<int64_t>(inputs.size()))}, {std::move(type)});
+  add_header(n);
+  inputs.push_back({n->out(), kind, std::move(name)});
+  return n->out();
+}
+
+Value Graph::add_constant(TensorType type, std::shared_ptr<void> payload) {
+  Node* n = make(next_id_, op("graph::constant"), {Int(static_cast<int64_t>(constants.size()))}, {std::move(type)});
+  add_header(n);
+  constants.push_back(std::move(payload));
+  return n->out();
+}
+
+namespace {
+void refuse_own(const Op* op) { VT_CHECK(!op || !op->name.starts_with("graph::"), "{} nodes are made by add_input and add_constant", op->name); }
+}  // namespace
+
+Node* Graph::append(const Op* op, std::vector<Arg> args, Outs outs) {
+  refuse_own(op);
+  Node* n = make(next_id_, op, std::move(args), std::move(outs));
+  order_.push_back(n);
+  return n;
+}
+
+Node* Graph::insert_before(Node* at, const Op* op, std::vector<Arg> args, Outs outs) {
+  refuse_own(op);
+  VT_CHECK(at && at->owner == identity_.get(), "insert_before: the place is not in this graph");
+  const auto place = std::find(order_.begin(), order_.end(), at) - order_.begin();
+  VT_CHECK(static_cast<size_t>(place) >= header_, "insert_before: %{} is an input or a constant", at->id);
+  Node* n = make(next_id_, op, std::move(args), std::move(outs));
+  size_t missing = 0;
+  std::unordered_set<const Node*> used;
+  for_each_input(*n, [&](Value& v) { missing += used.insert(v.node).second; });
+  for (ptrdiff_t i = place; missing > 0 && i-- > 0;) missing -= used.contains(order_[static_cast<size_t>(i)]);
+  if (missing) n->owner = nullptr;
+  VT_CHECK(missing == 0, "insert_before: an argument of {} is defined after %{}", op->name, at->id);
+  order_.insert(order_.begin() + place, n);
+  return n;
+}
+
+void Graph::replace_uses(Value from, Value to) { replace_uses(std::unordered_map<Value, Value>{{from, to}}); }
+
+void Graph::replace_uses(const std::unordered_map<Value, Value>& map) {
+  if (map.empty()) return;
+  auto replace = [&](Value& v) {
+    size_t steps = 0;
+    for (auto it = map.find(v); v && it != map.end(); it = map.find(v)) {
+      if (v == it->second) break;
+      v = it->second;
+      VT_CHECK(++steps <= map.size(), "replace_uses: a cycle");
+    }
+  };
+  for (const auto& [from, to] : map) {
+    VT_CHECK(from && from.node->owner == identity_.get(), "replace_uses: the value replaced is not in this graph");
+    VT_CHECK(!to || (to.node->owner == identity_.get() && to.index < to.node->outs.size()), "replace_uses: the new value is not in this graph");
+  }
+  for (Node* n : order_) for_each_input(*n, replace);
+  for (Value& v : outputs) replace(v);
+}
+
+void Graph::erase(Node* n) {
+  VT_CHECK(n && n->owner == identity_.get(), "erase: not in this graph");
+  for (const Input& i : inputs) VT_CHECK(i.value.node != n, "erase: %{} is an input", n->id);
+  for (const Value& v : outputs) VT_CHECK(v.node != n, "erase: %{} is an output", n->id);
+  size_t place = order_.size();
+  for (size_t i = 0; i < order_.size(); ++i) {
+    if (order_[i] == n) place = i;
+    for_each_input(*order_[i], [&](Value& v) { VT_CHECK(v.node != n, "erase: %{} uses %{}", order_[i]->id, n->id); });
+  }
+  if (place < header_) --header_;
+  order_.erase(order_.begin() + static_cast<ptrdiff_t>(place));
+  n->owner = nullptr;
+  n->args.clear();
+}
+
+size_t Graph::remove_dead() {
+  std::unordered_set<const Node*> live;
+  live.reserve(order_.size());
+  for (const Value& v : outputs)
+    if (v) live.insert(v.node);
+  for (const Input& i : inputs) live.insert(i.value.node);
+  for (size_t i = order_.size(); i-- > 0;) {
+    Node* n = order_[i];
+    if (n->op->flags & (kRandom | kEffect)) live.insert(n);
+    if (live.contains(n)) for_each_input(*n, [&](Value& v) { live.insert(v.node); });
+  }
+  size_t kept = 0, header = 0;
+  for (size_t i = 0; i < order_.size(); ++i) {
+    Node* n = order_[i];
+    if (live.contains(n)) {
+      header += i < header_;
+      order_[kept++] = n;
+    } else {
+      n->owner = nullptr;
+      n->args.clear();
+    }
+  }
+  const size_t removed = order_.size() - kept;
+  order_.resize(kept);
+  header_ = header;
+  return removed;
+}
+
+void Graph::set_order(std::vector<Node*> order) {
+  VT_CHECK(order.size() == order_.size(), "set_order: {} nodes, the graph has {}", order.size(), order_.size());
+  std::unordered_set<const Node*> done;
+  done.reserve(order.size());
+  size_t header = 0;
+  for (Node* n : order) {
+    VT_CHECK(n && n->owner == identity_.get(), "set_order: a node of another graph");
+    for_each_input(*n, [&](Value& v) { VT_CHECK(done.contains(v.node), "set_order: %{} comes before its operand %{}", n->id, v.node->id); });
+    VT_CHECK(done.insert(n).second, "set_order: %{} twice", n->id);
+    if (n->op->name.starts_with("graph::")) {
+      VT_CHECK(header + 1 == done.size(), "set_order: inputs and constants come first");
+      ++header;
+    }
+  }
+  order_ = std::move(order);
+}
+
+std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> count_uses(const Graph& g) {
+  std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> uses;
+  uses.reserve(g.nodes().size());
+  for (const Node* n : g.nodes()) uses[n].resize(n->outs.size());
+  for (Node* n : g.nodes()) for_each_input(*n, [&](Value& v) { ++uses[v.node][v.index]; });
+  for (const Value& v : g.outputs)
+    if (v) ++uses[v.node][v.index];
+  return uses;
+}
+
+std::vector<uint32_t> effect_order(const Graph& g) {
+  std::vector<uint32_t> ids;
+  for (const Node* n : g.nodes())
+    if (n->op->flags & (kRandom | kEffect)) ids.push_back(n->id);
+  return ids;
+}
+
+}  // namespace vitrify::ir

@@ -1,0 +1,184 @@
+// Activations, elementwise.
+#include <cmath>
+
+#include "ops/activation.h"
+#include "ops/pointwise.h"
+
+namespace vitrify::ops {
+namespace {
+
+using P = PointwiseDType;
+
+Val gelu(Val x, bool tanh_form) {
+  if (!tanh_form) return x * 0.5 * (1.0 + unary(LOp::erf, x * M_SQRT1_2));
+  Val inner = M_SQRT2 * M_2_SQRTPI * 0.5 * (x + 0.044715 * (x * x * x));
+  return 0.5 * x * (1.0 + unary(LOp::tanh, inner));
+}
+bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
+  const bool tanh_form = a.string(1) == "tanh";
+  if (!tanh_form && a.string(1) != "none") return false;
+  return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return gelu(v[0], tanh_form); });
+}
+bool lower_relu(const Args& a, std::vector<Tensor>& r) {
+  return a.out().dtype != DType::Bool && activation<1, true>(a, r, 1, [](Body&, Val* v) { return maximum(v[0], v[0].lit(0)); });
+}
+bool lower_relu6(const Args& a, std::vector<Tensor>& r) {
+  return activation<1>(a, r, 2, [](Body&, Val* v) { return minimum(maximum(v[0], v[0].lit(0)), v[0].lit(6)); });
+}
+bool lower_silu(const Args& a, std::vector<Tensor>& r) {
+  return activation<1>(a, r, 13, [](Body&, Val* v) { return v[0] * sigmoid(v[0]); });
+}
+bool lower_mish(const Args& a, std::vector<Tensor>& r) {
+  return activation<1>(a, r, 40, [](Body&, Val* v) { return v[0] * unary(LOp::tanh, unary(LOp::log1p, unary(LOp::exp, v[0]))); });
+}
+Val clamped_six(Val x) { return minimum(maximum(x + 3.0, x.lit(0)), x.lit(6)); }
+bool lower_hardswish(const Args& a, std::vector<Tensor>& r) {
+  return activation<1>(a, r, 5, [](Body&, Val* v) { return v[0] * clamped_six(v[0]) / 6.0; });
+}
+bool lower_hardsigmoid(const Args& a, std::vector<Tensor>& r) {
+  return activation<1>(a, r, 4, [](Body&, Val* v) { return clamped_six(v[0]) / 6.0; });
+}
+bool lower_leaky_relu(const Args& a, std::vector<Tensor>& r) {
+  auto slope = a.scalar(1);
+  return slope && activation<1>(a, r, 3, [s = *slope](Body&, Val* v) { return where(v[0] > v[0].lit(0), v[0], v[0] * s); });
+}
+bool elu(const Args& a, std::vector<Tensor>& r, double alpha, double scale, double input_scale) {
+  return activation<1>(a, r, 15, [=](Body&, Val* v) {
+    Val x = v[0];
+    return where(x < x.lit(0), unary(LOp::expm1, x * input_scale) * (alpha * scale), x * scale);
+  });
+}
+bool lower_elu(const Args& a, std::vector<Tensor>& r) {
+  auto al = a.scalar(1), sc = a.scalar(2), in = a.scalar(3);
+  return al && sc && in && elu(a, r, *al, *sc, *in);
+}
+bool lower_celu(const Args& a, std::vector<Tensor>& r) {
+  auto al = a.scalar(1);
+  return al && *al != 0 && elu(a, r, *al, 1, 1 / *al);
+}
+bool lower_selu(const Args& a, std::vector<Tensor>& r) { return elu(a, r, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1); }
+bool lower_softplus(const Args& a, std::vector<Tensor>& r) {
+  auto beta = a.scalar(1), threshold = a.scalar(2);
+  return beta && threshold && activation<1>(a, r, 28, [b = *beta, t = *threshold](Body&, Val* v) {
+    Val z = v[0] * b;
+    return where(z > z.lit(t), v[0], unary(LOp::log1p, unary(LOp::exp, z)) / b);
+  });
+}
+bool lower_threshold(const Args& a, std::vector<Tensor>& r) {
+  const DType t = compute_type(a.out().dtype);
+  if (!number_fits(a.n.args[1], t) || !number_fits(a.n.args[2], t)) return false;
+  return activation<1, true>(a, r, 2, [lim = a.n.args[1], val = a.n.args[2]](Body& b, Val* v) {
+    return where(v[0] <= number(b, lim, v[0].type), number(b, val, v[0].type), v[0]);
+  });
+}
+bool lower_hardtanh(const Args& a, std::vector<Tensor>& r) {
+  const DType t = compute_type(a.out().dtype);
+  if (!number_fits(a.n.args[1], t) || !number_fits(a.n.args[2], t) || t == DType::Bool) return false;
+  return activation<1, true>(a, r, 2, [lo = a.n.args[1], hi = a.n.args[2]](Body& b, Val* v) {
+    return minimum(maximum(v[0], number(b, lo, v[0].type)), number(b, hi, v[0].type));
+  });
+}
+bool lower_softshrink(const Args& a, std::vector<Tensor>& r) {
+  auto l = a.scalar(1);
+  return l && activation<1>(a, r, 4, [l = *l](Body& b, Val* v) {
+    Val x = v[0], y = where(x > x.lit(l), x - l, where(x < x.lit(-l), x + l, x.lit(0)));
+    return where(b.op(LOp::isnan, x.type, x), x, y);
+  });
+}
+bool lower_hardshrink(const Args& a, std::vector<Tensor>& r) {
+  auto l = a.scalar(1);
+  return l && activation<1>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[0] >= v[0].lit(-l)) & (v[0] <= v[0].lit(l)), v[0].lit(0), v[0]); });
+}
+bool lower_prelu(const Args& a, std::vector<Tensor>& r) {
+  return activation<2>(a, r, 3, [](Body&, Val* v) { return where(v[0] > v[0].lit(0), v[0], v[1] * v[0]); });
+}
+bool lower_glu(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  if (!is_float(x.dtype) || x.sizes.empty()) return false;
+  const Int half = a.out().sizes[d];
+  Tensor u = a.L.slice(x, d, 0, half, 1), g = a.L.slice(x, d, half, half, 1);
+  r.push_back(map2(a.L, u, g, a.out().dtype, [](Body&, Val p, Val q) { return p * sigmoid(q); }, 13));
+  return true;
+}
+// (output, buffer): on the CPU the buffer is exp(-|x|) for the backward, elsewhere it is empty.
+bool lower_log_sigmoid(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  if (!is_float(x.dtype)) return false;
+  r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) {
+    return minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v)));
+  }, 28));
+  if (a.out(1).sizes == x.sizes) r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) { return unary(LOp::exp, -unary(LOp::abs, v)); }, 12));
+  else r.push_back(a.L.full(x.dtype, a.out(1).sizes, 0));
+  return true;
+}
+
+// Dropout that does nothing; the random one stays a call.
+bool lower_dropout(const Args& a, std::vector<Tensor>& r) {
+  auto* train = std::get_if<bool>(&a.n.args[2]);
+  const auto p = a.scalar(1);
+  if ((!train || *train) && p != 0.0) return false;
+  Tensor x = a.tensor(0);
+  if (a.n.outs.size() > 1 && p == 0.0 && (!train || *train) && !is_float(x.dtype)) return false;
+  r.push_back(x);
+  if (a.n.outs.size() > 1) r.push_back(a.L.full(DType::Bool, x.sizes, 1));
+  return true;
+}
+
+template <P rule, int tensors>
+Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
+constexpr ShapeFn float1 = shape_of<P::FloatOnly, 1>, same1 = shape_of<P::NotBool, 1>;
+
+Shape shape_glu(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto d = int_arg(ctx, args, 1);
+  if (!x || !d || x->sizes.empty() || !is_float(x->dtype)) return {};
+  const int64_t dim = wrap_dim(*d, x->sizes.size());
+  if (dim < 0 || dim >= static_cast<int64_t>(x->sizes.size()) || !ctx.guard_eq(sym::mod(x->sizes[dim], 2), 0)) return {};
+  TensorType half = *x;
+  half.sizes[dim] = sym::floordiv(x->sizes[dim], 2);
+  const TensorType* ops[] = {&half, &half};
+  return one(elementwise_type(ctx, ops, x->dtype));
+}
+Shape shape_dropout(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* train = args.size() > 2 ? std::get_if<bool>(&args[2]) : nullptr;
+  if (!x || !train || !is_float(x->dtype)) return {};
+  TensorType t = *x;
+  t.wrapped_number = false;
+  t.strides = preserved_strides(ctx, *x);
+  TensorType m = t;
+  m.dtype = DType::Bool;
+  if (!*train) m.strides = ir::contiguous_strides(m.sizes);
+  return Types{t, m};
+}
+
+const OpRow kRows[] = {
+    {"aten::gelu", 0, float1, lower<lower_gelu>},
+    {"aten::relu", 0, same1, lower<lower_relu>},
+    {"aten::relu6", 0, nullptr, lower<lower_relu6>},
+    {"aten::silu", 0, float1, lower<lower_silu>},
+    {"aten::mish", 0, float1, lower<lower_mish>},
+    {"aten::hardswish", 0, float1, lower<lower_hardswish>},
+    {"aten::hardsigmoid", 0, float1, lower<lower_hardsigmoid>},
+    {"aten::leaky_relu", 0, float1, lower<lower_leaky_relu>},
+    {"aten::elu", 0, float1, lower<lower_elu>},
+    {"aten::celu", 0, float1, lower<lower_celu>},
+    {"aten::selu", 0, float1, lower<lower_selu>},
+    {"aten::softplus", 0, float1, lower<lower_softplus>},
+    {"aten::threshold", 0, same1, lower<lower_threshold>},
+    {"aten::hardtanh", 0, float1, lower<lower_hardtanh>},
+    {"aten::softshrink", 0, float1, lower<lower_softshrink>},
+    {"aten::hardshrink", 0, float1, lower<lower_hardshrink>},
+    {"aten::_prelu_kernel", 0, shape_of<P::FloatOnly, 2>, lower<lower_prelu>},
+    {"aten::glu", 0, shape_glu, lower<lower_glu>},
+    {"aten::log_sigmoid_forward", 0, nullptr, lower<lower_log_sigmoid>},
+    {"aten::dropout", 0, nullptr, lower<lower_dropout>},
+    {"aten::native_dropout", 0, shape_dropout, lower<lower_dropout>},
+};
+
+}  // namespace
+
+std::span<const OpRow> activation_rows() { return kRows; }
+
+}  // namespace vitrify::ops

@@ -1,0 +1,44 @@
+#include "python/errors.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "support/error.h"
+
+namespace vitrify::python {
+
+static ErrorTypes types{};
+const ErrorTypes& error_types() { return types; }
+
+void register_errors(PyObject* module) {
+  auto make = [&](const char* name, const char* doc, PyObject* base) {
+    std::string qualified = std::string("vitrify.") + name;
+    PyObject* t = PyErr_NewExceptionWithDoc(qualified.c_str(), doc, base, nullptr);
+    PyModule_AddObjectRef(module, name, t);
+    return t;
+  };
+  types.error = make("Error", "Base of what Vitrify raises.", PyExc_RuntimeError);
+  types.option = make("OptionError", "An unknown option or mode, or a value of the wrong type.", types.error);
+  types.capture = make("CaptureError", "The program cannot be captured (raised under fullgraph=True).", types.error);
+  types.recompile = make("RecompileError", "A new signature would have been compiled under error_on_recompile.", types.error);
+  types.compiler = make("CompilerError", "A bug of the compiler; .reproducer is the file that replays it.", types.error);
+  types.warning = make("VitrifyWarning", "Why a call runs eagerly.", PyExc_UserWarning);
+}
+
+void set_python_error(std::exception_ptr p) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const PythonError&) {
+  } catch (const Unsupported& e) {
+    PyErr_SetString(types.capture, e.what());
+  } catch (const CaptureError& e) {
+    PyErr_SetString(types.capture, e.what());
+  } catch (const OptionError& e) {
+    PyErr_SetString(types.option, e.what());
+  } catch (const InternalError& e) {
+    PyErr_SetString(types.compiler, e.what());
+  } catch (const Error& e) {
+    PyErr_SetString(types.error, e.what());
+  }
+}
+
+}  // namespace vitrify::python

@@ -1,0 +1,287 @@
+// Bindings of everything that is not the hot path.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/entry.h"
+#include "python/errors.h"
+#include "support/counters.h"
+#include "support/options.h"
+#include "torch/compiled.h"
+#include "torch/tracer.h"
+
+namespace py = pybind11;
+
+namespace vitrify::python {
+namespace {
+
+// One capture on this thread, and the program it recorded.
+struct Session {
+  Tracer tracer;
+  explicit Session(py::object mode) : tracer(TracerOptions{mode.is_none() ? nullptr : mode.ptr()}) {}
+};
+
+py::object to_python(const OptionValue& v) {
+  return std::visit([](auto& x) -> py::object { return py::cast(x); }, v);
+}
+
+// Python's bool is an int and ints are fine where a float is expected; set_option names the option when the type is wrong.
+OptionValue from_python(const std::string& name, py::handle v) {
+  for (auto& o : option_table())
+    if (o.name == name && o.type == "double" && PyLong_CheckExact(v.ptr())) return v.cast<double>();
+  if (PyBool_Check(v.ptr())) return v.ptr() == Py_True;
+  if (PyLong_Check(v.ptr())) return v.cast<int64_t>();
+  if (PyFloat_Check(v.ptr())) return v.cast<double>();
+  if (PyUnicode_Check(v.ptr())) return v.cast<std::string>();
+  if (PyList_Check(v.ptr()) || PyTuple_Check(v.ptr()) || PyAnySet_Check(v.ptr())) {
+    std::vector<std::string> list;
+    for (auto item : py::reinterpret_borrow<py::object>(v)) {
+      if (!PyUnicode_Check(item.ptr())) throw OptionError("option '" + name + "' takes a list of strings");
+      list.push_back(item.cast<std::string>());
+    }
+    return list;
+  }
+  throw OptionError("option '" + name + "' cannot take a value of type " + Py_TYPE(v.ptr())->tp_name);
+}
+
+std::vector<Tree*> trees_of(Signature& s) {
+  std::vector<Tree*> all;
+  for (auto& t : s.args) all.push_back(&t);
+  for (auto& [k, t] : s.kwargs) all.push_back(&t);
+  return all;
+}
+
+void bind_signature(py::module_& m) {
+  py::class_<Signature, std::shared_ptr<Signature>>(m, "Signature")
+      .def(py::init([](py::tuple args, py::dict kwargs) { return Signature::of(args.ptr(), kwargs.ptr()); }))
+      .def_property_readonly("tensors", [](Signature& s) {
+        py::list l;
+        for (auto& t : s.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
+        return l;
+      })
+      .def_property_readonly("objects", [](Signature& s) {
+        py::list l;
+        for (auto& t : s.objects) l.append(py::reinterpret_borrow<py::object>(t.get()));
+        return l;
+      })
+      .def_property_readonly("names", [](Signature& s) { return s.names; })
+      .def_property_readonly("grad", [](Signature& s) { return s.modes.grad(); })
+      .def_property_readonly("refusal", [](Signature& s) -> std::optional<std::string> {
+        const char* r = s.modes.refusal();
+        return r ? std::optional<std::string>(r) : std::nullopt;
+      })
+      .def("same_modes", [](Signature& a, Signature& b) { return a.modes == b.modes; })
+      .def("sizes", [](Signature& s) {
+        std::vector<std::vector<int64_t>> all;
+        for (auto& t : s.metas) all.emplace_back(t.sizes.begin(), t.sizes.end());
+        return all;
+      })
+      .def("describe", [](Signature& s) {
+        std::vector<std::string> all;
+        for (size_t i = 0; i < s.metas.size(); ++i) all.push_back(s.names[i] + ": " + to_string(s.metas[i]));
+        return all;
+      })
+      // The same structure of containers and values, whatever the tensors are.
+      .def("same_tree", [](Signature& s, py::tuple args, py::dict kwargs) -> py::object {
+        c10::SmallVector<PyObject*, 16> found;
+        auto trees = trees_of(s);
+        if ((size_t)py::len(args) != s.args.size() || (size_t)py::len(kwargs) != s.kwargs.size()) return py::none();
+        size_t i = 0;
+        for (; i < s.args.size(); ++i)
+          if (!match(*trees[i], PyTuple_GET_ITEM(args.ptr(), i), nullptr, found)) return py::none();
+        for (auto& [k, t] : s.kwargs) {
+          PyObject* v = PyDict_GetItemWithError(kwargs.ptr(), k.get());
+          if (!v || !match(t, v, nullptr, found)) return py::none();
+        }
+        py::list l;
+        for (PyObject* t : found) l.append(py::reinterpret_borrow<py::object>(t));
+        return l;
+      })
+      .def("rebuild", [](Signature& s, py::list leaves) {
+        PyObject* const* p = ((PyListObject*)leaves.ptr())->ob_item;
+        py::tuple args(s.args.size());
+        for (size_t i = 0; i < s.args.size(); ++i) args[i] = py::reinterpret_steal<py::object>(checked(python::rebuild(s.args[i], p)).release());
+        py::dict kwargs;
+        for (auto& [k, t] : s.kwargs) kwargs[py::reinterpret_borrow<py::object>(k.get())] = py::reinterpret_steal<py::object>(checked(python::rebuild(t, p)).release());
+        // the containers the program gets are these copies: a result may not hold them
+        Flattener f;
+        f.flatten(args.ptr(), "arguments");
+        f.flatten(kwargs.ptr(), "arguments");
+        s.containers = f.containers;
+        return py::make_tuple(args, kwargs);
+      });
+  py::class_<Result, std::shared_ptr<Result>>(m, "Result")
+      .def(py::init([](py::object value, Signature& s) { return Result::of(value.ptr(), s.containers); }))
+      .def_property_readonly("tensors", [](Result& r) {
+        py::list l;
+        for (auto& t : r.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
+        return l;
+      })
+      .def("forget_tensors", [](Result& r) { r.tensors.clear(); });
+}
+
+void bind_guards(py::module_& m) {
+  py::class_<Guards, std::shared_ptr<Guards>>(m, "Guards")
+      .def(py::init<>())
+      .def("add_dict", [](Guards& g, py::dict d, py::object keys, const std::string& n) { g.add_dict(d.ptr(), keys.ptr(), n); })
+      .def("add_object", [](Guards& g, py::handle o) { g.add_object(o.ptr()); })
+      .def("add_list", [](Guards& g, py::list l, const std::string& n) { g.add_list(l.ptr(), n); })
+      .def("add_cell", [](Guards& g, py::handle c, const std::string& n) {
+        if (!PyCell_Check(c.ptr())) throw py::type_error("cell expected");
+        g.add_cell(c.ptr(), n);
+      })
+      .def("add_type", [](Guards& g, py::type t) { g.add_type(t.ptr()); })
+      .def("add_function", [](Guards& g, py::function f) {
+        if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
+        g.add_function(f.ptr());
+      })
+      .def("add_buffer", [](Guards& g, py::handle o, const std::string& n) { g.add_buffer(o.ptr(), n); })
+      .def("add_equal", [](Guards& g, py::handle o, py::handle copy, const std::string& n) { g.add_equal(o.ptr(), copy.ptr(), n); })
+      .def("watch", &Guards::watch)
+      .def("check", &Guards::check)
+      .def("undo_writes", &Guards::undo_writes);
+}
+
+void bind_capture(py::module_& m) {
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def_property_readonly("graph", [](Program& p) { return ir::print(*p.graph); })
+      .def_property_readonly("mutates", [](Program& p) { return p.mutations.size(); })
+      .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
+  py::class_<Session>(m, "Session")
+      .def(py::init<py::object>(), py::arg("mode"))
+      .def("add_input", [](Session& s, const at::Tensor& t, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
+        std::vector<DimMark> dims;
+        for (auto& [dynamic, lo, hi] : marks) dims.push_back({dynamic, lo, hi});
+        return s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
+      })
+      .def("declare_source", [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
+      .def("start", [](Session& s) { s.tracer.start(); })
+      .def("finish", [](Session& s, py::list tensors) {
+        std::vector<at::Tensor> out;
+        for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
+        return std::make_shared<Program>(s.tracer.finish(out));
+      })
+      .def("abort", [](Session& s) { s.tracer.abort(); });
+  py::class_<CompiledGraph, std::shared_ptr<CompiledGraph>>(m, "Graph")
+      .def("describe", &CompiledGraph::describe)
+      .def_property_readonly("estimated_us", &CompiledGraph::estimated_us)
+      .def_property_readonly("stats", [](CompiledGraph& g) {
+        auto s = g.stats();
+        return py::dict(py::arg("kernels") = s.kernels, py::arg("launches") = s.launches, py::arg("externs") = s.externs, py::arg("arena_bytes") = s.arena_bytes);
+      });
+  m.def("compile", [](Program& p, const Options& o) {
+    Program copy = p;  // the door keeps its own for the reproducer
+    py::gil_scoped_release no_gil;
+    return CompiledGraph::compile(std::move(copy), o);
+  });
+  m.def("interpret", [](const std::string& text, const std::vector<at::Tensor>& inputs) { return interpret(ir::parse(text), inputs); });
+  m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
+  m.def("capturing", [] { return Tracer::current() != nullptr; });
+}
+
+void bind_options(py::module_& m) {
+  py::class_<Options>(m, "Options")
+      .def(py::init([] { return Options::from_environment(); }))
+      .def("set", [](Options& o, const std::string& name, py::object v) { set_option(o, name, from_python(name, v)); })
+      .def("get", [](const Options& o, const std::string& name) { return to_python(get_option(o, name)); });
+  m.def("option_table", [] {
+    py::list rows;
+    for (auto& o : option_table()) rows.append(py::make_tuple(o.name, o.type, o.default_text, o.in_key, o.help));
+    return rows;
+  });
+  m.def("counters", [] {
+    py::dict d;
+    for (auto& [k, v] : counters().snapshot()) d[py::str(k)] = v;
+    return d;
+  });
+  m.def("reset_counters", [] {
+    counters().reset();
+    reset_stage_times();
+  });
+  m.def("count", [](const std::string& what) {
+#define _(n) \
+  if (what == #n) return (void)counters().n.fetch_add(1, std::memory_order_relaxed);
+    VT_COUNTERS(_)
+#undef _
+    throw py::key_error(what);
+  });
+  m.def("stage_times", [] {
+    py::dict d;
+    for (auto& [k, us] : stage_times()) d[py::str(k)] = us;
+    return d;
+  });
+  m.def("add_stage_time", &add_stage_time);
+}
+
+void bind_states(py::module_& m) {
+  py::handle state((PyObject*)state_type());
+  m.attr("State") = state;
+  auto get = [](py::handle h) -> State& {
+    if (Py_TYPE(h.ptr()) != state_type()) throw py::type_error("State expected");
+    return state_of(h.ptr());
+  };
+  m.def("make_state", [](py::object original, py::object miss) { return py::reinterpret_steal<py::object>(checked(make_state(original.ptr(), miss.ptr())).release()); });
+  m.def("state_call", [get](py::handle h, py::tuple args, py::dict kwargs) -> py::object {
+    get(h);
+    bool hit = false;
+    PyObject* r = call_entries(h.ptr(), args.ptr(), kwargs.ptr(), hit);
+    if (!hit) return py::none();
+    if (!r) throw py::error_already_set();
+    return py::make_tuple(py::reinterpret_steal<py::object>(r));
+  });
+  m.def("state_clear", [get](py::handle h) {
+    auto dead = std::move(get(h).entries);
+    get(h).entries.clear();
+  });
+  m.def("state_off", [get](py::handle h, bool off) { get(h).off = off; });
+  m.def("state_set_original", [get](py::handle h, py::object f) { get(h).original = Ref::borrow(f.ptr()); });
+  // (compiled?, signature) of each live entry; entries that can never match again are dropped
+  m.def("state_entries", [get](py::handle h) {
+    State& s = get(h);
+    std::vector<std::shared_ptr<Entry>> dead;
+    for (auto& e : s.entries)
+      if (e->dead()) dead.push_back(e);
+    std::erase_if(s.entries, [&](auto& e) { return std::find(dead.begin(), dead.end(), e) != dead.end(); });
+    py::list l;
+    for (auto& e : s.entries) l.append(py::make_tuple(e->graph, e->signature));
+    return l;
+  });
+  m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph, std::shared_ptr<Result> result,
+                           const std::vector<at::Tensor>& watched, bool debug_aten) {
+    auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), watched);
+    e->debug_aten = debug_aten;
+    auto& entries = get(h).entries;
+    entries.insert(entries.begin(), std::move(e));
+  });
+  m.def("install", [get](py::function f, py::handle h) {
+    get(h);
+    if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
+    install(f.ptr(), h.ptr());
+  });
+  auto or_none = [](PyObject* p) { return p ? py::reinterpret_borrow<py::object>(p) : py::none(); };
+  m.def("installed_state", [or_none](py::handle f) { return or_none(installed_state(f.ptr())); });
+  m.def("arm_twin_type", [](py::type t, py::type base, py::object hook) { arm_twin_type(t.ptr(), base.ptr(), hook.ptr()); });
+  m.def("link_twin", [](py::handle t, py::handle o, py::handle s) { link_twin(t.ptr(), o.ptr(), s.ptr()); });
+  m.def("unlink_twin", [](py::handle t) { unlink_twin(t.ptr()); });
+  m.def("twin_original", [or_none](py::handle t) { return or_none(twin_original(t.ptr())); });
+  m.def("twin_state", [or_none](py::handle t) { return or_none(twin_state(t.ptr())); });
+  m.def("twin_call_descriptor", [] { return py::reinterpret_steal<py::object>(checked(twin_call_descriptor()).release()); });
+  m.def("set_flatten_hook", [](py::object hook) { set_flatten_hook(hook.ptr()); });
+}
+
+}  // namespace
+}  // namespace vitrify::python
+
+PYBIND11_MODULE(_C, m) {
+  using namespace vitrify::python;
+  register_errors(m.ptr());
+  py::register_exception_translator([](std::exception_ptr p) {
+    if (p) set_python_error(p);
+  });
+  bind_options(m);
+  bind_signature(m);
+  bind_guards(m);
+  bind_capture(m);
+  bind_states(m);
+}

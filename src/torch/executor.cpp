@@ -1,0 +1,453 @@
+#include "torch/executor.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <omp.h>
+
+#include "runtime/extern_table.h"
+#include "support/counters.h"
+
+namespace vitrify {
+
+using runtime::ExternCall;
+using runtime::Plan;
+using runtime::SlotKind;
+using runtime::Step;
+
+namespace {
+
+constexpr size_t kMaxFrames = 8;
+
+at::ScalarType slot_scalar_type(const runtime::Slot& s) {
+  VT_CHECK(s.dtype != DType::Opaque, "memory for an opaque type");
+  return to_scalar_type(s.dtype);
+}
+
+// Kernels write whole lines: chunk borders between threads fall on multiples of this.
+constexpr int64_t kChunkMultiple = 16;
+
+template <class F>
+void parallel_chunks(int64_t n, int64_t grain, F&& f) {
+  int64_t threads = n / std::max<int64_t>(grain, 1);
+  if (threads > 1) threads = std::min<int64_t>(threads, at::get_num_threads());
+  if (threads <= 1 || at::in_parallel_region()) {
+    f(0, 0, n);
+    return;
+  }
+  int64_t chunk = (n + threads - 1) / threads;
+  if (chunk >= 8 * kChunkMultiple) chunk = (chunk + kChunkMultiple - 1) / kChunkMultiple * kChunkMultiple;
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  {
+    // The runtime may give fewer threads than asked for.
+    const int64_t team = omp_get_num_threads();
+    for (int64_t t = omp_get_thread_num(); t * chunk < n; t += team) f(static_cast<int>(t), t * chunk, std::min(n, (t + 1) * chunk));
+  }
+}
+
+[[noreturn]] void raise_fault(int32_t fault) {
+  switch (static_cast<KernelFault>(fault)) {
+    case KernelFault::IndexOutOfRange: TORCH_CHECK_INDEX(false, "index out of range in self");
+    case KernelFault::DivisionByZero: TORCH_CHECK(false, "ZeroDivisionError");
+    case KernelFault::None: break;
+  }
+  VT_UNREACHABLE("fault {}", fault);
+}
+
+}  // namespace
+
+const at::Tensor& constant_tensor(const ir::Graph& g, uint32_t index) {
+  VT_CHECK(index < g.constants.size() && g.constants[index], "constant {} has no payload", index);
+  return static_cast<c10::IValue*>(g.constants[index].get())->toTensor();
+}
+
+at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, bool contiguous) {
+  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  if (bytes < runtime::BlockCache::kMinBytes) return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
+  void* p = runtime::BlockCache::instance().take(bytes);
+  c10::DataPtr data(p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true);
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return t;
+}
+
+PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()) {
+  for (const ExternCall& e : plan_->externs) calls_.emplace_back(*e.node, *plan_->graph);
+  for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
+    const runtime::Slot& slot = plan_->slots[s];
+    if (slot.kind == SlotKind::Input) input_slots_.push_back(s);
+    if (slot.kind == SlotKind::Output) output_slots_.push_back(s);
+    if (slot.kind == SlotKind::Constant) tensors_[s] = constant_tensor(*plan_->graph, slot.index);
+  }
+  for (const runtime::Launch& l : plan_->launches)
+    for (uint32_t s : l.slots) input_pointer_[s] = 1;
+  for (const ExternCall& e : plan_->externs)
+    for (const runtime::TensorRef& r : e.operands) {
+      const runtime::Slot& s = plan_->slots[r.slot];
+      if (!(r.sizes == s.sizes && r.strides == s.strides && r.offset.is(0))) input_pointer_[r.slot] = 1;
+    }
+  std::vector<char> bound(plan_->graph->ctx().num_symbols());
+  const auto& inputs = plan_->graph->inputs;
+  auto bind = [&](sym::Int e, uint32_t input, uint32_t dim, bool stride) {
+    if (!sym::is_symbol(e)) return;
+    uint32_t id = sym::view(e).symbol->id;
+    if (!bound[id]) bindings_.push_back({id, input, dim, stride});
+    bound[id] = 1;
+  };
+  if (plan_->dynamic)
+    for (uint32_t i = 0; i < inputs.size(); ++i)
+      for (uint32_t d = 0; d < inputs[i].value.type().dim(); ++d) {
+        bind(inputs[i].value.type().sizes[d], i, d, false);
+        bind(inputs[i].value.type().strides[d], i, d, true);
+      }
+  for (const runtime::KernelRef& k : plan_->kernels) scratch_stride_ = std::max(scratch_stride_, (k.scratch_bytes + 127) / 64 * 64);
+}
+
+PlanRun::~PlanRun() = default;
+
+PlanRun::Window PlanRun::make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType type, bool wrapped, int64_t offset_bytes) {
+  c10::InferenceMode ordinary(false);
+  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  Window w;
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
+  w.storage = storage.get();
+  w.offset = offset_bytes;
+  w.tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
+  w.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  if (wrapped) w.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return w;
+}
+
+void PlanRun::set_pointer(Frame& f, uint32_t slot, void* p) {
+  f.pointers[slot] = p;
+  SlotState& s = f.slots[slot];
+  for (void** at : s.patches) *at = p;
+  for (uint32_t w : s.windows) {
+    Window& x = f.windows[w];
+    x.storage->set_data_ptr_noswap(c10::DataPtr(p ? static_cast<char*>(p) + x.offset : nullptr, c10::Device(c10::kCPU)));
+  }
+}
+
+bool PlanRun::prepare_slot(Frame& f, uint32_t slot) {
+  SlotState& s = f.slots[slot];
+  const runtime::Slot& p = plan_->slots[slot];
+  if (!f.symbols.eval(p.sizes, s.sizes) || !f.symbols.eval(p.strides, s.strides)) return false;
+  auto bytes = f.symbols.eval(p.bytes);
+  if (!bytes) return false;
+  s.bytes = *bytes;
+  int64_t expect = 1;
+  s.contiguous = true;
+  for (size_t d = s.sizes.size(); d-- > 0;) {
+    if (s.sizes[d] != 1 && s.strides[d] != expect) s.contiguous = false;
+    expect *= s.sizes[d];
+  }
+  return s.ready = true;
+}
+
+bool PlanRun::prepare_launch(Frame& f, uint32_t i, bool patch) {
+  const runtime::Launch& l = plan_->launches[i];
+  LaunchState& s = f.launches[i];
+  auto iterations = f.symbols.eval(l.iterations);
+  if (!iterations || !f.symbols.eval(l.sizes, s.sizes)) return false;
+  s.iterations = *iterations;
+  s.args.assign(l.slots.size() + 2, nullptr);
+  for (size_t a = 0; a < l.slots.size(); ++a) {
+    if (patch) f.slots[l.slots[a]].patches.push_back(&s.args[a]);
+    s.args[a] = f.pointers[l.slots[a]];
+  }
+  size_t at = l.slots.size();
+  if (plan_->kernels[l.kernel].may_fault) s.args[at++] = &fault_;
+  return s.ready = true;
+}
+
+bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
+  const ExternCall& e = plan_->externs[i];
+  ExternState& s = f.externs[i];
+  s = {};
+  std::vector<bool> wrapped;
+  ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) { wrapped.push_back(v.type().wrapped_number); });
+  VT_CHECK(wrapped.size() == e.operands.size(), "{} has {} operands, the plan {}", e.node->op->name, wrapped.size(), e.operands.size());
+  s.pointers.resize(e.operands.size());
+  for (uint32_t k = 0; k < e.operands.size(); ++k) {
+    const runtime::TensorRef& r = e.operands[k];
+    const runtime::Slot& slot = plan_->slots[r.slot];
+    const bool whole = r.sizes == slot.sizes && r.strides == slot.strides && r.offset.is(0);
+    if (whole && slot.kind == SlotKind::Input) {
+      s.inputs.push_back({k, slot.index});
+      continue;
+    }
+    if (whole && slot.kind != SlotKind::Arena) {
+      s.live.push_back({k, r.slot});
+      continue;
+    }
+    std::vector<int64_t> sizes, strides;
+    auto offset = f.symbols.eval(r.offset);
+    if (!offset || !f.symbols.eval(r.sizes, sizes) || !f.symbols.eval(r.strides, strides)) return false;
+    Window w = make_window(sizes, strides, slot_scalar_type(slot), wrapped[k], *offset * static_cast<int64_t>(size_of(slot.dtype)));
+    const auto number = static_cast<uint32_t>(f.windows.size());
+    f.windows.push_back(std::move(w));
+    f.slots[r.slot].windows.push_back(number);
+    s.operands.push_back({Operand::Kind::Window, number});
+    s.pointers[k] = nullptr;
+    s.live.push_back({k, UINT32_MAX - number});
+    if (f.pointers[r.slot] || !patch) set_pointer(f, r.slot, f.pointers[r.slot]);
+  }
+  return s.ready = true;
+}
+
+void PlanRun::place_arena(Frame& f) {
+  if (f.arena_bytes > static_cast<int64_t>(arena_.bytes())) {
+    arena_ = runtime::Arena(static_cast<size_t>(f.arena_bytes));
+    for (auto& other : frames_)
+      if (other.get() != &f)
+        for (uint32_t s = 0; s < other->slots.size(); ++s)
+          if (other->slots[s].arena_offset >= 0) set_pointer(*other, s, arena_.data() + other->slots[s].arena_offset);
+  }
+  for (uint32_t s = 0; s < f.slots.size(); ++s)
+    if (f.slots[s].arena_offset >= 0) set_pointer(f, s, arena_.data() + f.slots[s].arena_offset);
+}
+
+std::unique_ptr<PlanRun::Frame> PlanRun::make_frame(std::vector<int64_t> key) {
+  auto frame = std::make_unique<Frame>();
+  Frame& f = *frame;
+  const size_t n = plan_->slots.size();
+  f.symbols = runtime::SymbolValues(plan_->graph->ctx().num_symbols());
+  for (size_t i = 0; i < bindings_.size(); ++i) f.symbols.set(bindings_[i].symbol, key[i]);
+  f.key = std::move(key);
+  f.slots.resize(n);
+  f.pointers.resize(n);
+  f.launches.resize(plan_->launches.size());
+  f.externs.resize(plan_->externs.size());
+  size_t windows = 0;
+  for (const ExternCall& e : plan_->externs) windows += e.operands.size();
+  f.windows.reserve(windows);
+  for (uint32_t s = 0; s < n; ++s)
+    if (!prepare_slot(f, s)) late_ = true;
+  if (plan_->dynamic) {
+    auto layout = runtime::lay_out_arena(*plan_, f.symbols);
+    for (uint32_t s = 0; s < n; ++s) f.slots[s].arena_offset = layout.offsets[s];
+    f.arena_bytes = layout.bytes;
+  } else {
+    for (uint32_t s = 0; s < n; ++s)
+      if (plan_->slots[s].kind == SlotKind::Arena) f.slots[s].arena_offset = plan_->slots[s].arena_offset;
+    f.arena_bytes = plan_->arena_bytes;
+  }
+  for (uint32_t s = 0; s < n; ++s)
+    if (plan_->slots[s].kind == SlotKind::Constant && input_pointer_[s]) f.pointers[s] = tensors_[s].data_ptr();
+  place_arena(f);
+  for (uint32_t i = 0; i < f.launches.size(); ++i)
+    if (!prepare_launch(f, i, true)) late_ = true;
+  for (uint32_t i = 0; i < f.externs.size(); ++i)
+    if (!prepare_extern(f, i, true)) late_ = true;
+  if (late_ && late_memory_.empty()) late_memory_.resize(n);
+  return frame;
+}
+
+PlanRun::Frame& PlanRun::frame_for(const at::Tensor* const* inputs) {
+  if (!late_ && current_ && bindings_.empty()) return *current_;
+  std::vector<int64_t> key(bindings_.size());
+  for (size_t i = 0; i < key.size(); ++i) {
+    const Binding& b = bindings_[i];
+    key[i] = b.stride ? inputs[b.input]->stride(b.dim) : inputs[b.input]->size(b.dim);
+  }
+  if (!late_) {
+    if (current_ && current_->key == key) return *current_;
+    for (auto& f : frames_)
+      if (f->key == key) return *(current_ = f.get());
+  } else {
+    frames_.clear();  // sizes found while running are part of a frame: none can be used again
+  }
+  if (frames_.size() == kMaxFrames) frames_.erase(frames_.begin());
+  frames_.push_back(make_frame(std::move(key)));
+  return *(current_ = frames_.back().get());
+}
+
+void PlanRun::allocate_output(Frame& f, uint32_t slot) {
+  SlotState& s = f.slots[slot];
+  tensors_[slot] = new_result(s.sizes, s.strides, slot_scalar_type(plan_->slots[slot]), s.contiguous);
+  set_pointer(f, slot, tensors_[slot].data_ptr());
+}
+
+// Slots whose size has just become known get memory.
+void PlanRun::start_late(Frame& f, const std::vector<uint32_t>& slots) {
+  for (uint32_t s : slots) {
+    const SlotKind kind = plan_->slots[s].kind;
+    if (!f.slots[s].ready) VT_CHECK(prepare_slot(f, s), "size of slot {} is unknown", s);
+    if (kind == SlotKind::Arena && f.slots[s].arena_offset < 0 && !f.pointers[s]) {
+      auto bytes = static_cast<size_t>(std::max<int64_t>(f.slots[s].bytes, 1));
+      if (late_memory_[s].bytes() < bytes) late_memory_[s] = runtime::Arena(bytes);
+      set_pointer(f, s, late_memory_[s].data());
+    }
+    if (kind == SlotKind::Output && !tensors_[s].defined()) allocate_output(f, s);
+  }
+}
+
+void PlanRun::run_launch(Frame& f, uint32_t i) {
+  const runtime::Launch& l = plan_->launches[i];
+  LaunchState& s = f.launches[i];
+  const runtime::KernelRef& k = plan_->kernels[l.kernel];
+  if (late_ && !s.ready) {
+    start_late(f, l.slots);
+    VT_CHECK(prepare_launch(f, i, false), "sizes of a launch are unknown");
+  }
+  if (s.iterations == 0) return;
+  if (!k.scratch_bytes) {
+    void* const* args = s.args.data();
+    const int64_t* sizes = s.sizes.data();
+    parallel_chunks(s.iterations, l.grain, [&](int, int64_t b, int64_t e) { k.fn(args, sizes, b, e); });
+  } else {
+    const auto threads = static_cast<size_t>(at::get_num_threads());
+    if (threads > scratch_threads_) {
+      scratch_ = runtime::Arena(threads * scratch_stride_);
+      scratch_threads_ = threads;
+    }
+    const size_t at = l.slots.size() + k.may_fault;
+    parallel_chunks(s.iterations, l.grain, [&](int t, int64_t b, int64_t e) {
+      constexpr size_t kInline = 64;
+      void* local[kInline];
+      std::unique_ptr<void*[]> heap;
+      void** args = local;
+      if (at + 1 > kInline) {
+        heap = std::make_unique<void*[]>(at + 1);
+        args = heap.get();
+      }
+      std::copy_n(s.args.data(), at, args);
+      args[at] = scratch_.data() + static_cast<size_t>(t) * scratch_stride_;
+      k.fn(args, s.sizes.data(), b, e);
+    });
+  }
+  if (k.may_fault && fault_ != 0) raise_fault(std::exchange(fault_, 0));
+}
+
+void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor t, const ExternState& state) {
+  const auto slot = static_cast<uint32_t>(e.results[r]);
+  const runtime::Slot& p = plan_->slots[slot];
+  if (late_) {
+    const ir::TensorType& type = e.node->outs[r];
+    for (size_t d = 0; d < type.dim(); ++d)
+      if (sym::is_symbol(type.sizes[d])) {
+        uint32_t id = sym::view(type.sizes[d]).symbol->id;
+        if (!f.symbols.known(id)) f.symbols.set(id, t.size(static_cast<int64_t>(d)));
+      }
+    start_late(f, {slot});
+  }
+  SlotState& s = f.slots[slot];
+  if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
+    Window w = make_window(s.sizes, s.strides, slot_scalar_type(p), false, 0);
+    w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
+    w.tensor.copy_(t);
+    return;
+  }
+  if (!t.defined()) {
+    tensors_[slot] = std::move(t);
+    return;
+  }
+  const bool strided = t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
+  if (strided) {
+    TORCH_CHECK(t.sizes() == at::IntArrayRef(s.sizes), e.node->op->name, ": result ", r, " has sizes ", t.sizes(), ", recorded ", at::IntArrayRef(s.sizes));
+    bool same = true;
+    for (size_t d = 0; d < s.sizes.size(); ++d) same = same && (s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d]);
+    if (t.numel() && !same) {
+      at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous);
+      u.copy_(t);
+      t = std::move(u);
+    } else if (!(e.node->op->flags & ir::kView)) {
+      // What an op hands through must not die, or change, with the memory of its operand.
+      for (const at::Tensor* o : state.pointers)
+        if (o->has_storage() && o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
+          t = t.clone();
+          break;
+        }
+    }
+  }
+  tensors_[slot] = std::move(t);
+  if (strided && input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
+}
+
+void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) {
+  const ExternCall& e = plan_->externs[i];
+  ExternState& s = f.externs[i];
+  if (late_) {
+    std::vector<uint32_t> slots;
+    for (const runtime::TensorRef& r : e.operands) slots.push_back(r.slot);
+    start_late(f, slots);
+    if (!s.ready) VT_CHECK(prepare_extern(f, i, false), "operand sizes of {} are unknown", e.node->op->name);
+  }
+  for (auto [k, input] : s.inputs) s.pointers[k] = inputs[input];
+  for (auto [k, slot] : s.live) s.pointers[k] = slot < tensors_.size() ? &tensors_[slot] : &f.windows[UINT32_MAX - slot].tensor;
+
+  const NodeCall& call = calls_[i];
+  if (call.has_out() && e.results[0] >= 0 && plan_->slots[e.results[0]].kind != SlotKind::Extern) {
+    const auto slot = static_cast<uint32_t>(e.results[0]);
+    if (late_) start_late(f, {slot});
+    SlotState& d = f.slots[slot];
+    if (plan_->slots[slot].kind == SlotKind::Output) {
+      call.call_out(tensors_[slot], s.pointers.data());
+    } else {
+      Window w = make_window(d.sizes, d.strides, slot_scalar_type(plan_->slots[slot]), false, 0);
+      w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
+      call.call_out(w.tensor, s.pointers.data());
+    }
+    return;
+  }
+  call.call(s.pointers.data(), [&](sym::Int x) {
+    auto v = f.symbols.eval(x);
+    VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
+    return *v;
+  }, stack_, results_);
+  VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
+  for (uint32_t r = 0; r < e.results.size(); ++r)
+    if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);
+  results_.clear();
+}
+
+void PlanRun::make_outputs(Frame& f, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs) {
+  for (const runtime::Output& o : plan_->outputs) {
+    if (!o.defined) {
+      outputs.emplace_back();
+      continue;
+    }
+    const runtime::Slot& slot = plan_->slots[o.ref.slot];
+    const at::Tensor& base = slot.kind == SlotKind::Input ? *inputs[slot.index] : tensors_[o.ref.slot];
+    if (o.ref.sizes == slot.sizes && o.ref.strides == slot.strides && o.ref.offset.is(0)) {
+      outputs.push_back(base);
+      continue;
+    }
+    std::vector<int64_t> sizes, strides;
+    auto offset = f.symbols.eval(o.ref.offset);
+    VT_CHECK(offset && f.symbols.eval(o.ref.sizes, sizes) && f.symbols.eval(o.ref.strides, strides), "output sizes are unknown");
+    outputs.push_back(base.as_strided(sizes, strides, base.storage_offset() + *offset));
+  }
+}
+
+void PlanRun::drop_tensors() noexcept {
+  for (uint32_t s = 0; s < tensors_.size(); ++s)
+    if (plan_->slots[s].kind == SlotKind::Extern || plan_->slots[s].kind == SlotKind::Output) tensors_[s].reset();
+  results_.clear();
+  stack_.clear();
+}
+
+void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs) {
+  Frame& f = frame_for(inputs);
+  struct Drop {
+    PlanRun& run;
+    ~Drop() { run.drop_tensors(); }
+  } drop{*this};
+  fault_ = 0;
+  for (uint32_t s : input_slots_)
+    if (input_pointer_[s]) set_pointer(f, s, inputs[plan_->slots[s].index]->data_ptr());
+  for (uint32_t s : output_slots_)
+    if (f.slots[s].ready) allocate_output(f, s);
+  for (const Step& step : plan_->steps) {
+    switch (step.kind) {
+      case Step::Kind::Launch: run_launch(f, step.index); break;
+      case Step::Kind::Extern: run_extern(f, step.index, inputs); break;
+      case Step::Kind::Free: tensors_[step.index].reset(); break;
+    }
+  }
+  counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);
+  counters().externs_called.fetch_add(plan_->externs.size(), std::memory_order_relaxed);
+  make_outputs(f, inputs, outputs);
+}
+
+}  // namespace vitrify

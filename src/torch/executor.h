@@ -1,0 +1,112 @@
+// Runs a plan. One PlanRun is one execution context: memory, boxed tensors and kernel arguments prepared once; a call only fills in what is new.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/layout.h"
+#include "runtime/memory.h"
+#include "runtime/plan.h"
+#include "torch/extern_call.h"
+
+namespace vitrify {
+
+// Payload of graph constant `index`.
+const at::Tensor& constant_tensor(const ir::Graph&, uint32_t index);
+
+// A result tensor with memory of its own.
+at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous);
+
+class PlanRun {
+ public:
+  explicit PlanRun(std::shared_ptr<const runtime::Plan>);
+  ~PlanRun();
+  // `inputs` in graph order. Not re-entrant. Throws what eager throws for a fault in the data; nothing outside has been written then.
+  // Call under PlanGuard.
+  void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
+
+ private:
+  // A tensor over memory we own or borrow; its pointer is set without touching anything else.
+  struct Window {
+    at::Tensor tensor;
+    c10::StorageImpl* storage = nullptr;
+    int64_t offset = 0;  // bytes
+  };
+  struct Operand {
+    enum class Kind : uint8_t { Input, Whole, Window } kind = Kind::Window;
+    uint32_t index = 0;  // Input: graph input; Whole: slot; Window: number
+  };
+  struct SlotState {
+    std::vector<int64_t> sizes, strides;
+    int64_t bytes = 0;
+    int64_t arena_offset = -1;  // -1: on demand
+    bool ready = false;
+    bool contiguous = false;
+    std::vector<void**> patches;       // kernel arguments that point at this slot
+    std::vector<uint32_t> windows;     // windows over it
+  };
+  struct LaunchState {
+    std::vector<void*> args;
+    std::vector<int64_t> sizes;
+    int64_t iterations = 0;
+    bool ready = false;
+  };
+  struct ExternState {
+    std::vector<Operand> operands;
+    std::vector<const at::Tensor*> pointers;  // what the call gets; fixed entries filled in once
+    std::vector<std::pair<uint32_t, uint32_t>> live;  // (operand, slot) looked up per call: whole externs and outputs
+    std::vector<std::pair<uint32_t, uint32_t>> inputs;  // (operand, graph input)
+    bool ready = false;
+  };
+  // Everything that follows from one set of symbol values.
+  struct Frame {
+    std::vector<int64_t> key;
+    runtime::SymbolValues symbols;
+    std::vector<SlotState> slots;
+    std::vector<void*> pointers;
+    std::vector<LaunchState> launches;
+    std::vector<ExternState> externs;
+    std::vector<Window> windows;
+    int64_t arena_bytes = 0;
+  };
+  struct Binding {
+    uint32_t symbol, input, dim;
+    bool stride;
+  };
+
+  Frame& frame_for(const at::Tensor* const* inputs);
+  std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
+  void place_arena(Frame&);
+  bool prepare_slot(Frame&, uint32_t slot);
+  bool prepare_launch(Frame&, uint32_t launch, bool patch);
+  bool prepare_extern(Frame&, uint32_t ext, bool patch);
+  void set_pointer(Frame&, uint32_t slot, void*);
+  Window make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType, bool wrapped, int64_t offset_bytes);
+  void start_late(Frame&, const std::vector<uint32_t>& slots);
+  void allocate_output(Frame&, uint32_t slot);
+  void run_launch(Frame&, uint32_t launch);
+  void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
+  void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
+  void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
+  void drop_tensors() noexcept;
+
+  std::shared_ptr<const runtime::Plan> plan_;
+  std::vector<NodeCall> calls_;
+  std::vector<Binding> bindings_;
+  std::vector<std::unique_ptr<Frame>> frames_;
+  Frame* current_ = nullptr;
+  runtime::Arena arena_;
+  runtime::Arena scratch_;
+  size_t scratch_stride_ = 0, scratch_threads_ = 0;
+  std::vector<runtime::Arena> late_memory_;   // per slot, sizes known only while running
+  std::vector<at::Tensor> tensors_;           // per slot: outputs, extern results and constants
+  std::vector<uint32_t> input_slots_, output_slots_;
+  std::vector<char> input_pointer_;           // per slot: some kernel or window needs the address
+  bool late_ = false;                         // some sizes are known only while running
+  int32_t fault_ = 0;
+  std::vector<c10::IValue> stack_;
+  std::vector<at::Tensor> results_;
+};
+
+}  // namespace vitrify

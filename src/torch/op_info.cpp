@@ -1,0 +1,176 @@
+#include "torch/op_info.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace vitrify::capture {
+namespace {
+
+const std::unordered_set<std::string_view>& reads_values() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal", "aten::allclose", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select",
+      "aten::unique_dim", "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount", "aten::argwhere",
+      "aten::histc", "aten::_linalg_check_errors", "aten::is_pinned"};
+  return names;
+}
+
+const std::unordered_set<std::string_view>& refused() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_", "aten::set_data", "aten::record_stream", "aten::sparse_resize_", "aten::rename_",
+      "aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention", "aten::_nested_tensor_from_mask", "aten::_make_dual", "aten::_fw_primal",
+      "aten::_cudnn_rnn_flatten_weight", "aten::requires_grad_", "aten::_sobol_engine_draw"};
+  return names;
+}
+
+// Composites that stay whole: one library call, and what they decompose to hides it.
+bool keep_whole(std::string_view name) { return name == "aten::linear"; }
+
+bool special(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::lift_fresh", "aten::copy_", "aten::fill_.Scalar", "aten::zero_", "aten::index.Tensor", "aten::repeat_interleave.Tensor", "aten::native_batch_norm",
+      "aten::_local_scalar_dense", "aten::as_strided", "aten::detach_", "aten::is_pinned", "aten::cudnn_batch_norm"};
+  return names.count(name) > 0;
+}
+
+bool is_identity_name(std::string_view n) { return n == "aten::detach" || n == "aten::alias" || n == "aten::lift"; }
+
+bool same_argument(const c10::Argument& a, const c10::Argument& b) { return a.name() == b.name() && *a.type() == *b.type(); }
+
+}  // namespace
+
+const OpInfo& OpTable::get(const c10::OperatorHandle& op) {
+  auto& slot = ops_[&op.schema()];
+  if (!slot) {
+    slot = std::make_unique<OpInfo>(op);
+    OpInfo& info = *slot;  // classify() may add entries: `slot` is not used below
+    info.name = op_name(op.operator_name());
+    classify(info);
+    return info;
+  }
+  return *slot;
+}
+
+const OpInfo* OpTable::find(std::string_view name) {
+  auto h = find_operator(name);
+  return h ? &get(*h) : nullptr;
+}
+
+void OpTable::classify(OpInfo& info) {
+  const c10::FunctionSchema& s = info.op.schema();
+  const std::string& base = s.name();
+  std::string_view ns = std::string_view(base).substr(0, base.find("::"));
+  info.args = arg_kinds(s);
+  info.row = ops::find_op(info.name);
+  if (info.row) info.flags |= info.row->flags;
+  if (info.op.hasTag(at::Tag::nondeterministic_seeded)) info.flags |= ir::kRandom;
+  if (info.op.hasTag(at::Tag::dynamic_output_shape)) info.flags |= ir::kDataDependent;
+  bool aten = ns == "aten" || ns == "prims";
+  if (!aten && ns != "mkldnn" && ns != "quantized") info.flags |= ir::kEffect;
+
+  if (ns == "profiler" || ns == "vitrify" || ns == "prim") {
+    info.kind = OpKind::Pass;
+    return;
+  }
+  if (special(info.name)) {
+    info.kind = OpKind::Special;
+    return;
+  }
+  if (refused().count(base)) {
+    info.kind = OpKind::Refuse;
+    info.why = fmt::format("calls {}, which cannot be captured", info.name);
+    return;
+  }
+  if (reads_values().count(base) || info.op.hasTag(at::Tag::data_dependent_output) || info.op.hasTag(at::Tag::dynamic_output_shape)) {
+    info.kind = OpKind::Refuse;
+    info.why = fmt::format("reads a tensor's value: {}", info.name);
+    return;
+  }
+  if (compat::has_composite_kernel(info.op) && !keep_whole(base)) {
+    info.kind = OpKind::Composite;
+    return;
+  }
+
+  bool aliases = false;
+  for (const auto& r : s.returns())
+    if (r.alias_info() && !r.alias_info()->isWrite()) aliases = true;
+  for (size_t i = 0; i < s.arguments().size(); ++i)
+    if (auto* a = s.arguments()[i].alias_info(); a && a->isWrite()) info.writes.push_back(i);
+
+  if (!info.writes.empty()) {
+    if (info.op.hasTag(at::Tag::inplace_view)) {
+      info.kind = OpKind::InPlaceView;
+      std::string view = base.substr(0, base.size() - 1);
+      info.out_of_place = find(s.overload_name().empty() ? view : view + "." + s.overload_name());
+      if (!info.out_of_place || info.out_of_place->kind != OpKind::View) {
+        info.kind = OpKind::Refuse;
+        info.why = fmt::format("calls {}, which cannot be captured", info.name);
+      }
+      return;
+    }
+    info.kind = OpKind::Write;
+    find_functional(info);
+    return;
+  }
+  if (aliases && !info.args.empty() && info.args[0] == ArgKind::Tensor) {
+    info.kind = OpKind::View;
+    info.flags |= ir::kView;
+    info.multi_result_view = s.returns()[0].type()->kind() == c10::TypeKind::ListType;
+    return;
+  }
+  if (s.returns().empty()) info.kind = OpKind::Effect;
+}
+
+void OpTable::find_functional(OpInfo& info) {
+  const c10::FunctionSchema& s = info.op.schema();
+  std::string base = s.name();
+  bool in_place = !base.ends_with("__") && base.ends_with("_");
+  if (in_place) base.pop_back();
+  if (base == "aten::normal" && in_place) base = "aten::normal_functional";
+  if (base == "aten::_index_put_impl") base = "aten::_index_put_impl";
+
+  // The functional form takes the same arguments by name and type, less the out ones, and writes nothing.
+  auto fits = [&](const c10::OperatorHandle& h) {
+    const c10::FunctionSchema& f = h.schema();
+    size_t written = 0;
+    for (const auto& a : f.arguments())
+      if (a.alias_info() && a.alias_info()->isWrite()) return false;
+    std::vector<size_t> map;
+    for (const auto& a : f.arguments()) {
+      auto it = std::find_if(s.arguments().begin(), s.arguments().end(), [&](const c10::Argument& b) { return same_argument(a, b); });
+      if (it == s.arguments().end()) return false;
+      map.push_back(it - s.arguments().begin());
+    }
+    for (size_t i = 0; i < s.arguments().size(); ++i) {
+      bool is_written = std::find(info.writes.begin(), info.writes.end(), i) != info.writes.end();
+      bool used = std::find(map.begin(), map.end(), i) != map.end();
+      if (!used && !is_written) return false;
+      written += is_written;
+    }
+    size_t fresh = 0;
+    for (const auto& r : s.returns()) fresh += !(r.alias_info() && r.alias_info()->isWrite());
+    // A list argument written in place (foreach) comes back as one list.
+    if (f.returns().size() != fresh + written) return false;
+    const OpInfo& fi = get(h);
+    if (fi.kind != OpKind::Pure && fi.kind != OpKind::Composite && fi.kind != OpKind::View && fi.kind != OpKind::Special) return false;
+    info.functional = &fi;
+    info.functional_args = std::move(map);
+    return true;
+  };
+  std::string overload = s.overload_name();
+  std::vector<std::string> guesses{overload, ""};
+  if (!in_place) {
+    if (overload.ends_with("_out")) guesses = {overload.substr(0, overload.size() - 4), ""};
+    else guesses = {""};
+  }
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const std::string& o : guesses)
+    if (auto h = dispatcher.findSchema({base, o}); h && fits(*h)) return;
+  for (const std::string& name : {base, base + "_functional", s.name() + "_functional"})
+    for (const c10::OperatorName& n : dispatcher.getAllOpNames())
+      if (n.name == name)
+        if (auto h = dispatcher.findSchema(n); h && fits(*h)) return;
+  info.kind = OpKind::Refuse;
+  info.why = fmt::format("calls {}, which writes into its arguments and has no functional form", info.name);
+}
+
+}  // namespace vitrify::capture

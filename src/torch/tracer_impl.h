@@ -1,0 +1,112 @@
+// The state of one capture. Split over tracer.cpp (public calls), dispatch.cpp (one op arrives), functionalize.cpp (storages, views, writes).
+#pragma once
+#include <deque>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "torch/fake.h"
+#include "torch/mode.h"
+#include "torch/op_info.h"
+#include "torch/tracer.h"
+
+namespace vitrify {
+
+struct Tracer::Impl final : capture::ModeHandler {
+  using View = capture::View;
+  using StorageState = capture::StorageState;
+  using OpInfo = capture::OpInfo;
+  using Types = boost::container::small_vector<ir::TensorType, 1>;
+
+  struct Source {
+    at::Tensor real;
+    at::Tensor fake;          // undefined until met
+    ir::InputKind kind;
+    std::string name;
+    int32_t input = -1;
+  };
+
+  // --- state
+  TracerOptions options;
+  Tracer* owner = nullptr;
+  uint64_t trace = 0;
+  bool started = false, done = false;
+  bool accept_unknown = false;
+  std::shared_ptr<ir::Graph> graph = std::make_shared<ir::Graph>();
+  std::optional<std::string> failure;
+  std::function<std::string()> source_callback;
+  std::unordered_map<std::string, uint32_t> source_ids;
+  uint32_t source = 0;
+  capture::OpTable ops;
+  std::deque<Source> sources;                                       // declared or met; stable addresses
+  std::unordered_map<const c10::TensorImpl*, Source*> by_real;
+  std::vector<Source*> inputs;                                      // graph input -> source
+  uint32_t num_args = 0;
+  std::vector<std::shared_ptr<StorageState>> input_storages;        // one per distinct input tensor
+  std::unordered_map<std::string, ir::Value> scalars;               // scalar constants made so far
+
+  // --- process state put back at the end
+  struct Saved {
+    bool autocast_cache = true;
+    std::vector<std::pair<at::Generator, at::Tensor>> generators;
+  };
+  std::optional<Saved> saved;
+  void save_process_state();
+  void restore_process_state();
+
+  // --- inputs (tracer.cpp)
+  at::Tensor make_input(Source&, const std::vector<DimMark>& dims);
+  void check_in_scope(const at::Tensor&) const;
+  at::Tensor fake_of(const at::Tensor& t);                          // t itself, or the placeholder of a real tensor
+  ir::Value value_of_tensor(const at::Tensor&);
+  ir::Value scalar_value(const at::Tensor& real, bool wrapped);
+  at::Tensor constant(const at::Tensor& real);
+
+  // --- one op (dispatch.cpp)
+  void dispatch(const c10::OperatorHandle&, compat::Stack*) override;
+  c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl*) override;
+  void run(const OpInfo&, compat::Stack*);
+  void run_special(const OpInfo&, compat::Stack*);
+  void run_pure(const OpInfo&, compat::Stack*);
+  void run_view(const OpInfo&, compat::Stack*);
+  void run_in_place_view(const OpInfo&, compat::Stack*);
+  void run_write(const OpInfo&, compat::Stack*);
+  void run_effect(const OpInfo&, compat::Stack*);
+  void run_batch_norm(const OpInfo&, compat::Stack*);
+  void decompose(const OpInfo&, compat::Stack*);
+
+  // Results of a call as recorded: `results` is the boxed result with fakes' places still holding meta tensors (Meta path) or nothing (shape rule).
+  struct Call {
+    ir::Node* node = nullptr;
+    Types types;                       // flattened tensor results
+    compat::Stack metas;               // filled by the Meta path
+  };
+  std::vector<ir::Arg> convert_args(const OpInfo&, c10::ArrayRef<c10::IValue>);
+  compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device);
+  Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
+  ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
+  ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);
+
+  // --- storages and views (functionalize.cpp)
+  std::shared_ptr<StorageState> new_storage(ir::Value base, ir::TensorType, int64_t offset, c10::Device);
+  at::Tensor new_tensor(ir::Value, bool conj = false, bool neg = false);   // a fresh tensor holding that value
+  ir::Value read(View&);
+  ir::Value apply(View&, ir::Value parent);
+  void write(View&, ir::Value, std::string_view op);
+  ir::Value scatter(View& child, ir::Value parent, ir::Value value, std::string_view op);
+  ir::Value conform(ir::Value, const ir::TensorType&, const std::function<ir::Value()>& old_value);
+  void check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op);
+  std::vector<ResultSpec::ViewOp> path_of(const View&) const;
+
+  // --- end (tracer.cpp)
+  Program finish(const std::vector<at::Tensor>& outputs);
+  ir::Value own_storage(ir::Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots);
+  void stop();
+};
+
+namespace capture {
+
+[[noreturn]] void fail(std::string what);  // CaptureError
+std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of);
+
+}  // namespace capture
+}  // namespace vitrify

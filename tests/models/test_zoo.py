@@ -1,0 +1,56 @@
+"""Networks that people run, unmodified: compiled beside eager beside fp64."""
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import zoo  # noqa: E402
+
+vitrify = pytest.importorskip("vitrify")
+if not hasattr(vitrify, "compile"):
+    pytest.skip("the package is not built: ./x build", allow_module_level=True)
+from vitrify import measure  # noqa: E402
+
+PACKAGE = {"torchvision": "torchvision", "timm": "timm", "transformers": "transformers", "pyg": "torch_geometric"}
+pytestmark = [pytest.mark.network, pytest.mark.filterwarnings("ignore")]
+
+
+def params():
+    for name, entry in zoo.ZOO.items():
+        yield pytest.param(entry, id=name, marks=[] if entry.quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("entry", params())
+def test_network(entry):
+    package = PACKAGE[entry.name.split("/")[0]]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module, args, kwargs = entry.build()
+    with torch.no_grad():
+        eager = module(*args, **kwargs)
+        compiled = vitrify.compile(module)
+        result = compiled(*args, **kwargs)
+        did = measure.counted(lambda: compiled(*args, **kwargs))
+        again = compiled(*args, **kwargs)
+    assert type(result) is type(eager)
+    for ours, theirs in zip(measure.tensors(result), measure.tensors(eager), strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+    reference = measure.double_run(module, args, kwargs)
+    error_eager = measure.error(eager, reference)
+    assert 0 < error_eager < 1e-3, "the network shows nothing"
+    for run in (result, again):
+        error = measure.error(run, reference)
+        assert measure.within(error, error_eager), f"error {error:.3e} against fp64, eager's is {error_eager:.3e}"
+    assert did.get("kernels_launched", 0) > 0, f"no native kernel ran: {did}"
+
+
+def test_the_zoo_is_wide():
+    assert len(zoo.ZOO) >= 40
+    assert {name.split("/")[0] for name in zoo.ZOO} == set(PACKAGE)

@@ -1,0 +1,43 @@
+"""Warnings that name the user's line."""
+import os
+import sys
+import traceback
+import warnings
+
+import torch
+
+from . import _C
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+
+def is_user_file(filename):
+    if filename.startswith((_HERE, _TORCH, "<frozen")):
+        return False
+    return not (filename.startswith(_STDLIB) and "site-packages" not in filename)
+
+
+def user_frame(exc):
+    """(file, line, function) of the innermost frame of an exception's traceback that is the user's; None if there is none."""
+    for frame, line in reversed(list(traceback.walk_tb(exc.__traceback__))):
+        if is_user_file(frame.f_code.co_filename):
+            return frame.f_code.co_filename, line, frame.f_code.co_name
+    return None
+
+
+def caller():
+    frame = sys._getframe(1)
+    while frame and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame else ("<unknown>", 0, "<unknown>")
+
+
+def where(place):
+    return f"{place[0]}:{place[1]} in {place[2]}"
+
+
+def warn(message, place=None):
+    place = place or caller()
+    warnings.warn_explicit(message, _C.VitrifyWarning, place[0], place[1])

@@ -1,0 +1,205 @@
+"""What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
+meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
+import sys
+import types
+from collections import OrderedDict, deque
+
+import torch
+from torch import nn
+
+from . import _C
+
+PARAMETER, BUFFER, CAPTURED = 1, 2, 3
+_LIMIT = 200_000
+_SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
+_GLOBAL_HOOKS = [
+    v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
+]
+
+
+def is_library(module_name):
+    return (module_name or "builtins").partition(".")[0] in _LIBRARY and module_name != "__main__"
+
+
+def code_names(code, out):
+    out.update(code.co_names)
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            code_names(c, out)
+    return out
+
+
+class Unready(Exception):
+    """The program cannot be captured yet (lazy modules); this call runs eagerly and the next one tries again."""
+
+
+class Sources:
+    def __init__(self):
+        self.guards = _C.Guards()
+        self.tensors = {}          # id -> (tensor, kind, name)
+        self.seen = {}             # id -> object, kept alive so that ids stay unique
+        self.names = {}            # global dict id -> (dict, set of names, label)
+        self.todo = deque()
+        self.modules = False
+
+    def finish(self):
+        while self.todo:
+            self.todo.popleft()()
+            if len(self.seen) > _LIMIT:
+                raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
+        for d, names, label in self.names.values():
+            self.guards.add_dict(d, tuple(names), label)
+        if self.modules:
+            for d in _GLOBAL_HOOKS:
+                self.guards.add_dict(d, None, "torch.nn.modules.module global hooks")
+        self.guards.watch()
+        return self
+
+    def visit(self, o, name):
+        t = type(o)
+        if t in _SCALARS or id(o) in self.seen:
+            return
+        self.seen[id(o)] = o
+        if isinstance(o, torch.Tensor):
+            self.tensor(o, CAPTURED, name)
+        elif isinstance(o, nn.Module):
+            self.todo.append(lambda: self.module(o, name))
+        elif t is types.FunctionType:
+            self.todo.append(lambda: self.function(o, name))
+        elif t is types.MethodType:
+            self.visit(o.__func__, name)
+            self.visit(o.__self__, name)
+        elif isinstance(o, type):
+            if not is_library(o.__module__):
+                self.todo.append(lambda: self.cls(o))
+        elif t is list:
+            self.guards.add_list(o, name)
+            self.items(enumerate(o), name)
+        elif t is tuple:
+            self.items(enumerate(o), name)
+        elif t in (dict, OrderedDict) or isinstance(o, dict) and not is_library(t.__module__):
+            self.guards.add_dict(o, None, name)
+            self.items(list(o.items()), name)
+        elif t in (set, frozenset):
+            if t is set:
+                self.guards.add_equal(o, set(o), name)
+        elif t is deque:
+            self.guards.add_equal(o, deque(o, o.maxlen), name)
+            self.items(enumerate(o), name)
+        elif t.__module__ == "numpy" and t.__name__ == "ndarray":
+            if o.nbytes <= 65536 and o.dtype.hasobject is False:
+                self.guards.add_buffer(o, name)
+        elif t is types.ModuleType or is_library(t.__module__):
+            pass
+        elif hasattr(o, "__dict__"):
+            self.todo.append(lambda: self.instance(o, name))
+
+    def items(self, pairs, name):
+        for k, v in pairs:
+            if type(v) not in _SCALARS:
+                self.visit(v, f"{name}[{k!r}]")
+
+    def tensor(self, t, kind, name):
+        if torch.nn.parameter.is_lazy(t):
+            raise Unready
+        if id(t) not in self.tensors:
+            self.tensors[id(t)] = (t, kind, name)
+
+    def module(self, root, name):
+        self.modules = True
+        for path, m in root.named_modules():
+            full = f"{name}.{path}" if path else name
+            if path and id(m) in self.seen:
+                continue
+            self.seen[id(m)] = m
+            g, d = self.guards, m.__dict__
+            g.add_object(m)
+            keys = None
+            if d.get("_compiled_call_impl") is not None:
+                keys = tuple(k for k in d if k != "_compiled_call_impl")
+            g.add_dict(d, keys, full)
+            self.cls(type(m))
+            for k, v in d.items():
+                if type(v) in _SCALARS or k == "_compiled_call_impl":
+                    continue
+                if k == "_parameters" or k == "_buffers":
+                    g.add_dict(v, None, full)
+                    kind = PARAMETER if k == "_parameters" else BUFFER
+                    for n, t in v.items():
+                        if t is not None:
+                            self.seen[id(t)] = t
+                            self.tensor(t, kind, f"{full}.{n}" if path or name != "self" else n)
+                elif k == "_modules" or (isinstance(v, dict) and k.startswith("_") and k.endswith("_hooks")):
+                    g.add_dict(v, None, f"{full}.{k}")
+                    if k != "_modules":
+                        self.items(list(v.items()), f"{full}.{k}")
+                else:
+                    self.visit(v, f"{full}.{k}")
+
+    def instance(self, o, name):
+        self.guards.add_object(o)
+        self.guards.add_dict(o.__dict__, None, name)
+        self.cls(type(o))
+        for k, v in list(o.__dict__.items()):
+            if type(v) not in _SCALARS:
+                self.visit(v, f"{name}.{k}")
+
+    def cls(self, c):
+        if id(c) in self.seen and self.seen[id(c)] is c and ("cls", id(c)) in self.seen:
+            return
+        self.seen[id(c)] = c
+        self.seen[("cls", id(c))] = c
+        self.guards.add_type(c)
+        for base in c.__mro__:
+            if is_library(base.__module__) or ("body", id(base)) in self.seen:
+                continue
+            self.seen[("body", id(base))] = base
+            for k, v in list(vars(base).items()):
+                if isinstance(v, (staticmethod, classmethod)):
+                    v = v.__func__
+                if isinstance(v, property):
+                    for f in (v.fget, v.fset):
+                        if f is not None:
+                            self.visit(f, f"{base.__name__}.{k}")
+                elif type(v) not in _SCALARS and not k.startswith("__"):
+                    self.visit(v, f"{base.__name__}.{k}")
+                elif type(v) is types.FunctionType:
+                    self.visit(v, f"{base.__name__}.{k}")
+
+    def function(self, f, name):
+        while hasattr(f, "__wrapped__") and is_library(f.__module__):
+            f = f.__wrapped__
+        if not isinstance(f, types.FunctionType) or is_library(f.__module__):
+            return
+        self.guards.add_function(f)
+        for cell, var in zip(f.__closure__ or (), f.__code__.co_freevars):
+            if id(cell) in self.seen:
+                continue
+            self.seen[id(cell)] = cell
+            self.guards.add_cell(cell, var)
+            try:
+                self.visit(cell.cell_contents, var)
+            except ValueError:
+                pass  # empty
+        for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
+            self.visit(v, f"a default of {f.__name__}")
+        if f.__kwdefaults__:
+            self.guards.add_dict(f.__kwdefaults__, None, f"defaults of {f.__name__}")
+        names = code_names(f.__code__, set())
+        self.globals(f.__globals__, names, f.__globals__.get("__name__", "globals"), names)
+        if getattr(f, "__wrapped__", None) is not None:
+            self.visit(f.__wrapped__, name)
+
+    def globals(self, d, names, label, attributes):
+        known = self.names.setdefault(id(d), (d, set(), label))[1]
+        for n in names:
+            if n in known or n not in d:
+                continue
+            known.add(n)
+            v = d[n]
+            if type(v) is types.ModuleType:
+                if not is_library(v.__name__) and id(v.__dict__) != id(d):
+                    self.globals(v.__dict__, attributes, v.__name__, attributes)
+            elif type(v) not in _SCALARS:
+                self.visit(v, n)
