@@ -38,7 +38,7 @@ struct View {
   int64_t offset = 0;             // storage offset in elements
   ir::Value cached;               // the value at `generation` of the storage
   uint64_t generation = 0;
-  bool in_place = false;          // made by t_(), unsqueeze_(), ...: the same object as its parent
+  const OpInfo* in_place = nullptr; // made by this op (t_(), unsqueeze_()): the same object as its parent
 };
 
 class FakeImpl final : public c10::TensorImpl {

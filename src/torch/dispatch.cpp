@@ -1,0 +1,375 @@
+// One op arrives below autograd: decomposed, recorded, or refused.
+#include "torch/convert.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::as_fake;
+using capture::fail;
+using capture::FakeImpl;
+using capture::OpKind;
+using c10::IValue;
+using compat::Stack;
+using ir::Arg;
+using ir::TensorType;
+using ir::Value;
+
+namespace {
+
+c10::ArrayRef<IValue> last(const Stack& s, size_t n) { return c10::ArrayRef<IValue>(s).slice(s.size() - n, n); }
+void drop(Stack& s, size_t n) { s.erase(s.end() - n, s.end()); }
+
+template <class F>
+void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
+  for (const IValue& v : args) {
+    if (v.isTensor()) {
+      if (v.toTensor().defined()) f(v.toTensor());
+    } else if (v.isTensorList()) {
+      for (const at::Tensor& t : v.toTensorVector()) if (t.defined()) f(t);
+    } else if (v.isList()) {
+      for (const IValue& e : v.toListRef())
+        if (e.isTensor() && e.toTensor().defined()) f(e.toTensor());
+    }
+  }
+}
+
+bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
+
+}  // namespace
+
+void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
+  const OpInfo& info = ops.get(op);
+  try {
+    if (info.kind == OpKind::Composite) {
+      decompose(info, stack);
+      return;
+    }
+    capture::Paused paused;
+    if (info.kind == OpKind::Pass) {
+      op.callBoxed(stack);
+      return;
+    }
+    if (source_callback) {
+      std::string where = source_callback();
+      auto [it, fresh] = source_ids.try_emplace(where, graph->sources.size());
+      if (fresh) graph->sources.push_back(where);
+      source = it->second;
+    }
+    run(info, stack);
+  } catch (const CaptureError& e) {
+    if (!failure) failure = e.what();
+    throw;
+  }
+}
+
+void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
+  switch (info.kind) {
+    case OpKind::Refuse: fail(info.why);
+    case OpKind::Special: return run_special(info, stack);
+    case OpKind::View: return run_view(info, stack);
+    case OpKind::InPlaceView: return run_in_place_view(info, stack);
+    case OpKind::Write: return run_write(info, stack);
+    case OpKind::Effect: return run_effect(info, stack);
+    default: return run_pure(info, stack);
+  }
+}
+
+// The mode is still on the stack: what the composite calls arrives here.
+void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) { info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack); }
+
+c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {
+  capture::Paused paused;
+  auto self = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(real));
+  FakeImpl* fake = as_fake(fake_of(at::Tensor(std::move(self))));
+  return fake->shallow_copy_and_detach(c10::VariableVersion(0), false);
+}
+
+ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
+  uint32_t flags = info.flags;
+  if ((flags & ir::kRandom) && is_random_attention(info.name)) {
+    // Attention draws only when its dropout probability is not zero.
+    bool draws = false;
+    for (size_t i = 0; i < args.size(); ++i)
+      if (info.op.schema().arguments()[i].name() == "dropout_p") draws = std::get<double>(args[i]) != 0;
+    if (!draws) flags &= ~ir::kRandom;
+  }
+  const ir::Op* op = graph->op(info.name, flags);
+  if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
+  ir::Node* n = graph->append(op, std::move(args), std::move(outs));
+  n->source = source;
+  return n;
+}
+
+ir::Node* Tracer::Impl::append(std::string_view name, std::vector<Arg> args, Types outs) {
+  const OpInfo* info = ops.find(name);
+  VT_CHECK(info, "torch has no {}", name);
+  return append(*info, std::move(args), std::move(outs));
+}
+
+std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  std::vector<Arg> r;
+  r.reserve(args.size());
+  auto resolve = [this](const at::Tensor& t) { return value_of_tensor(t); };
+  for (size_t i = 0; i < args.size(); ++i) r.push_back(to_arg(*graph, args[i], info.args[i], resolve));
+  return r;
+}
+
+// The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
+Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device) {
+  if (!info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
+  std::optional<c10::Device> named, first, accelerator;
+  Stack metas;
+  metas.reserve(args.size());
+  auto convert = [&](const at::Tensor& t) -> at::Tensor {
+    if (!t.defined()) return t;
+    at::Tensor fake = fake_of(t);
+    FakeImpl* f = as_fake(fake);
+    if (!first) first = f->device();
+    if (!accelerator && !f->device().is_cpu()) accelerator = f->device();
+    return f->meta();
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    const IValue& v = args[i];
+    if (v.isTensor()) {
+      metas.emplace_back(convert(v.toTensor()));
+    } else if (v.isTensorList()) {
+      c10::List<at::Tensor> l;
+      for (const at::Tensor& t : v.toTensorVector()) l.push_back(convert(t));
+      metas.emplace_back(std::move(l));
+    } else if (info.args[i] == ArgKind::OptionalTensorList && v.isList()) {
+      c10::List<std::optional<at::Tensor>> l;
+      for (const IValue& e : v.toListRef()) l.push_back(e.isNone() ? std::nullopt : std::optional<at::Tensor>(convert(e.toTensor())));
+      metas.emplace_back(std::move(l));
+    } else if (v.isDevice()) {
+      named = v.toDevice();
+      metas.emplace_back(c10::Device(c10::kMeta));
+    } else if (v.isGenerator()) {
+      metas.emplace_back();
+    } else {
+      metas.push_back(v);
+    }
+  }
+  bool factory = !first;
+  if (factory) {
+    for (size_t i = 0; i < args.size(); ++i)
+      if (info.args[i] == ArgKind::Device) metas[i] = c10::Device(c10::kMeta);
+  }
+  *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
+  if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
+  c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  try {
+    info.op.callBoxed(&metas);
+  } catch (const c10::NotImplementedError& e) {
+    fail(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
+  }
+  return metas;
+}
+
+Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  Call call;
+  std::vector<Arg> converted = convert_args(info, args);
+  bool only_tensors = true;
+  for (const auto& r : info.op.schema().returns()) {
+    auto kind = r.type()->kind();
+    only_tensors &= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
+  }
+  std::optional<Types> ruled;
+  if (only_tensors && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
+  if (!ruled || options.check_shapes) {
+    c10::Device device = c10::kCPU;
+    try {
+      call.metas = run_meta(info, args, &device);
+    } catch (const CaptureError&) {
+      if (!ruled) throw;
+    }
+    std::vector<at::Tensor> tensors;
+    flatten_results(call.metas, tensors);
+    for (const at::Tensor& t : tensors) {
+      TensorType type = t.defined() ? type_of(t) : undefined_type();
+      if (t.defined()) type.device = to_device(device);
+      type.wrapped_number = false;
+      call.types.push_back(std::move(type));
+    }
+    if (ruled && !tensors.empty()) {
+      VT_CHECK(ruled->size() == call.types.size(), "{}: the shape rule gives {} results, ATen {}", info.name, ruled->size(), call.types.size());
+      for (size_t i = 0; i < call.types.size(); ++i) {
+        const TensorType &r = (*ruled)[i], &m = call.types[i];
+        if (is_undefined(m)) continue;
+        VT_CHECK(r.dtype == m.dtype && values_of(r.sizes) == values_of(m.sizes) && values_of(r.strides) == values_of(m.strides) && r.device == m.device,
+                 "{} result {}: the shape rule gives {} [{}] [{}], ATen {} [{}] [{}]", info.name, i, to_string(r.dtype), fmt::join(values_of(r.sizes), ","),
+                 fmt::join(values_of(r.strides), ","), to_string(m.dtype), fmt::join(values_of(m.sizes), ","), fmt::join(values_of(m.strides), ","));
+      }
+    }
+  }
+  if (ruled) call.types = std::move(*ruled);
+  if (call.types.empty() && !(info.flags & ir::kEffect)) return call;  // an answer about metadata
+  bool has_tensor = false;
+  for (const Arg& a : converted) has_tensor |= std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a);
+  if (!has_tensor && !call.types.empty())  // a factory's dtype is the default dtype of now
+    for (size_t i = 0; i < converted.size(); ++i)
+      if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::None>(converted[i]) && call.types[0].dtype != DType::Opaque) converted[i] = call.types[0].dtype;
+  call.node = append(info, std::move(converted), call.types);
+  return call;
+}
+
+void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  Call call = record_call(info, last(*stack, n));
+  drop(*stack, n);
+  const auto& returns = info.op.schema().returns();
+  std::vector<at::Tensor> metas;
+  flatten_results(call.metas, metas);
+  uint32_t next = 0;
+  auto tensor = [&]() {
+    bool conj = next < metas.size() && metas[next].defined() && metas[next].is_conj();
+    bool neg = next < metas.size() && metas[next].defined() && metas[next].is_neg();
+    return new_tensor(call.node->out(next++), conj, neg);
+  };
+  for (size_t i = 0; i < returns.size(); ++i) {
+    bool have = i < call.metas.size();
+    auto kind = returns[i].type()->kind();
+    if (kind == c10::TypeKind::TensorType) {
+      stack->emplace_back(tensor());
+    } else if (kind == c10::TypeKind::ListType && (!have || call.metas[i].isTensorList())) {
+      size_t count = have ? call.metas[i].toTensorVector().size() : call.types.size() - next;
+      c10::List<at::Tensor> l;
+      for (size_t k = 0; k < count; ++k) l.push_back(tensor());
+      stack->emplace_back(std::move(l));
+    } else {
+      stack->push_back(call.metas.at(i));
+    }
+  }
+}
+
+void Tracer::Impl::run_effect(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  auto args = last(*stack, n);
+  bool tensors = false;
+  for_each_tensor(args, [&](const at::Tensor&) { tensors = true; });
+  if (info.name == "aten::_assert_tensor_metadata" || info.name.starts_with("aten::sym_constrain_range") || !tensors) {
+    drop(*stack, n);
+    return;
+  }
+  std::vector<Arg> converted = convert_args(info, args);
+  graph->append(graph->op(info.name, info.flags | ir::kEffect), std::move(converted), {})->source = source;
+  drop(*stack, n);
+}
+
+void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  auto args = last(*stack, n);
+  at::Tensor self = fake_of(args[0].toTensor());
+  FakeImpl* fake = as_fake(self);
+  if (info.name == "aten::detach" || info.name == "aten::alias") {
+    auto keys = fake->key_set();
+    at::Tensor r = capture::make_fake(capture::detached_view(fake->view), keys);
+    drop(*stack, n);
+    stack->emplace_back(std::move(r));
+    return;
+  }
+  c10::Device device = c10::kCPU;
+  Stack metas = run_meta(info, args, &device);
+  std::vector<at::Tensor> results;
+  flatten_results(metas, results);
+  std::vector<IValue> rest(args.begin() + 1, args.end());
+  auto types = std::make_shared<std::vector<TensorType>>();
+  for (const at::Tensor& m : results) {
+    TensorType t = type_of(m);
+    t.device = fake->view->type.device;
+    t.wrapped_number = false;
+    types->push_back(std::move(t));
+  }
+  Value parent = read(*fake->view);
+  std::vector<Arg> converted{parent};
+  for (size_t i = 1; i < n; ++i) converted.push_back(to_arg(*graph, args[i], info.args[i], {}));
+  ir::Node* node = append(info, std::move(converted), Types(types->begin(), types->end()));
+  c10::List<at::Tensor> made;
+  for (size_t k = 0; k < results.size(); ++k) {
+    auto v = std::make_shared<View>();
+    v->storage = fake->view->storage;
+    v->parent = fake->view;
+    v->step = {&info, rest, info.multi_result_view ? static_cast<int32_t>(k) : -1, info.multi_result_view ? types : nullptr};
+    v->type = (*types)[k];
+    v->offset = results[k].storage_offset();
+    v->cached = node->out(k);
+    v->generation = v->storage->generation;
+    auto keys = compat::dense_keys(to_torch_device(v->type.device), results[k].scalar_type(), fake->is_inference());
+    if (results[k].is_conj()) keys = keys.add(c10::DispatchKey::Conjugate);
+    if (results[k].is_neg()) keys = keys.add(c10::DispatchKey::Negative);
+    made.push_back(capture::make_fake(std::move(v), keys));
+  }
+  drop(*stack, n);
+  if (info.multi_result_view) stack->emplace_back(std::move(made));
+  else stack->emplace_back(made.extract(0));
+}
+
+void Tracer::Impl::run_in_place_view(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  at::Tensor self = last(*stack, n)[0].toTensor();
+  FakeImpl* fake = as_fake(self);
+  if (!fake) fail(fmt::format("{} on a tensor that is not an argument", info.name));
+  Stack view(last(*stack, n).begin(), last(*stack, n).end());
+  run_view(*info.out_of_place, &view);
+  auto made = as_fake(view.back().toTensor())->view;
+  made->in_place = &info;
+  fake->view = made;
+  fake->set_geometry();
+  drop(*stack, n);
+  stack->emplace_back(std::move(self));
+}
+
+void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  Stack args(last(*stack, n).begin(), last(*stack, n).end());
+  // Real tensors become their placeholders first: overlap is seen between placeholders.
+  Stack fakes = args;
+  for (IValue& v : fakes) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      v = fake_of(v.toTensor());
+    } else if (v.isTensorList()) {
+      c10::List<at::Tensor> l;
+      for (const at::Tensor& t : v.toTensorVector()) l.push_back(t.defined() ? fake_of(t) : t);
+      v = std::move(l);
+    }
+  }
+  std::vector<at::Tensor> targets;
+  for (size_t w : info.writes) {
+    if (fakes[w].isTensor()) targets.push_back(fakes[w].toTensor());
+    else if (fakes[w].isTensorList()) for (const at::Tensor& t : fakes[w].toTensorVector()) targets.push_back(t);
+    else if (!fakes[w].isNone()) fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
+  }
+  for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
+  const OpInfo& f = *info.functional;
+  Stack fargs;
+  for (size_t i : info.functional_args) fargs.push_back(fakes[i]);
+  Call call = record_call(f, fargs);
+  if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
+  size_t first = call.types.size() - targets.size();
+  bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    View& v = *as_fake(targets[i])->view;
+    const TensorType& r = call.types[first + i];
+    if (values_of(r.sizes) != values_of(v.type.sizes))
+      fail(fmt::format(writes_out ? "{} resizes its out argument" : "{} needs a result of another shape than the tensor it writes", info.name));
+    if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
+    Value value = conform(call.node->out(first + i), v.type, [&] { return read(v); });
+    write(v, value, info.name);
+    // The foreach kernels count a write themselves; for other ops the layer above us does.
+    if (info.name.starts_with("aten::_foreach_") && !targets[i].is_inference()) targets[i].unsafeGetTensorImpl()->bump_version();
+  }
+  drop(*stack, n);
+  uint32_t fresh = 0;
+  for (const auto& ret : info.op.schema().returns()) {
+    if (ret.alias_info() && ret.alias_info()->isWrite()) {
+      for (size_t w : info.writes) {
+        const auto& set = info.op.schema().arguments()[w].alias_info()->beforeSets();
+        if (set == ret.alias_info()->beforeSets()) stack->push_back(args[w]);
+      }
+    } else {
+      stack->emplace_back(new_tensor(call.node->out(fresh++)));
+    }
+  }
+}
+
+}  // namespace vitrify

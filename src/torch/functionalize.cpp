@@ -1,0 +1,215 @@
+// Writes become values: a storage is a current value and a count of writes; a view replays its path when the count moved on; a write into a view
+// scatters back along its path into the value of the storage.
+#include "torch/convert.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::fail;
+using ir::Arg;
+using ir::TensorType;
+using ir::Value;
+
+namespace {
+
+std::vector<sym::Int> to_ints(const ir::Dims& d) { return {d.begin(), d.end()}; }
+
+bool same_layout(const TensorType& a, const TensorType& b) {
+  return a.dtype == b.dtype && a.opaque_scalar_type == b.opaque_scalar_type && a.device == b.device && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+int64_t wrap(int64_t d, size_t rank) { return d < 0 ? d + static_cast<int64_t>(std::max<size_t>(rank, 1)) : d; }
+
+}  // namespace
+
+namespace capture {
+
+void fail(std::string what) { throw CaptureError(what); }
+
+std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of) {
+  auto v = std::make_shared<View>();
+  v->storage = of->storage;
+  v->parent = of;
+  v->type = of->type;
+  v->offset = of->offset;
+  return v;  // a step without an op is the identity
+}
+
+}  // namespace capture
+
+std::shared_ptr<capture::StorageState> Tracer::Impl::new_storage(Value base, TensorType type, int64_t offset, c10::Device device) {
+  auto s = std::make_shared<StorageState>();
+  s->trace = trace;
+  s->storage = capture::make_storage(device, type, offset);
+  s->base = base;
+  s->type = std::move(type);
+  s->offset = offset;
+  return s;
+}
+
+at::Tensor Tracer::Impl::new_tensor(Value value, bool conj, bool neg) {
+  const TensorType& type = value.type();
+  if (is_undefined(type)) return {};
+  c10::Device device = to_torch_device(type.device);
+  auto view = std::make_shared<View>();
+  view->storage = new_storage(value, type, 0, device);
+  view->type = type;
+  auto keys = compat::dense_keys(device, scalar_type_of(type), c10::InferenceMode::is_enabled());
+  if (conj) keys = keys.add(c10::DispatchKey::Conjugate);
+  if (neg) keys = keys.add(c10::DispatchKey::Negative);
+  at::Tensor t = capture::make_fake(std::move(view), keys);
+  if (type.wrapped_number) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
+}
+
+Value Tracer::Impl::read(View& v) {
+  StorageState& s = *v.storage;
+  if (!v.parent) return s.base;
+  if (!v.cached || v.generation != s.generation) {
+    v.cached = apply(v, read(*v.parent));
+    v.generation = s.generation;
+  }
+  return v.cached;
+}
+
+Value Tracer::Impl::apply(View& v, Value parent) {
+  if (!v.step.op) return parent;
+  const OpInfo& op = *v.step.op;
+  std::vector<Arg> args{parent};
+  for (size_t i = 0; i < v.step.args.size(); ++i) args.push_back(to_arg(*graph, v.step.args[i], op.args[i + 1], {}));
+  Types outs;
+  if (v.step.results) outs.assign(v.step.results->begin(), v.step.results->end());
+  else outs.push_back(v.type);
+  return append(op, std::move(args), std::move(outs))->out(v.step.result < 0 ? 0 : v.step.result);
+}
+
+// The parent's value with `value` in the place that `child` looks at.
+Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_view by) {
+  if (!child.step.op) return value;
+  const std::string& name = child.step.op->name;
+  const auto& a = child.step.args;
+  const TensorType& type = parent.type();
+  size_t rank = type.dim();
+  auto arg = [&](size_t i) { return to_arg(*graph, a[i], child.step.op->args[i + 1], {}); };
+  auto op = [&](std::string_view n, std::vector<Arg> args, TensorType t) { return append(n, std::move(args), {std::move(t)})->out(); };
+  auto permuted = [&](const std::vector<int64_t>& perm) {  // a type like value's with dims permuted
+    TensorType t = value.type();
+    for (size_t i = 0; i < perm.size(); ++i) {
+      t.sizes[i] = value.type().sizes[perm[i]];
+      t.strides[i] = value.type().strides[perm[i]];
+    }
+    return t;
+  };
+  if (name == "aten::select.int") return op("aten::select_scatter", {parent, value, arg(0), arg(1)}, type);
+  if (name == "aten::slice.Tensor") {
+    if (child.type.sizes == type.sizes) return value;
+    return op("aten::slice_scatter", {parent, value, arg(0), arg(1), arg(2), arg(3)}, type);
+  }
+  if (name == "aten::diagonal") return op("aten::diagonal_scatter", {parent, value, arg(0), arg(1), arg(2)}, type);
+  if (name == "aten::as_strided") return op("aten::as_strided_scatter", {parent, value, arg(0), arg(1), arg(2)}, type);
+  if (name == "aten::t" || name == "aten::transpose.int") {
+    std::vector<int64_t> perm(rank);
+    for (size_t i = 0; i < rank; ++i) perm[i] = i;
+    if (name == "aten::t") {
+      if (rank < 2) return value;
+      std::swap(perm[0], perm[1]);
+      return op(name, {value}, permuted(perm));
+    }
+    if (!rank) return value;
+    std::swap(perm[wrap(a[0].toInt(), rank)], perm[wrap(a[1].toInt(), rank)]);
+    return op(name, {value, arg(0), arg(1)}, permuted(perm));
+  }
+  if (name == "aten::permute") {
+    std::vector<int64_t> inverse(rank);
+    auto dims = a[0].toIntVector();
+    for (size_t i = 0; i < rank; ++i) inverse[wrap(dims[i], rank)] = i;
+    return op(name, {value, std::vector<sym::Int>(inverse.begin(), inverse.end())}, permuted(inverse));
+  }
+  if (name == "aten::split.Tensor" || name == "aten::split_with_sizes" || name == "aten::chunk") {
+    int64_t dim = wrap(a[1].toInt(), rank);
+    sym::Int start = 0;
+    for (int32_t i = 0; i < child.step.result; ++i) start += (*child.step.results)[i].sizes[dim];
+    return op("aten::slice_scatter", {parent, value, sym::Int(dim), start, start + child.type.sizes[dim], sym::Int(1)}, type);
+  }
+  if (name == "aten::unbind.int") return op("aten::select_scatter", {parent, value, arg(0), sym::Int(child.step.result)}, type);
+  bool reshapes = name == "aten::view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" || name.starts_with("aten::squeeze") || name == "aten::expand";
+  if (reshapes && child.type.numel() == type.numel()) {
+    TensorType t = value.type();
+    t.sizes = type.sizes;
+    // The inverse of a view of a dense value is dense in the parent's stride order.
+    t.strides = child.type.strides == value.type().strides ? type.strides : ir::contiguous_strides(type.sizes);
+    return op("aten::view", {value, to_ints(type.sizes)}, t);
+  }
+  fail(fmt::format("{} writes through {}", by, name));
+}
+
+// `value` with exactly the layout of `type`; `old` gives a value of that layout (its elements do not matter).
+Value Tracer::Impl::conform(Value value, const TensorType& type, const std::function<Value()>& old) {
+  if (same_layout(value.type(), type)) return value;
+  if (!(value.type().sizes == type.sizes)) fail("a write changes the shape of a tensor");
+  if (value.type().device == type.device && value.type().strides == type.strides && type.dtype != DType::Opaque && value.type().dtype != DType::Opaque) {
+    TensorType t = type;
+    t.wrapped_number = false;
+    return append("aten::_to_copy", {value, type.dtype, ir::None{}, ir::None{}, ir::None{}, false, ir::None{}}, {t})->out();
+  }
+  TensorType t = type;
+  t.wrapped_number = false;
+  return append("aten::copy", {old(), value, false}, {t})->out();
+}
+
+void Tracer::Impl::write(View& v, Value value, std::string_view op) {
+  StorageState& s = *v.storage;
+  Value current = value;
+  for (View* p = &v; p->parent; p = p->parent.get()) current = scatter(*p, p->step.op ? read(*p->parent) : Value{}, current, op);
+  current = conform(current, s.type, [&] { return s.base; });
+  s.base = current;
+  ++s.generation;
+  s.known.reset();
+  if (v.parent && same_layout(value.type(), v.type)) {
+    v.cached = value;
+    v.generation = s.generation;
+  }
+}
+
+// The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager decides.
+void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {
+  capture::FakeImpl* w = capture::as_fake(written);
+  const StorageState& s = *w->view->storage;
+  if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
+  if (s.shared_with >= 0) fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
+  if (w->is_conj() || w->is_neg()) fail(fmt::format("{} writes to a conjugate or negative view", op));
+  auto extent = [](const capture::FakeImpl& f) {
+    int64_t n = 1;
+    for (int64_t d = 0; d < f.dim(); ++d) {
+      if (f.sizes()[d] == 0) return int64_t(0);
+      n += (f.sizes()[d] - 1) * f.strides()[d];
+    }
+    return n;
+  };
+  for (int64_t d = 0; d < w->dim(); ++d)
+    if (w->sizes()[d] > 1 && w->strides()[d] == 0) fail(fmt::format("{} writes to an expanded tensor", op));
+  auto check = [&](const at::Tensor& t) {
+    capture::FakeImpl* f = capture::as_fake(t);
+    if (!f || f == w || f->view->storage != w->view->storage) return;
+    bool same = f->storage_offset() == w->storage_offset() && f->sizes() == w->sizes() && f->strides() == w->strides();
+    if (same || !f->is_non_overlapping_and_dense() || !w->is_non_overlapping_and_dense()) return;
+    int64_t a = w->storage_offset(), b = f->storage_offset();
+    if (a < b + extent(*f) && b < a + extent(*w)) fail(fmt::format("{} reads memory it writes", op));
+  };
+  for (const c10::IValue& v : args) {
+    if (v.isTensor()) check(v.toTensor());
+    else if (v.isTensorList()) for (const at::Tensor& t : v.toTensorVector()) check(t);
+  }
+}
+
+std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
+  std::vector<ResultSpec::ViewOp> path;
+  for (const View* p = &v; p->parent; p = p->parent.get()) {
+    if (p->step.op) path.push_back({p->step.op->name, p->step.args, p->step.result});
+    else path.push_back({"aten::detach", {}, -1});
+  }
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,149 @@
+// Ops the tracer knows by name.
+#include "torch/convert.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::as_fake;
+using capture::fail;
+using capture::FakeImpl;
+using c10::IValue;
+using compat::Stack;
+using ir::Arg;
+using ir::TensorType;
+using ir::Value;
+
+namespace {
+
+std::vector<sym::Int> to_ints(const ir::Dims& d) { return {d.begin(), d.end()}; }
+
+Arg scalar_arg(const IValue& v) {
+  if (v.isBool()) return v.toBool();
+  if (v.isDouble()) return v.toDouble();
+  if (v.isComplexDouble()) return ir::Complex{v.toComplexDouble().real(), v.toComplexDouble().imag()};
+  return sym::Int(v.toInt());
+}
+
+bool broadcasts_to(const TensorType& from, const TensorType& to) {
+  if (from.dim() > to.dim()) return false;
+  for (size_t i = 0; i < from.dim(); ++i) {
+    sym::Int a = from.sizes[from.dim() - 1 - i], b = to.sizes[to.dim() - 1 - i];
+    if (!a.is(1) && !(a == b)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  auto args = c10::ArrayRef<IValue>(*stack).slice(stack->size() - n, n);
+  auto finish = [&](IValue v) {
+    stack->erase(stack->end() - n, stack->end());
+    stack->push_back(std::move(v));
+  };
+  const std::string& name = info.name;
+
+  if (name == "aten::lift_fresh") {
+    at::Tensor t = args[0].toTensor();
+    return finish(as_fake(t) ? t : constant(t));
+  }
+  if (name == "aten::detach_") return finish(args[0]);
+  if (name == "aten::is_pinned") return finish(false);
+
+  if (name == "aten::_local_scalar_dense") {
+    if (FakeImpl* f = as_fake(args[0].toTensor()); f && !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
+    fail("reads a tensor's value: aten::item");
+  }
+
+  if (name == "aten::index.Tensor") {
+    for (const IValue& e : args[1].toListRef())
+      if (!e.isNone() && e.toTensor().defined() && (e.toTensor().scalar_type() == at::kBool || e.toTensor().scalar_type() == at::kByte))
+        fail("reads a tensor's value: indexing with a mask");
+    return run_pure(info, stack);
+  }
+  if (name == "aten::repeat_interleave.Tensor") {
+    if (args[1].isNone()) fail("reads a tensor's value: aten::repeat_interleave without output_size");
+    return run_pure(info, stack);
+  }
+
+  if (name == "aten::as_strided") {
+    at::Tensor self = fake_of(args[0].toTensor());
+    FakeImpl* f = as_fake(self);
+    auto sizes = args[1].toIntVector(), strides = args[2].toIntVector();
+    int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
+    if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
+      at::Tensor r = capture::make_fake(capture::detached_view(f->view), f->key_set());
+      return finish(r);
+    }
+    // The value of a view has no memory around it: only what the tensor itself spans can be reached.
+    int64_t end = offset + 1, own_end = 1;
+    for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
+    for (int64_t d = 0; d < f->dim(); ++d) own_end += f->sizes()[d] ? (f->sizes()[d] - 1) * f->strides()[d] : 0;
+    if (f->storage_offset() != 0 || offset < 0 || end > own_end) fail("aten::as_strided reaches outside its tensor");
+    return run_view(info, stack);
+  }
+
+  if (name == "aten::copy_") {
+    at::Tensor self = fake_of(args[0].toTensor()), src = fake_of(args[1].toTensor());
+    check_write(self, {IValue(self), IValue(src)}, name);
+    View& v = *as_fake(self)->view;
+    Value from = value_of_tensor(src);
+    if (!broadcasts_to(from.type(), v.type)) fail("aten::copy_ of a tensor of another shape");
+    if (src.is_conj() || src.is_neg()) fail("aten::copy_ from a conjugate or negative view");
+    Value value;
+    if (from.type().sizes == v.type.sizes) {
+      value = conform(from, v.type, [&] { return read(v); });
+    } else {
+      TensorType t = v.type;
+      t.wrapped_number = false;
+      value = append("aten::copy", {read(v), from, false}, {t})->out();
+    }
+    write(v, value, name);
+    return finish(args[0]);
+  }
+
+  if (name == "aten::fill_.Scalar" || name == "aten::zero_") {
+    at::Tensor self = fake_of(args[0].toTensor());
+    check_write(self, {}, name);
+    View& v = *as_fake(self)->view;
+    TensorType t = v.type;
+    t.wrapped_number = false;
+    Arg number = name == "aten::zero_" ? (is_float(t.dtype) ? Arg(0.0) : t.dtype == DType::Bool ? Arg(false) : Arg(sym::Int(0))) : scalar_arg(args[1]);
+    Value value;
+    if (t.is_contiguous() && t.dtype != DType::Opaque)
+      value = append("aten::full", {to_ints(t.sizes), number, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
+    else
+      value = append("aten::fill.Scalar", {read(v), number}, {t})->out();
+    write(v, value, name);
+    return finish(args[0]);
+  }
+
+  if (name == "aten::native_batch_norm") {
+    if (args[5].toBool() && args[3].isTensor() && args[3].toTensor().defined()) return run_batch_norm(info, stack);
+    return run_pure(info, stack);
+  }
+  if (name == "aten::cudnn_batch_norm") {
+    if (args[5].toBool()) fail("batch norm in training mode on CUDA");
+    return run_pure(info, stack);
+  }
+  VT_UNREACHABLE("{}", name);
+}
+
+// Training mode updates the running statistics, which the schema does not say.
+void Tracer::Impl::run_batch_norm(const OpInfo& info, Stack* stack) {
+  size_t n = info.args.size();
+  Stack args(stack->end() - n, stack->end());
+  const OpInfo* functional = ops.find("aten::_native_batch_norm_legit_functional");
+  VT_CHECK(functional);
+  at::Tensor mean = fake_of(args[3].toTensor()), var = fake_of(args[4].toTensor());
+  check_write(mean, {}, info.name);
+  check_write(var, {}, info.name);
+  Call call = record_call(*functional, args);
+  write(*as_fake(mean)->view, call.node->out(3), info.name);
+  write(*as_fake(var)->view, call.node->out(4), info.name);
+  stack->erase(stack->end() - n, stack->end());
+  for (uint32_t i = 0; i < 3; ++i) stack->emplace_back(new_tensor(call.node->out(i)));
+}
+
+}  // namespace vitrify
