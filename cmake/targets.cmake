@@ -34,15 +34,15 @@ function(vt_flags target)
   endif()
 endfunction()
 
-# Everything above the line, to be put whole into one shared object: what loads that object must not link the archives again, or there would be two
-# copies of every global.
-function(vt_whole_archives out)
-  set(libs "")
+# The objects of these libraries, to be put whole into one shared object: what loads that object must not link the archives again, or there would be
+# two copies of every global.
+function(vt_objects out)
+  set(objects "")
   foreach(name ${ARGN})
     get_target_property(type vt_${name} TYPE)
     if(type STREQUAL STATIC_LIBRARY)
-      list(APPEND libs "$<LINK_LIBRARY:WHOLE_ARCHIVE,vt_${name}>")
+      list(APPEND objects $<TARGET_OBJECTS:vt_${name}>)
     endif()
   endforeach()
-  set(${out} ${libs} PARENT_SCOPE)
+  set(${out} ${objects} PARENT_SCOPE)
 endfunction()

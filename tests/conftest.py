@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in (ROOT, ROOT / "bench"):
+for folder in (ROOT, ROOT / "tests"):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -129,7 +129,7 @@ class Sources:
                     for n, t in v.items():
                         if t is not None:
                             self.seen[id(t)] = t
-                            self.tensor(t, kind, f"{full}.{n}" if path or name != "self" else n)
+                            self.tensor(t, kind, f"{full}.{n}".removeprefix("self."))
                 elif k == "_modules" or (isinstance(v, dict) and k.startswith("_") and k.endswith("_hooks")):
                     g.add_dict(v, None, f"{full}.{k}")
                     if k != "_modules":

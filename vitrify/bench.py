@@ -21,13 +21,9 @@ def peak_rss_mib() -> float:
 
 
 def stage_times() -> dict:
-    """Milliseconds of compile time by stage, from vitrify.metrics()."""
+    """Milliseconds of compile time by stage, of this process."""
     import vitrify
-    metrics = vitrify.metrics()
-    stages = metrics.get("compile_us") if hasattr(metrics, "get") else getattr(metrics, "compile_us", None)
-    if stages is None:
-        stages = metrics.get("stages", {}) if hasattr(metrics, "get") else getattr(metrics, "stages", {})
-    return {str(k): round(float(v) / 1e3, 3) for k, v in dict(stages).items()}
+    return {stage: us / 1e3 for stage, us in vitrify.metrics()["compile_us"].items()}
 
 
 def compilers(peers: bool):

@@ -10,11 +10,28 @@ namespace vitrify::ir {
 
 using Outs = boost::container::small_vector<TensorType, 1>;
 
+namespace {
+struct LocatedError : Error {
+  using Error::Error;
+};
+}  // namespace
+
 class TextReader {
  public:
   explicit TextReader(std::string_view text) : s_(text) {}
 
   Graph run() {
+    try {
+      return graph();
+    } catch (const LocatedError&) {
+      throw;
+    } catch (const Error& e) {
+      fail(e.what());  // from below: a size that overflows
+    }
+  }
+
+ private:
+  Graph graph() {
     space();
     want("graph");
     want("@");
@@ -44,7 +61,6 @@ class TextReader {
     return std::move(g_);
   }
 
- private:
   [[noreturn]] void fail(const std::string& what) const { fail_at(i_, what); }
   [[noreturn]] void fail_at(size_t at, const std::string& what) const {
     size_t line = 1, column = 1;
@@ -54,7 +70,7 @@ class TextReader {
       else
         ++column;
     }
-    throw Error(fmt::format("{}:{}: {}", line, column, what));
+    throw LocatedError(fmt::format("{}:{}: {}", line, column, what));
   }
 
   // --- tokens

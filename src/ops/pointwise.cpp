@@ -375,7 +375,7 @@ using P = PointwiseDType;
 template <P rule, int tensors>
 Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
 
-constexpr ShapeFn same1 = shape_of<P::Same, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
+constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
 constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>, same3 = shape_of<P::Promote, 3>;
 
 Shape shape_where(sym::Context& ctx, ArgSpan args) {
@@ -437,16 +437,16 @@ const OpRow kRows[] = {
     VT_UNARY_FLOAT(erfc, erfc, 16), VT_UNARY_FLOAT(erfinv, erfinv, 20), VT_UNARY_FLOAT(lgamma, lgamma, 30), VT_UNARY_FLOAT(sigmoid, sigmoid, 12),
     VT_UNARY_FLOAT(sqrt, sqrt, 2), VT_UNARY_FLOAT(rsqrt, rsqrt, 3), VT_UNARY_FLOAT(reciprocal, reciprocal, 2),
     VT_UNARY_FLOAT(special_erf, erf, 14), VT_UNARY_FLOAT(special_expm1, expm1, 12), VT_UNARY_FLOAT(special_exp2, exp2, 10),
-    {"aten::neg", 0, same1, lower<unary_same<LOp::neg>>},
-    {"aten::abs", 0, same1, lower<lower_abs>},
+    {"aten::neg", 0, not_bool, lower<unary_same<LOp::neg>>},
+    {"aten::abs", 0, not_bool, lower<lower_abs>},
     {"aten::sign", 0, same1, lower<unary_same<LOp::sign>>},
     {"aten::sgn", 0, same1, lower<unary_same<LOp::sign>>},
-    {"aten::floor", 0, same1, lower<unary_same<LOp::floor, true>>},
-    {"aten::ceil", 0, same1, lower<unary_same<LOp::ceil, true>>},
-    {"aten::round", 0, same1, lower<unary_same<LOp::round, true>>},
-    {"aten::trunc", 0, same1, lower<unary_same<LOp::trunc, true>>},
+    {"aten::floor", 0, not_bool, lower<unary_same<LOp::floor, true>>},
+    {"aten::ceil", 0, not_bool, lower<unary_same<LOp::ceil, true>>},
+    {"aten::round", 0, not_bool, lower<unary_same<LOp::round, true>>},
+    {"aten::trunc", 0, not_bool, lower<unary_same<LOp::trunc, true>>},
     {"aten::square", 0, nullptr, lower<lower_square>},
-    {"aten::frac", 0, same1, lower<lower_frac>},
+    {"aten::frac", 0, shape_of<P::FloatOnly, 1>, lower<lower_frac>},
     {"aten::deg2rad", 0, float1, lower<lower_angle_unit<true>>},
     {"aten::rad2deg", 0, float1, lower<lower_angle_unit<false>>},
     {"aten::logit", 0, float1, lower<lower_logit>},
@@ -479,7 +479,7 @@ const OpRow kRows[] = {
     {"aten::remainder.Scalar_Tensor", 0, same2, lower<lower_remainder>},
     {"aten::fmod.Tensor", 0, same2, lower<lower_fmod>},
     {"aten::fmod.Scalar", 0, same2, lower<lower_fmod>},
-    {"aten::pow.Tensor_Scalar", 0, same2, lower<lower_pow_scalar>},
+    {"aten::pow.Tensor_Scalar", 0, shape_of<P::Clamp, 1>, lower<lower_pow_scalar>},
     {"aten::pow.Tensor_Tensor", 0, same2, lower<binary_float<LOp::pow, 30>>},
     {"aten::pow.Scalar", 0, same2, lower<binary_float<LOp::pow, 30>>},
     {"aten::atan2", 0, float2, lower<binary_float<LOp::atan2, 20>>},

@@ -17,7 +17,8 @@ DType promote_types(DType, DType);
 // `args`: tensors (one or a list) and numbers; anything else is ignored.
 DType result_type(std::span<const ir::Arg* const> args);
 DType result_type(std::initializer_list<const ir::Arg*> args);
-DType to_float(DType);  // ints and bool: the default float type
+DType to_float(DType);    // ints and bool: the default float type
+DType& default_float();   // of this thread; whoever asks for shapes keeps it equal to torch.get_default_dtype()
 
 bool broadcast_sizes(sym::Context&, const Dims& a, const Dims& b, Dims& out);  // false: not broadcastable
 bool is_contiguous(sym::Context&, const TensorType&, ir::MemoryFormat = ir::MemoryFormat::Contiguous);

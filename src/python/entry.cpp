@@ -71,7 +71,7 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors) {
   return !e.symbols || e.symbols->check(tensors);
 }
 
-void run_graph(const std::shared_ptr<Entry>& e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out) {
+void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out) {
   if (e->debug_aten) {
     const Program& p = e->graph->program();
     std::vector<at::Tensor> all(in.begin(), in.end());
@@ -79,9 +79,8 @@ void run_graph(const std::shared_ptr<Entry>& e, at::ArrayRef<at::Tensor> in, std
     auto values = interpret(*p.graph, all);
     for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
   } else if (e->release_gil) {
-    std::shared_ptr<Entry> keep = e;
     pybind11::gil_scoped_release no_gil;
-    keep->graph->run(in, out);
+    e->graph->run(in, out);
   } else {
     e->graph->run(in, out);
   }
@@ -97,7 +96,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
   std::vector<at::Tensor> out = std::move(spare);
   out.clear();
   try {
-    run_graph(e, in, out);
+    run_graph(e.get(), in, out);
   } catch (const InternalError& bug) {
     if (!e->graph->program().mutations.empty()) {
       PyErr_SetString(error_types().compiler, bug.what());
@@ -129,12 +128,11 @@ PyObject* try_entries(State& s, const Call& c) {
   ModeState modes = ModeState::current();
   Tensors tensors;
   for (size_t i = 0; i < s.entries.size(); ++i) {
-    std::shared_ptr<Entry>& e = s.entries[i];
+    std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
     if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors)) continue;
-    if (i) std::swap(s.entries[0], e);
-    std::shared_ptr<Entry> hit = s.entries[0];  // others may reorder while the GIL is released
-    if (hit->graph) {
-      PyObject* r = run_entry(hit, tensors);
+    if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
+    if (e->graph) {
+      PyObject* r = run_entry(e, tensors);
       if (r || PyErr_Occurred()) return r;
     }
     counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
@@ -411,6 +409,14 @@ PyObject* call_entries(PyObject* self, PyObject* args, PyObject* kwargs, bool& h
   PyObject* r = try_entries(state_of(self), c);
   hit = r || PyErr_Occurred();
   return r;
+}
+
+bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {
+  Call c{((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, PyDict_GET_SIZE(kwargs) ? kwargs : nullptr};
+  ModeState modes = ModeState::current();
+  Tensors tensors;
+  auto entries = state_of(self).entries;
+  return std::any_of(entries.begin(), entries.end(), [&](auto& e) { return e->signature->modes == modes && match_entry(*e, c, tensors); });
 }
 
 void install(PyObject* function, PyObject* state) {

@@ -62,6 +62,7 @@ PyObject* make_state(PyObject* original, PyObject* miss);
 
 // Runs a matching entry; `hit` says whether there was one.
 PyObject* call_entries(PyObject* state, PyObject* args, PyObject* kwargs, bool& hit);
+bool has_entry(PyObject* state, PyObject* args, PyObject* kwargs);
 
 void install(PyObject* function, PyObject* state);  // gives a function object its own vectorcall
 PyObject* installed_state(PyObject* function);       // borrowed, or null

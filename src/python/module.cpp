@@ -1,14 +1,17 @@
 // Bindings of everything that is not the hot path.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/entry.h"
 #include "python/errors.h"
+#include "pipeline/pipeline.h"
 #include "support/counters.h"
 #include "support/options.h"
 #include "torch/compiled.h"
+#include "torch/mode.h"
 #include "torch/tracer.h"
 
 namespace py = pybind11;
@@ -162,6 +165,7 @@ void bind_capture(py::module_& m) {
         for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
         return std::make_shared<Program>(s.tracer.finish(out));
       })
+      .def_property_readonly("failure", [](Session& s) { return s.tracer.failure(); })
       .def("abort", [](Session& s) { s.tracer.abort(); });
   py::class_<CompiledGraph, std::shared_ptr<CompiledGraph>>(m, "Graph")
       .def("describe", &CompiledGraph::describe)
@@ -174,6 +178,10 @@ void bind_capture(py::module_& m) {
     Program copy = p;  // the door keeps its own for the reproducer
     py::gil_scoped_release no_gil;
     return CompiledGraph::compile(std::move(copy), o);
+  });
+  m.def("replay", [](const std::string& text, const Options& o) {
+    auto plan = pipeline::compile(std::make_shared<ir::Graph>(ir::parse(text)), o);
+    return fmt::format("compiled: {} launches, {} externs", plan->launches.size(), plan->externs.size());
   });
   m.def("interpret", [](const std::string& text, const std::vector<at::Tensor>& inputs) { return interpret(ir::parse(text), inputs); });
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
@@ -230,6 +238,10 @@ void bind_states(py::module_& m) {
     if (!r) throw py::error_already_set();
     return py::make_tuple(py::reinterpret_steal<py::object>(r));
   });
+  m.def("state_has", [get](py::handle h, py::tuple args, py::dict kwargs) {
+    get(h);
+    return has_entry(h.ptr(), args.ptr(), kwargs.ptr());
+  });
   m.def("state_clear", [get](py::handle h) {
     auto dead = std::move(get(h).entries);
     get(h).entries.clear();
@@ -276,6 +288,7 @@ void bind_states(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   using namespace vitrify::python;
   register_errors(m.ptr());
+  vitrify::use_python_interpreter(getPyInterpreter());
   py::register_exception_translator([](std::exception_ptr p) {
     if (p) set_python_error(p);
   });

@@ -60,7 +60,8 @@ ArenaLayout lay_out_arena(const Plan& plan, const SymbolValues& symbols) {
   };
   ArenaLayout out;
   out.offsets.assign(plan.slots.size(), -1);
-  auto lives = lifetimes(plan);
+  std::vector<Lifetime> lives;
+  for (const Slot& s : plan.slots) lives.push_back({s.first_step, s.last_step});
   std::vector<Block> todo, placed;
   for (uint32_t i = 0; i < plan.slots.size(); ++i) {
     const Slot& s = plan.slots[i];

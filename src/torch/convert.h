@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/core/function_schema.h>
 
+#include <fmt/ranges.h>
+
 #include <functional>
 
 #include "ir/graph.h"

@@ -122,7 +122,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   Stack metas;
   metas.reserve(args.size());
   auto convert = [&](const at::Tensor& t) -> at::Tensor {
-    if (!t.defined()) return t;
+    // A number stays the CPU tensor it is: Python Meta kernels read its value.
+    if (!t.defined() || (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t))) return t;
     at::Tensor fake = fake_of(t);
     FakeImpl* f = as_fake(fake);
     if (!first) first = f->device();
@@ -351,7 +352,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     View& v = *as_fake(targets[i])->view;
     const TensorType& r = call.types[first + i];
     if (values_of(r.sizes) != values_of(v.type.sizes))
-      fail(fmt::format(writes_out ? "{} resizes its out argument" : "{} needs a result of another shape than the tensor it writes", info.name));
+      fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
     Value value = conform(call.node->out(first + i), v.type, [&] { return read(v); });
     write(v, value, info.name);

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 #include <omp.h>
 
 #include "runtime/extern_table.h"
@@ -57,7 +58,7 @@ void parallel_chunks(int64_t n, int64_t grain, F&& f) {
 
 const at::Tensor& constant_tensor(const ir::Graph& g, uint32_t index) {
   VT_CHECK(index < g.constants.size() && g.constants[index], "constant {} has no payload", index);
-  return static_cast<c10::IValue*>(g.constants[index].get())->toTensor();
+  return *static_cast<at::Tensor*>(g.constants[index].get());
 }
 
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, bool contiguous) {
@@ -177,20 +178,17 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
       continue;
     }
     if (whole && slot.kind != SlotKind::Arena) {
-      s.live.push_back({k, r.slot});
+      s.slots.push_back({k, r.slot});
       continue;
     }
     std::vector<int64_t> sizes, strides;
     auto offset = f.symbols.eval(r.offset);
     if (!offset || !f.symbols.eval(r.sizes, sizes) || !f.symbols.eval(r.strides, strides)) return false;
-    Window w = make_window(sizes, strides, slot_scalar_type(slot), wrapped[k], *offset * static_cast<int64_t>(size_of(slot.dtype)));
     const auto number = static_cast<uint32_t>(f.windows.size());
-    f.windows.push_back(std::move(w));
+    f.windows.push_back(make_window(sizes, strides, slot_scalar_type(slot), wrapped[k], *offset * static_cast<int64_t>(size_of(slot.dtype))));
     f.slots[r.slot].windows.push_back(number);
-    s.operands.push_back({Operand::Kind::Window, number});
-    s.pointers[k] = nullptr;
-    s.live.push_back({k, UINT32_MAX - number});
-    if (f.pointers[r.slot] || !patch) set_pointer(f, r.slot, f.pointers[r.slot]);
+    s.windows.push_back({k, number});
+    set_pointer(f, r.slot, f.pointers[r.slot]);
   }
   return s.ready = true;
 }
@@ -233,7 +231,7 @@ std::unique_ptr<PlanRun::Frame> PlanRun::make_frame(std::vector<int64_t> key) {
     f.arena_bytes = plan_->arena_bytes;
   }
   for (uint32_t s = 0; s < n; ++s)
-    if (plan_->slots[s].kind == SlotKind::Constant && input_pointer_[s]) f.pointers[s] = tensors_[s].data_ptr();
+    if (plan_->slots[s].kind == SlotKind::Constant && input_pointer_[s]) f.pointers[s] = const_cast<void*>(tensors_[s].const_data_ptr());
   place_arena(f);
   for (uint32_t i = 0; i < f.launches.size(); ++i)
     if (!prepare_launch(f, i, true)) late_ = true;
@@ -351,7 +349,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
       at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous);
       u.copy_(t);
       t = std::move(u);
-    } else if (!(e.node->op->flags & ir::kView)) {
+    } else if (!((e.node->op->flags & ir::kView) && is_native(p.dtype))) {  // the plan copies those itself
       // What an op hands through must not die, or change, with the memory of its operand.
       for (const at::Tensor* o : state.pointers)
         if (o->has_storage() && o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
@@ -374,7 +372,14 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     if (!s.ready) VT_CHECK(prepare_extern(f, i, false), "operand sizes of {} are unknown", e.node->op->name);
   }
   for (auto [k, input] : s.inputs) s.pointers[k] = inputs[input];
-  for (auto [k, slot] : s.live) s.pointers[k] = slot < tensors_.size() ? &tensors_[slot] : &f.windows[UINT32_MAX - slot].tensor;
+  for (auto [k, slot] : s.slots) s.pointers[k] = &tensors_[slot];
+  for (auto [k, window] : s.windows) s.pointers[k] = &f.windows[window].tensor;
+  // A custom op with effects may keep what it is given.
+  std::vector<at::Tensor> kept;
+  if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
+    kept.reserve(s.windows.size());
+    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(f.windows[window].tensor.clone());
+  }
 
   const NodeCall& call = calls_[i];
   if (call.has_out() && e.results[0] >= 0 && plan_->slots[e.results[0]].kind != SlotKind::Extern) {
@@ -384,9 +389,9 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     if (plan_->slots[slot].kind == SlotKind::Output) {
       call.call_out(tensors_[slot], s.pointers.data());
     } else {
-      Window w = make_window(d.sizes, d.strides, slot_scalar_type(plan_->slots[slot]), false, 0);
-      w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
-      call.call_out(w.tensor, s.pointers.data());
+      if (!s.result.tensor.defined()) s.result = make_window(d.sizes, d.strides, slot_scalar_type(plan_->slots[slot]), false, 0);
+      s.result.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
+      call.call_out(s.result.tensor, s.pointers.data());
     }
     return;
   }
@@ -435,7 +440,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   } drop{*this};
   fault_ = 0;
   for (uint32_t s : input_slots_)
-    if (input_pointer_[s]) set_pointer(f, s, inputs[plan_->slots[s].index]->data_ptr());
+    if (input_pointer_[s]) set_pointer(f, s, const_cast<void*>(inputs[plan_->slots[s].index]->const_data_ptr()));
   for (uint32_t s : output_slots_)
     if (f.slots[s].ready) allocate_output(f, s);
   for (const Step& step : plan_->steps) {

@@ -22,7 +22,7 @@ class PlanRun {
  public:
   explicit PlanRun(std::shared_ptr<const runtime::Plan>);
   ~PlanRun();
-  // `inputs` in graph order. Not re-entrant. Throws what eager throws for a fault in the data; nothing outside has been written then.
+  // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what eager throws for a fault in the data; nothing outside has been written then.
   // Call under PlanGuard.
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
 
@@ -32,10 +32,6 @@ class PlanRun {
     at::Tensor tensor;
     c10::StorageImpl* storage = nullptr;
     int64_t offset = 0;  // bytes
-  };
-  struct Operand {
-    enum class Kind : uint8_t { Input, Whole, Window } kind = Kind::Window;
-    uint32_t index = 0;  // Input: graph input; Whole: slot; Window: number
   };
   struct SlotState {
     std::vector<int64_t> sizes, strides;
@@ -53,10 +49,10 @@ class PlanRun {
     bool ready = false;
   };
   struct ExternState {
-    std::vector<Operand> operands;
-    std::vector<const at::Tensor*> pointers;  // what the call gets; fixed entries filled in once
-    std::vector<std::pair<uint32_t, uint32_t>> live;  // (operand, slot) looked up per call: whole externs and outputs
-    std::vector<std::pair<uint32_t, uint32_t>> inputs;  // (operand, graph input)
+    std::vector<const at::Tensor*> pointers;  // what the call gets
+    // Where each operand's tensor comes from: (operand, graph input), (operand, slot), (operand, window).
+    std::vector<std::pair<uint32_t, uint32_t>> inputs, slots, windows;
+    Window result;  // over memory of the plan, when the call writes there
     bool ready = false;
   };
   // Everything that follows from one set of symbol values.

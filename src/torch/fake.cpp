@@ -16,7 +16,7 @@ FakeImpl::FakeImpl(std::shared_ptr<View> v, c10::DispatchKeySet keys, caffe2::Ty
 
 void FakeImpl::set_geometry() {
   set_sizes_and_strides(values_of(view->type.sizes), values_of(view->type.strides), view->offset);
-  meta_ = {};
+  meta_ = at::Tensor();
 }
 
 at::Tensor FakeImpl::meta() {

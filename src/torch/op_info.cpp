@@ -32,8 +32,6 @@ bool special(std::string_view name) {
   return names.count(name) > 0;
 }
 
-bool is_identity_name(std::string_view n) { return n == "aten::detach" || n == "aten::alias" || n == "aten::lift"; }
-
 bool same_argument(const c10::Argument& a, const c10::Argument& b) { return a.name() == b.name() && *a.type() == *b.type(); }
 
 }  // namespace

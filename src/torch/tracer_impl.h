@@ -23,6 +23,8 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
+    int64_t real_version = 0; // when met
+    int64_t bumps = 0;        // versions counted during the capture
   };
 
   // --- state

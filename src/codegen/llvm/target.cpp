@@ -1,10 +1,13 @@
 #include "codegen/llvm/target.h"
 
+#include <llvm/ADT/StringMap.h>
 #include <llvm/MC/TargetRegistry.h>
 #include <llvm/Support/TargetSelect.h>
 #include <llvm/TargetParser/Host.h>
 
+#include <algorithm>
 #include <mutex>
+#include <vector>
 
 #include "support/error.h"
 

@@ -1,0 +1,284 @@
+// Joining, padding and repeating.
+#include "ops/rules.h"
+#include "ops/view.h"
+
+namespace vitrify::ops {
+namespace {
+
+Tensor as_out(const Args& a, const Tensor& x) {
+  const DType out = a.out().dtype;
+  return x.dtype == out ? x : map1(a.L, x, out, [out](Body&, Val v) { return cast(v, compute_type(out)); });
+}
+
+bool lower_cat(const Args& a, std::vector<Tensor>& r) {
+  const auto& list = std::get<std::vector<ir::Value>>(a.n.args[0]);
+  const size_t rank = a.out().sizes.size();
+  const int64_t d = wrap_dim(a.constant_int(1), rank);
+  std::vector<Tensor> parts;
+  for (auto& v : list) {
+    if (!v) return false;
+    Tensor x = a.L.get(v);
+    if (x.sizes.size() == 1 && x.sizes[0].is(0) && rank != 1) continue;  // an old rule: empty vectors join anything
+    if (x.sizes.size() != rank) return false;
+    if (x.sizes[d].is(0)) continue;
+    parts.push_back(as_out(a, x));
+  }
+  if (parts.empty()) return r.push_back(a.L.full(a.out().dtype, a.out().sizes, 0)), true;
+  r.push_back(parts.size() == 1 ? parts[0] : a.L.concat(parts, d));
+  return true;
+}
+bool lower_stack(const Args& a, std::vector<Tensor>& r) {
+  const auto& list = std::get<std::vector<ir::Value>>(a.n.args[0]);
+  const int64_t d = wrap_dim(a.constant_int(1), a.out().sizes.size());
+  std::vector<Tensor> parts;
+  for (auto& v : list) {
+    if (!v) return false;
+    parts.push_back(a.L.unsqueeze(as_out(a, a.L.get(v)), d));
+  }
+  if (parts.empty()) return false;
+  r.push_back(parts.size() == 1 ? parts[0] : a.L.concat(parts, d));
+  return true;
+}
+
+// pad: (before, after) pairs from the last dim; negative ones cut.
+bool lower_constant_pad(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  auto pad = a.ints(1);
+  const ir::Arg value = a.n.args[2];
+  const DType out = a.out().dtype, t = compute_type(out);
+  if (!is_number(value) || !number_fits(value, out) || pad.size() % 2 || pad.size() / 2 > x.sizes.size()) return false;
+  r.push_back(a.L.map(out, a.out().sizes, [=](Body& b, const Index& i) {
+    Index j = i;
+    Val in = b.constant_int(DType::Bool, 1);
+    for (size_t k = 0; k < pad.size() / 2; ++k) {
+      if (pad[2 * k].is(0) && pad[2 * k + 1].is(0)) continue;
+      const size_t d = j.size() - 1 - k;
+      j[d] = i[d] - pad[2 * k];
+      in = in & within(b, j[d], 0, x.sizes[d]);
+    }
+    return b.masked(in, [&] { return x.at(b, j); }, number(b, value, t));
+  }, x.cost + 4, x.reads));
+  return true;
+}
+template <bool reflect>
+bool lower_edge_pad(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  auto pad = a.constant_ints(1);
+  if (pad.size() / 2 > x.sizes.size()) return false;
+  r.push_back(a.L.view(x, a.out().sizes, [pad, sizes = x.sizes](const Index& i) {
+    Index j = i;
+    for (size_t k = 0; k < pad.size() / 2; ++k) {
+      const size_t d = j.size() - 1 - k;
+      Int p = i[d] - pad[2 * k], last = sizes[d] - 1;
+      if (reflect) {
+        if (pad[2 * k] > 0) p = sym::max(p, -p);
+        if (pad[2 * k + 1] > 0) p = sym::min(p, 2 * last - p);
+      } else {
+        if (pad[2 * k] > 0) p = sym::max(p, 0);
+        if (pad[2 * k + 1] > 0) p = sym::min(p, last);
+      }
+      j[d] = p;
+    }
+    return j;
+  }));
+  return true;
+}
+
+bool lower_roll(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  auto shifts = a.ints(1);
+  auto dims = a.none(2) ? std::vector<int64_t>{} : a.constant_ints(2);
+  if (x.sizes.empty() || known_empty(x.sizes)) return r.push_back(x), true;
+  Tensor y = x;
+  if (dims.empty()) {
+    if (shifts.size() != 1) return false;
+    Int n = 1;
+    for (auto& s : x.sizes) n = n * s;
+    if (x.sizes.size() > 1) y = a.L.reshape(x, Dims{n});
+    dims = {0};
+  }
+  if (dims.size() != shifts.size()) return false;
+  for (auto& d : dims) d = wrap_dim(d, y.sizes.size());
+  y = a.L.view(y, y.sizes, [dims, shifts, sizes = y.sizes](const Index& i) {
+    Index j = i;
+    for (size_t k = 0; k < dims.size(); ++k) j[dims[k]] = sym::mod(j[dims[k]] - shifts[k], sizes[dims[k]]);
+    return j;
+  });
+  r.push_back(y.sizes == x.sizes ? y : a.L.reshape(y, x.sizes));
+  return true;
+}
+// repeat and tile: x read modulo its sizes, aligned at the last dim.
+bool lower_repeat(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const auto& out = a.out();
+  if (known_empty(out.sizes)) return r.push_back(a.L.full(out.dtype, out.sizes, 0)), true;
+  r.push_back(a.L.view(x, out.sizes, [sizes = x.sizes, to = out.sizes](const Index& i) {
+    Index j;
+    const size_t lead = i.size() - sizes.size();
+    for (size_t d = 0; d < sizes.size(); ++d) j.push_back(sizes[d] == to[lead + d] ? i[lead + d] : sizes[d].is(1) ? Int(0) : sym::mod(i[lead + d], sizes[d]));
+    return j;
+  }));
+  return true;
+}
+bool lower_repeat_interleave(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  if (x.sizes.empty()) return false;
+  const Int n = a.integer(1);
+  const bool flat = a.none(2);
+  if (flat && x.sizes.size() > 1) {
+    Int all = 1;
+    for (auto& s : x.sizes) all = all * s;
+    x = a.L.reshape(x, Dims{all});
+  }
+  const int64_t d = flat ? 0 : wrap_dim(a.constant_int(2), x.sizes.size());
+  if (n.is(0)) return r.push_back(a.L.full(x.dtype, a.out().sizes, 0)), true;
+  r.push_back(a.L.view(x, a.out().sizes, [d, n](const Index& i) {
+    Index j = i;
+    j[d] = sym::floordiv(i[d], n);
+    return j;
+  }));
+  return true;
+}
+
+// --- shapes
+
+// Parts of at::cat's rule: the common memory format decides the result's, if all parts agree.
+Shape shape_cat(sym::Context& ctx, ArgSpan args) {
+  auto* list = args.empty() ? nullptr : std::get_if<std::vector<ir::Value>>(&args[0]);
+  auto dim = int_arg(ctx, args, 1);
+  if (!list || list->empty() || !dim) return {};
+  std::vector<const TensorType*> parts;
+  const TensorType* first = nullptr;
+  std::vector<ir::Arg> all;
+  for (auto& v : *list) {
+    if (!v) return {};
+    const TensorType* t = &v.type();
+    if (t->dtype == DType::Opaque || t->sizes.empty()) return {};
+    all.emplace_back(v);
+    parts.push_back(t);
+    const bool skipped = t->sizes.size() == 1 && ctx.guard_eq(t->sizes[0], 0);
+    if (!skipped && !first) first = t;
+  }
+  if (!first) return {};
+  const size_t rank = first->sizes.size();
+  const int64_t d = wrap_dim(*dim, rank);
+  if (d < 0 || d >= static_cast<int64_t>(rank)) return {};
+  Int total = 0;
+  std::optional<ir::MemoryFormat> format;
+  bool mixed = false;
+  for (auto* t : parts) {
+    const ir::MemoryFormat f = suggest_memory_format(ctx, *t);
+    if (!format) format = f;
+    else if (*format != f) mixed = true;
+    if (t->sizes.size() == 1 && rank != 1 && ctx.guard_eq(t->sizes[0], 0)) continue;
+    if (t->sizes.size() != rank || !(t->device == first->device)) return {};
+    for (size_t k = 0; k < rank; ++k)
+      if (static_cast<int64_t>(k) != d && !ctx.guard_eq(t->sizes[k], first->sizes[k])) return {};
+    total = total + t->sizes[d];
+  }
+  std::vector<const ir::Arg*> ptrs;
+  for (auto& x : all) ptrs.push_back(&x);
+  const DType out = result_type(ptrs);
+  if (out == DType::Opaque) return {};
+  TensorType t = contiguous_type(out, first->device, first->sizes);
+  t.sizes[d] = total;
+  t.strides = strides_for(mixed ? ir::MemoryFormat::Contiguous : *format, t.sizes);
+  return one(t);
+}
+Shape shape_stack(sym::Context& ctx, ArgSpan args) {
+  auto* list = args.empty() ? nullptr : std::get_if<std::vector<ir::Value>>(&args[0]);
+  auto dim = int_arg(ctx, args, 1);
+  if (!list || list->empty() || !dim) return {};
+  std::vector<ir::Arg> all(list->begin(), list->end());
+  const TensorType* first = type_of(all[0]);
+  if (!first) return {};
+  const size_t rank = first->sizes.size() + 1;
+  const int64_t d = wrap_dim(*dim, rank);
+  if (d < 0 || d >= static_cast<int64_t>(rank)) return {};
+  std::vector<const ir::Arg*> ptrs;
+  for (auto& x : all) {
+    const TensorType* t = type_of(x);
+    if (!t || t->sizes.size() + 1 != rank || !(t->device == first->device)) return {};
+    for (size_t k = 0; k + 1 < rank; ++k)
+      if (!ctx.guard_eq(t->sizes[k], first->sizes[k])) return {};
+    ptrs.push_back(&x);
+  }
+  Dims sizes = first->sizes;
+  sizes.insert(sizes.begin() + d, Int(static_cast<int64_t>(all.size())));
+  const DType out = result_type(ptrs);
+  if (out == DType::Opaque) return {};
+  return one(contiguous_type(out, first->device, sizes));
+}
+Shape shape_constant_pad(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* pad = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  if (!x || !pad || pad->size() % 2 || pad->size() / 2 > x->sizes.size()) return {};
+  bool nothing = true;
+  for (auto& p : *pad) {
+    if (!p.is_const()) return {};
+    nothing = nothing && p.value() <= 0;
+  }
+  if (nothing) return {};  // eager returns a clone of a slice
+  Dims sizes = x->sizes;
+  for (size_t k = 0; k < pad->size() / 2; ++k) {
+    Int& s = sizes[sizes.size() - 1 - k];
+    s = s + (*pad)[2 * k] + (*pad)[2 * k + 1];
+    if (ctx.guard_lt(s, 0)) return {};
+  }
+  TensorType t = contiguous_type(x->dtype, x->device, sizes);
+  t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);
+  return one(t);
+}
+Shape shape_roll(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* shifts = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  auto* dims = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[2]) : nullptr;
+  if (!x || !shifts || !dims || shifts->size() != 1 || dims->size() != 1 || x->sizes.empty()) return {};
+  auto d = dims_arg(ctx, args, 2, x->sizes.size());
+  if (!d) return {};
+  for (auto& s : x->sizes)
+    if (ctx.guard_eq(s, 0)) return {};
+  // The CPU joins two contiguous parts; CUDA allocates like its input.
+  if (x->device.kind != DeviceKind::CPU) return {};
+  TensorType t = *x;
+  t.wrapped_number = false;
+  if (ctx.guard_eq(sym::mod((*shifts)[0], x->sizes[(*d)[0]]), 0)) return {};
+  t.strides = strides_for(suggest_memory_format(ctx, *x), x->sizes);
+  return one(t);
+}
+Shape shape_repeat(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* n = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  if (!x || !n || n->size() < x->sizes.size()) return {};
+  Dims sizes(n->begin(), n->end());
+  for (auto& s : sizes)
+    if (s.is_const() && s.value() < 0) return {};
+  for (size_t d = 0; d < x->sizes.size(); ++d) {
+    Int& s = sizes[n->size() - x->sizes.size() + d];
+    s = s * x->sizes[d];
+  }
+  return one(contiguous_type(x->dtype, x->device, sizes));
+}
+
+const OpRow kRows[] = {
+    {"aten::cat", 0, shape_cat, lower<lower_cat>},
+    {"aten::concat", 0, nullptr, lower<lower_cat>},
+    {"aten::stack", 0, shape_stack, lower<lower_stack>},
+    {"aten::constant_pad_nd", 0, shape_constant_pad, lower<lower_constant_pad>},
+    {"aten::reflection_pad1d", 0, nullptr, lower<lower_edge_pad<true>>},
+    {"aten::reflection_pad2d", 0, nullptr, lower<lower_edge_pad<true>>},
+    {"aten::reflection_pad3d", 0, nullptr, lower<lower_edge_pad<true>>},
+    {"aten::replication_pad1d", 0, nullptr, lower<lower_edge_pad<false>>},
+    {"aten::replication_pad2d", 0, nullptr, lower<lower_edge_pad<false>>},
+    {"aten::replication_pad3d", 0, nullptr, lower<lower_edge_pad<false>>},
+    {"aten::roll", 0, shape_roll, lower<lower_roll>},
+    {"aten::repeat", 0, shape_repeat, lower<lower_repeat>},
+    {"aten::tile", 0, nullptr, lower<lower_repeat>},
+    {"aten::repeat_interleave.self_int", 0, nullptr, lower<lower_repeat_interleave>},
+};
+
+}  // namespace
+
+std::span<const OpRow> concat_rows() { return kRows; }
+
+}  // namespace vitrify::ops

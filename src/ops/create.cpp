@@ -1,0 +1,222 @@
+// Tensors made from nothing but numbers and positions. Contents of `empty` are zeros: any value is as good.
+#include <cmath>
+
+#include "ops/rules.h"
+
+namespace vitrify::ops {
+namespace {
+
+Tensor filled(const Args& a, const ir::Arg& value) {
+  const DType out = a.out().dtype, t = compute_type(out);
+  return a.L.map(out, a.out().sizes, [value, t](Body& b, const Index&) { return number(b, value, t); }, 0, 0);
+}
+template <size_t at>
+bool lower_full(const Args& a, std::vector<Tensor>& r) {
+  const ir::Arg& v = a.n.args[at];
+  if (!is_number(v)) return false;
+  if (a.out().dtype == DType::Bool) {
+    auto s = a.scalar(at);
+    if (!s) return false;
+    return r.push_back(a.L.full(DType::Bool, a.out().sizes, *s != 0)), true;
+  }
+  if (!number_fits(v, a.out().dtype)) return false;
+  return r.push_back(filled(a, v)), true;
+}
+template <int value>
+bool lower_constant(const Args& a, std::vector<Tensor>& r) { return r.push_back(a.L.full(a.out().dtype, a.out().sizes, value)), true; }
+
+bool lower_fill_tensor(const Args& a, std::vector<Tensor>& r) {
+  Tensor v = a.tensor(1);
+  const DType out = a.out().dtype;
+  if (!v.sizes.empty() || (is_float(v.dtype) && !is_float(out))) return false;
+  v = a.L.expand(v, a.out().sizes);
+  r.push_back(map1(a.L, v, out, [out](Body&, Val x) { return cast(x, compute_type(out)); }));
+  return true;
+}
+
+// start + i * step; floats through f64, which is at least as exact as eager's.
+bool arange(const Args& a, std::vector<Tensor>& r, const ir::Arg& start, const ir::Arg& step) {
+  const DType out = a.out().dtype;
+  if (out == DType::Bool || !is_number(start) || !is_number(step)) return false;
+  const DType t = is_float(out) ? DType::F64 : DType::I64;
+  if (!number_fits(start, t) || !number_fits(step, t)) return false;
+  r.push_back(a.L.map(out, a.out().sizes, [=](Body& b, const Index& i) {
+    return cast(number(b, start, t) + cast(b.index(i[0]), t) * number(b, step, t), compute_type(out));
+  }, 3, 0));
+  return true;
+}
+bool lower_arange(const Args& a, std::vector<Tensor>& r) { return arange(a, r, Int(0), Int(1)); }
+bool lower_arange_start(const Args& a, std::vector<Tensor>& r) { return arange(a, r, a.n.args[0], Int(1)); }
+bool lower_arange_step(const Args& a, std::vector<Tensor>& r) { return arange(a, r, a.n.args[0], a.n.args[2]); }
+
+// Symmetric from both ends, as ATen.
+bool lower_linspace(const Args& a, std::vector<Tensor>& r) {
+  auto start = a.scalar(0), end = a.scalar(1);
+  const DType out = a.out().dtype;
+  const int64_t n = a.constant_int(2);
+  if (!start || !end || !is_float(out) || n < 2) return false;
+  r.push_back(a.L.map(out, a.out().sizes, [=, step = (*end - *start) / static_cast<double>(n - 1)](Body& b, const Index& i) {
+    Val k = b.index(i[0]), low = *start + cast(k, DType::F64) * step, high = *end - cast(b.index(n - 1 - i[0]), DType::F64) * step;
+    return cast(where(k < b.index(n / 2), low, high), compute_type(out));
+  }, 6, 0));
+  return true;
+}
+bool lower_eye(const Args& a, std::vector<Tensor>& r) {
+  const DType t = compute_type(a.out().dtype);
+  r.push_back(a.L.map(a.out().dtype, a.out().sizes, [t](Body& b, const Index& i) {
+    return where(eq(b.index(i[0]), b.index(i[1])), b.constant(t, 1), b.constant(t, 0));
+  }, 2, 0));
+  return true;
+}
+template <bool lower_part>
+bool lower_triangle(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t n = x.sizes.size();
+  if (n < 2) return false;
+  const Int diagonal = a.integer(1);
+  r.push_back(a.L.map(x.dtype, x.sizes, [=](Body& b, const Index& i) {
+    Val d = b.index(i[n - 1] - i[n - 2]), k = b.index(diagonal), v = x.at(b, i);
+    return where(lower_part ? d <= k : d >= k, v, v.lit(0));
+  }, x.cost + 2, x.reads));
+  return true;
+}
+
+// --- shapes
+
+TensorType with_options(ArgSpan args, size_t first, DType dtype, Device device, Dims sizes) {
+  if (auto* d = std::get_if<DType>(&args[first])) dtype = *d;
+  if (args.size() > first + 2)
+    if (auto* d = std::get_if<Device>(&args[first + 2])) device = *d;
+  return contiguous_type(dtype, device, std::move(sizes));
+}
+bool sizes_arg(ArgSpan args, size_t i, Dims& sizes) {
+  auto* v = std::get_if<std::vector<Int>>(&args[i]);
+  if (!v) return false;
+  sizes.assign(v->begin(), v->end());
+  for (auto& s : sizes)
+    if (s.is_const() && s.value() < 0) return false;
+  return true;
+}
+// New tensors with an explicit dtype; the default type is process state that this rule does not know.
+template <size_t options, bool has_format = false>
+Shape shape_new(sym::Context&, ArgSpan args) {
+  Dims sizes;
+  if (args.size() <= options || !sizes_arg(args, 0, sizes) || !std::holds_alternative<DType>(args[options])) return {};
+  auto t = with_options(args, options, DType::F32, {}, sizes);
+  if (t.dtype == DType::Opaque) return {};
+  if (has_format)
+    if (auto* f = std::get_if<ir::MemoryFormat>(&args[options + 4])) {
+      if ((*f == ir::MemoryFormat::ChannelsLast && sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && sizes.size() != 5) || *f == ir::MemoryFormat::Preserve) return {};
+      t.strides = strides_for(*f, sizes);
+    }
+  return one(t);
+}
+template <size_t options>
+Shape shape_new_from(sym::Context&, ArgSpan args) {  // new_*: options default to self's
+  const TensorType* x = tensor_arg(args, 0);
+  Dims sizes;
+  if (!x || args.size() <= options || !sizes_arg(args, 1, sizes)) return {};
+  auto t = with_options(args, options, x->dtype, x->device, sizes);
+  if (t.dtype == DType::Opaque) return {};
+  return one(t);
+}
+template <size_t options>
+Shape shape_like(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || args.size() < options + 5) return {};
+  auto t = with_options(args, options, x->dtype, x->device, x->sizes);
+  if (t.dtype == DType::Opaque) return {};
+  auto* f = std::get_if<ir::MemoryFormat>(&args[options + 4]);
+  if (!f || *f == ir::MemoryFormat::Preserve) t.strides = preserved_strides(ctx, *x);
+  else if ((*f == ir::MemoryFormat::ChannelsLast && x->sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && x->sizes.size() != 5)) return {};
+  else t.strides = strides_for(*f, x->sizes);
+  return one(t);
+}
+Shape shape_fill(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x) return {};
+  TensorType t = *x;
+  t.wrapped_number = false;
+  t.strides = preserved_strides(ctx, *x);
+  return one(t);
+}
+Shape shape_triangle(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || x->sizes.size() < 2) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+Shape shape_scalar_tensor(sym::Context&, ArgSpan args) {
+  if (args.size() < 4 || !std::holds_alternative<DType>(args[1])) return {};
+  auto t = with_options(args, 1, DType::F32, {}, {});
+  return t.dtype == DType::Opaque ? Shape{} : one(t);
+}
+// Integer ranges only: the length of a float range depends on rounding.
+Shape arange_type(sym::Context& ctx, ArgSpan args, Int start, Int end, Int step, size_t options) {
+  auto* d = std::get_if<DType>(&args[options]);
+  if (!ctx.guard_lt(0, step) || !ctx.guard_le(start, end)) return {};
+  if (d && (!is_native(*d) || *d == DType::Bool)) return {};
+  return one(with_options(args, options, DType::I64, {}, Dims{sym::ceildiv(end - start, step)}));
+}
+Shape shape_arange(sym::Context& ctx, ArgSpan args) {
+  auto* e = args.size() > 4 ? std::get_if<Int>(&args[0]) : nullptr;
+  return e ? arange_type(ctx, args, 0, *e, 1, 1) : Shape{};
+}
+Shape shape_arange_start(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 5) return {};
+  auto *s = std::get_if<Int>(&args[0]), *e = std::get_if<Int>(&args[1]);
+  return s && e ? arange_type(ctx, args, *s, *e, 1, 2) : Shape{};
+}
+Shape shape_arange_step(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 6) return {};
+  auto *s = std::get_if<Int>(&args[0]), *e = std::get_if<Int>(&args[1]), *k = std::get_if<Int>(&args[2]);
+  return s && e && k ? arange_type(ctx, args, *s, *e, *k, 3) : Shape{};
+}
+
+const OpRow kRows[] = {
+    {"aten::full", 0, shape_new<2>, lower<lower_full<1>>},
+    {"aten::full_like", 0, shape_like<2>, lower<lower_full<1>>},
+    {"aten::new_full", 0, shape_new_from<3>, lower<lower_full<2>>},
+    {"aten::fill.Scalar", 0, shape_fill, lower<lower_full<1>>},
+    {"aten::fill.Tensor", 0, shape_fill, lower<lower_fill_tensor>},
+    {"aten::scalar_tensor", 0, shape_scalar_tensor, lower<lower_full<0>>},
+    {"aten::zeros", 0, shape_new<1>, lower<lower_constant<0>>},
+    {"aten::zeros_like", 0, shape_like<1>, lower<lower_constant<0>>},
+    {"aten::new_zeros", 0, shape_new_from<2>, lower<lower_constant<0>>},
+    {"aten::zero", 0, shape_fill, lower<lower_constant<0>>},
+    {"aten::ones", 0, shape_new<1>, lower<lower_constant<1>>},
+    {"aten::ones_like", 0, shape_like<1>, lower<lower_constant<1>>},
+    {"aten::new_ones", 0, shape_new_from<2>, lower<lower_constant<1>>},
+    {"aten::empty.memory_format", 0, shape_new<1, true>, lower<lower_constant<0>>},
+    {"aten::empty_like", 0, shape_like<1>, lower<lower_constant<0>>},
+    {"aten::new_empty", 0, shape_new_from<2>, lower<lower_constant<0>>},
+    {"aten::empty_strided", 0, nullptr, lower<lower_constant<0>>},
+    {"aten::new_empty_strided", 0, nullptr, lower<lower_constant<0>>},
+    {"aten::arange", 0, shape_arange, lower<lower_arange>},
+    {"aten::arange.start", 0, shape_arange_start, lower<lower_arange_start>},
+    {"aten::arange.start_step", 0, shape_arange_step, lower<lower_arange_step>},
+    {"aten::linspace", 0, nullptr, lower<lower_linspace>},
+    {"aten::eye", 0, nullptr, lower<lower_eye>},
+    {"aten::eye.m", 0, nullptr, lower<lower_eye>},
+    {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},
+    {"aten::triu", 0, shape_triangle, lower<lower_triangle<false>>},
+    {"aten::rand", ir::kRandom, shape_new<1>, nullptr},
+    {"aten::randn", ir::kRandom, shape_new<1>, nullptr},
+    {"aten::rand_like", ir::kRandom, shape_like<1>, nullptr},
+    {"aten::randn_like", ir::kRandom, shape_like<1>, nullptr},
+    {"aten::randint", ir::kRandom, nullptr, nullptr},
+    {"aten::randint.low", ir::kRandom, nullptr, nullptr},
+    {"aten::randperm", ir::kRandom, nullptr, nullptr},
+    {"aten::bernoulli", ir::kRandom, nullptr, nullptr},
+    {"aten::bernoulli.p", ir::kRandom, nullptr, nullptr},
+    {"aten::bernoulli.Tensor", ir::kRandom, nullptr, nullptr},
+    {"aten::normal_functional", ir::kRandom, nullptr, nullptr},
+    {"aten::uniform", ir::kRandom, nullptr, nullptr},
+    {"aten::exponential", ir::kRandom, nullptr, nullptr},
+    {"aten::multinomial", ir::kRandom, nullptr, nullptr},
+};
+
+}  // namespace
+
+std::span<const OpRow> create_rows() { return kRows; }
+
+}  // namespace vitrify::ops

@@ -1,0 +1,233 @@
+// Normalisations and softmax, forward. Statistics in f32 (f64 for f64), two passes over the data at most besides the output.
+#include "ops/norm.h"
+
+#include <cmath>
+
+namespace vitrify::ops {
+
+Tensor as_type(Lowering& L, const Tensor& x, DType out) {
+  if (x.dtype == out) return x;
+  return map1(L, x, out, [out](Body&, Val v) { return cast(v, compute_type(out)); });
+}
+
+Tensor rstd_of(Lowering& L, const Moments& m, double eps) {
+  return map1(L, m.m2, m.m2.dtype, [n = m.count, eps](Body& b, Val v) { return unary(LOp::rsqrt, v / numel_as(b, n, v.type) + eps); }, 5);
+}
+
+Tensor channelwise(Lowering& L, const Tensor& v, const Dims& sizes) {
+  Dims s(sizes.size(), Int(1));
+  s[1] = v.sizes.size() == 1 ? v.sizes[0] : sizes[1];
+  return L.expand(L.reshape(v, s), sizes);
+}
+
+Tensor normalized(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias, DType out) {
+  const DType t = compute_type(x.dtype);
+  Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
+  Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
+  const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
+  return a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
+    Val v = (cast(x.at(b, i), t) - cast(m.at(b, i), t)) * cast(s.at(b, i), t);
+    if (w) v = v * cast(w.at(b, i), t);
+    if (c) v = v + cast(c.at(b, i), t);
+    return cast(v, compute_type(out));
+  }, x.cost + m.cost + s.cost + 4, reads);
+}
+
+std::vector<int64_t> dims_from(size_t first, size_t rank) {
+  std::vector<int64_t> d;
+  for (size_t k = first; k < rank; ++k) d.push_back(static_cast<int64_t>(k));
+  return d;
+}
+std::vector<int64_t> all_but_channel(size_t rank) {
+  std::vector<int64_t> d{0};
+  for (size_t k = 2; k < rank; ++k) d.push_back(static_cast<int64_t>(k));
+  return d;
+}
+
+namespace {
+
+Tensor optional_tensor(const Args& a, size_t i) { return a.is_tensor(i) ? a.tensor(i) : Tensor{}; }
+
+bool lower_layer_norm(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t k = a.ints(1).size();
+  if (!is_float(x.dtype) || k == 0 || k > x.sizes.size()) return false;
+  x = reused(a.L, x);
+  const DType t = compute_type(x.dtype);
+  auto m = moments(a.L, x, dims_from(x.sizes.size() - k, x.sizes.size()), true, t, t);
+  Tensor rstd = rstd_of(a.L, m, *a.scalar(4));
+  r.push_back(normalized(a, x, m.mean, rstd, optional_tensor(a, 2), optional_tensor(a, 3), a.out().dtype));
+  if (a.n.outs.size() > 1) {
+    r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
+    r.push_back(as_type(a.L, rstd, a.out(2).dtype));
+  }
+  return true;
+}
+
+// rms_norm gives the result, _fused_rms_norm also the reciprocal of the root mean square.
+bool lower_rms_norm(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t k = a.ints(1).size();
+  if (!is_float(x.dtype) || k == 0 || k > x.sizes.size()) return false;
+  double eps;
+  if (a.none(3)) {
+    // Eager's default is the epsilon of the type it computes in.
+    eps = x.dtype == DType::F64 ? 2.220446049250313e-16 : 1.1920928955078125e-07;
+  } else {
+    eps = *a.scalar(3);
+  }
+  x = reused(a.L, x);
+  const DType t = compute_type(x.dtype);
+  auto dims = dims_from(x.sizes.size() - k, x.sizes.size());
+  Tensor ss = reduce_sum(a.L, x, dims, true, t, t, [](Val v) { return v * v; });
+  Tensor scale = map1(a.L, ss, t, [n = product(x.sizes, dims), eps](Body& b, Val v) { return unary(LOp::rsqrt, v / numel_as(b, n, v.type) + eps); }, 5);
+  Tensor s = a.L.expand(scale, x.sizes), w = a.is_tensor(2) ? broadcast(a.L, a.tensor(2), x.sizes) : Tensor{};
+  const DType out = a.out().dtype;
+  r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
+    Val v = x.at(b, i) * s.at(b, i);
+    return w ? v * cast(w.at(b, i), t) : v;
+  }, x.cost + s.cost + 3, x.reads + 2));
+  if (a.n.outs.size() > 1) r.push_back(as_type(a.L, scale, a.out(1).dtype));
+  return true;
+}
+
+// Shared by the batch norm overloads: positions of what differs between them.
+struct BatchNorm {
+  Tensor weight, bias, running_mean, running_var;
+  bool training = false;
+  double momentum = 0, eps = 0;
+};
+void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool functional) {
+  Tensor x = a.tensor(0);
+  const DType t = compute_type(x.dtype), out = a.out().dtype;
+  auto per_channel = [&](const Tensor& v) { return v ? channelwise(a.L, v, x.sizes) : Tensor{}; };
+  if (!p.training) {
+    Tensor rstd = map1(a.L, p.running_var, t, [t, eps = p.eps](Body&, Val v) { return unary(LOp::rsqrt, cast(v, t) + eps); }, 4);
+    r.push_back(normalized(a, x, per_channel(p.running_mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias), out));
+    for (size_t i = 1; i < 3 && i < a.n.outs.size(); ++i) {
+      // Saved statistics: empty on the CPU; some backends give the running ones.
+      const bool full = !a.out(i).sizes.empty() && !a.out(i).sizes[0].is(0);
+      r.push_back(full ? as_type(a.L, i == 1 ? p.running_mean : rstd, a.out(i).dtype) : a.L.full(a.out(i).dtype, a.out(i).sizes, 0));
+    }
+    if (functional) r.push_back(p.running_mean), r.push_back(p.running_var);
+    return;
+  }
+  x = reused(a.L, x);
+  auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, t, t);
+  Tensor rstd = rstd_of(a.L, m, p.eps);
+  r.push_back(normalized(a, x, per_channel(m.mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias), out));
+  r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
+  r.push_back(as_type(a.L, rstd, a.out(2).dtype));
+  if (!functional) return;
+  auto update = [&](const Tensor& old, const Tensor& now, bool unbiased) {
+    return a.L.map(old.dtype, old.sizes, [=, n = m.count, k = p.momentum](Body& b, const Index& i) {
+      Val v = now.at(b, i);
+      if (unbiased) v = v / (numel_as(b, n, v.type) - 1.0);
+      return cast(v * k + (1 - k) * cast(old.at(b, i), v.type), compute_type(old.dtype));
+    }, 6, 2);
+  };
+  r.push_back(update(p.running_mean, m.mean, false));
+  r.push_back(update(p.running_var, m.m2, true));
+}
+
+bool lower_batch_norm_no_training(const Args& a, std::vector<Tensor>& r) {
+  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2) return false;
+  batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), a.tensor(3), a.tensor(4), false, 0, *a.scalar(6)}, r, false);
+  return true;
+}
+// native_batch_norm and _native_batch_norm_legit_functional. The former updates the running statistics behind the graph's back when it trains.
+template <bool functional>
+bool lower_batch_norm(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const bool training = a.boolean(5);
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || (!training && (!a.is_tensor(3) || !a.is_tensor(4)))) return false;
+  if (!functional && training && (a.is_tensor(3) || a.is_tensor(4))) return false;
+  batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), optional_tensor(a, 3), optional_tensor(a, 4), training, *a.scalar(6), *a.scalar(7)}, r, functional);
+  return true;
+}
+bool lower_batch_norm_no_stats(const Args& a, std::vector<Tensor>& r) {
+  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !a.boolean(3)) return false;
+  batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), {}, {}, true, *a.scalar(4), *a.scalar(5)}, r, false);
+  return true;
+}
+
+// [N, C, ...] as [N, groups, C / groups, ...]
+Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
+  Dims s{x.sizes[0], Int(groups), sym::floordiv(x.sizes[1], groups)};
+  for (size_t d = 2; d < x.sizes.size(); ++d) s.push_back(x.sizes[d]);
+  return L.reshape(x, s);
+}
+
+bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const int64_t groups = a.constant_int(6);
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1) return false;
+  x = reused(a.L, x);
+  const DType t = compute_type(x.dtype);
+  Tensor g = grouped(a.L, x, groups);
+  auto m = moments(a.L, g, dims_from(2, g.sizes.size()), false, t, t);
+  Tensor rstd = rstd_of(a.L, m, *a.scalar(7));
+  const Int per = sym::floordiv(x.sizes[1], groups);
+  auto spread = [&](const Tensor& v) {  // [N, groups] over [N, C, ...]
+    return a.L.view(v, x.sizes, [per](const Index& i) { return Index{i[0], sym::floordiv(i[1], per)}; });
+  };
+  Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{}, b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
+  r.push_back(normalized(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
+  r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
+  r.push_back(as_type(a.L, rstd, a.out(2).dtype));
+  return true;
+}
+
+// --- softmax
+
+enum class Soft : uint8_t { Plain, Log, Safe };
+template <Soft kind>
+bool lower_softmax(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const DType out = a.out().dtype;
+  if (!is_float(x.dtype) || !is_float(out) || x.sizes.empty()) return false;
+  const int64_t d[] = {wrap_dim(a.constant_int(1), x.sizes.size())};
+  const DType t = compute_type(out) == DType::F64 ? DType::F64 : compute_type(x.dtype);
+  if (x.dtype != out && out != DType::F32 && kind != Soft::Safe && compute_type(x.dtype) != compute_type(out)) x = as_type(a.L, x, out);
+  x = reused(a.L, x);
+  Tensor top = a.L.reduce(AccumKind::Max, x, d, true, t, t, [t](Val v) { return cast(v, t); })[0];
+  if (kind == Soft::Safe) top = map1(a.L, top, t, [](Body&, Val v) { return where(eq(v, v.lit(-INFINITY)), v.lit(0), v); });
+  Tensor m = a.L.expand(top, x.sizes);
+  Tensor e = map2(a.L, x, m, t, [t](Body&, Val v, Val k) { return unary(LOp::exp, cast(v, t) - k); }, 11);
+  Tensor s = reduce_sum(a.L, e, d, true, t, t);
+  if (kind == Soft::Log) {
+    Tensor ls = a.L.expand(map1(a.L, s, t, [](Body&, Val v) { return unary(LOp::log, v); }, 12), x.sizes);
+    r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) { return cast(cast(x.at(b, i), t) - m.at(b, i) - ls.at(b, i), compute_type(out)); },
+                        x.cost + 3, x.reads + 2));
+    return true;
+  }
+  Tensor sx = a.L.expand(s, x.sizes);
+  r.push_back(map2(a.L, e, sx, out, [out](Body&, Val p, Val q) {
+    Val v = p / q;
+    if (kind == Soft::Safe) v = where(eq(q, q.lit(0)), q.lit(0), v);  // a row of -inf
+    return cast(v, compute_type(out));
+  }, 2));
+  return true;
+}
+
+const OpRow kRows[] = {
+    {"aten::native_layer_norm", 0, shape_layer_norm, lower<lower_layer_norm>},
+    {"aten::rms_norm", 0, nullptr, lower<lower_rms_norm>},
+    {"aten::_fused_rms_norm", 0, shape_rms_norm, lower<lower_rms_norm>},
+    {"aten::_native_batch_norm_legit_no_training", 0, shape_batch_norm_no_training, lower<lower_batch_norm_no_training>},
+    {"aten::native_batch_norm", 0, shape_native_batch_norm, lower<lower_batch_norm<false>>},
+    {"aten::_native_batch_norm_legit_functional", 0, shape_batch_norm_functional, lower<lower_batch_norm<true>>},
+    {"aten::_native_batch_norm_legit.no_stats", 0, shape_batch_norm_no_stats, lower<lower_batch_norm_no_stats>},
+    {"aten::native_group_norm", 0, shape_group_norm, lower<lower_group_norm>},
+    {"aten::_softmax", 0, shape_softmax, lower<lower_softmax<Soft::Plain>>},
+    {"aten::_log_softmax", 0, shape_softmax, lower<lower_softmax<Soft::Log>>},
+    {"aten::softmax.int", 0, nullptr, lower<lower_softmax<Soft::Plain>>},
+    {"aten::log_softmax.int", 0, nullptr, lower<lower_softmax<Soft::Log>>},
+    {"aten::_safe_softmax", 0, nullptr, lower<lower_softmax<Soft::Safe>>},
+};
+
+}  // namespace
+
+std::span<const OpRow> norm_rows() { return kRows; }
+
+}  // namespace vitrify::ops

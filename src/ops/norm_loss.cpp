@@ -1,0 +1,211 @@
+// Losses. Reduction: 0 none, 1 mean, 2 sum.
+#include "ops/norm.h"
+
+namespace vitrify::ops {
+namespace {
+
+Tensor reduced_loss(const Args& a, const Tensor& x, int64_t reduction) {
+  const DType out = a.out().dtype, t = compute_type(out);
+  if (reduction == 0 || x.sizes.empty()) return as_type(a.L, x, out);
+  auto dims = dims_from(0, x.sizes.size());
+  Tensor s = reduce_sum(a.L, x, dims, false, t, t);
+  if (reduction == 2) return as_type(a.L, s, out);
+  return map1(a.L, s, out, [n = product(x.sizes, dims)](Body& b, Val v) { return v / numel_as(b, n, v.type); }, 2);
+}
+
+Dims broadcast_of(const Args& a) {
+  const auto &x = a.tensor(0).sizes, &y = a.tensor(1).sizes;
+  if (x.size() == y.size() && x == y) return x;
+  Dims r;
+  return broadcast_sizes(a.L.ctx(), x, y, r) ? r : Dims{};
+}
+
+template <class F>
+bool pair_loss(const Args& a, std::vector<Tensor>& r, F f) {
+  const DType out = a.out().dtype;
+  if (!is_float(out)) return false;
+  const Dims sizes = broadcast_of(a);
+  if (sizes.empty() && !(a.tensor(0).sizes.empty() && a.tensor(1).sizes.empty())) return false;
+  const DType t = compute_type(out);
+  Tensor x = elementwise(a, {operand(a, 0, sizes), operand(a, 1, sizes)}, t, t, sizes, 4, [f](Body&, Val* v) { return f(v[0] - v[1]); });
+  r.push_back(reduced_loss(a, x, a.constant_int(2)));
+  return true;
+}
+bool lower_mse(const Args& a, std::vector<Tensor>& r) {
+  return pair_loss(a, r, [](Val d) { return d * d; });
+}
+bool lower_l1(const Args& a, std::vector<Tensor>& r) {
+  return pair_loss(a, r, [](Val d) { return unary(LOp::abs, d); });
+}
+bool lower_smooth_l1(const Args& a, std::vector<Tensor>& r) {
+  const double beta = *a.scalar(3);
+  return pair_loss(a, r, [beta](Val d) {
+    Val z = unary(LOp::abs, d);
+    return beta == 0 ? z : where(z < z.lit(beta), 0.5 * z * z / beta, z - 0.5 * beta);
+  });
+}
+bool lower_huber(const Args& a, std::vector<Tensor>& r) {
+  const double delta = *a.scalar(3);
+  return pair_loss(a, r, [delta](Val d) {
+    Val z = unary(LOp::abs, d);
+    return where(z <= z.lit(delta), 0.5 * z * z, delta * (z - 0.5 * delta));
+  });
+}
+
+template <class F>
+bool pair_loss_backward(const Args& a, std::vector<Tensor>& r, F f) {
+  const auto& out = a.out();
+  if (!is_float(out.dtype)) return false;
+  const bool mean = a.constant_int(3) == 1;
+  Int n = 1;
+  for (auto& s : a.tensor(1).sizes) n = n * s;
+  r.push_back(elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, compute_type(out.dtype), out.dtype, out.sizes, 5,
+                          [f, mean, n](Body& b, Val* v) {
+                            Val g = f(v[1] - v[2], v[0]);
+                            return mean ? g / numel_as(b, n, g.type) : g;
+                          }));
+  return true;
+}
+bool lower_mse_backward(const Args& a, std::vector<Tensor>& r) {
+  return pair_loss_backward(a, r, [](Val d, Val g) { return 2.0 * d * g; });
+}
+bool lower_smooth_l1_backward(const Args& a, std::vector<Tensor>& r) {
+  const double beta = *a.scalar(4);
+  return pair_loss_backward(a, r, [beta](Val d, Val g) {
+    Val flat = where(d < d.lit(0), -g, where(d > d.lit(0), g, g.lit(0)));
+    return where(d <= d.lit(-beta), -g, where(d >= d.lit(beta), g, beta == 0 ? flat : d * g / beta));
+  });
+}
+bool lower_huber_backward(const Args& a, std::vector<Tensor>& r) {
+  const double delta = *a.scalar(4);
+  return pair_loss_backward(a, r, [delta](Val d, Val g) {
+    return where(d < d.lit(-delta), -g * delta, where(d > d.lit(delta), g * delta, d * g));
+  });
+}
+
+bool lower_bce_with_logits(const Args& a, std::vector<Tensor>& r) {
+  const DType out = a.out().dtype, t = compute_type(out);
+  Tensor x = a.tensor(0), y = a.tensor(1);
+  if (!is_float(out) || !(x.sizes == y.sizes)) return false;
+  Tensor w = a.is_tensor(2) ? broadcast(a.L, a.tensor(2), x.sizes) : Tensor{}, p = a.is_tensor(3) ? broadcast(a.L, a.tensor(3), x.sizes) : Tensor{};
+  Tensor loss = a.L.map(t, x.sizes, [=](Body& b, const Index& i) {
+    Val v = cast(x.at(b, i), t), target = cast(y.at(b, i), t);
+    Val log_sigmoid = minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v)));
+    Val l = (1.0 - target) * v;
+    if (p) l = l - ((cast(p.at(b, i), t) - 1.0) * target + 1.0) * log_sigmoid;
+    else l = l - log_sigmoid;
+    return w ? l * cast(w.at(b, i), t) : l;
+  }, x.cost + y.cost + 34, x.reads + y.reads + 2);
+  r.push_back(reduced_loss(a, loss, a.constant_int(4)));
+  return true;
+}
+
+// The class of one sample: faults unless it is ignored or in range.
+Val checked_target(Body& b, Val t, Int ignore, Int classes, Val& kept) {
+  t = cast(t, DType::I64);
+  kept = ne(t, b.index(ignore));
+  Val safe = where(kept, t, t.lit(0));
+  return b.check_index(safe, classes);
+}
+
+// (loss, total weight) for [C], [N, C] and, with 2d, [N, C, H, W] log probabilities.
+bool lower_nll(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0), target = a.tensor(1), w = a.is_tensor(2) ? a.tensor(2) : Tensor{};
+  const int64_t reduction = a.constant_int(3);
+  const Int ignore = a.integer(4);
+  if (!is_float(x.dtype) || x.sizes.empty() || (target.dtype != DType::I64 && target.dtype != DType::U8)) return false;
+  const size_t c = x.sizes.size() == 1 ? 0 : 1;
+  const Int classes = x.sizes[c];
+  const DType t = compute_type(x.dtype);
+  auto picked = [=](bool weight_only) {
+    return [=](Body& b, const Index& i) {
+      Val kept;
+      Val k = checked_target(b, target.at(b, x.sizes.size() == 1 && !target.sizes.empty() ? Index{Int(0)} : i), ignore, classes, kept);
+      const Int at = b.indirect(k, classes);
+      Val weight = w ? cast(w.at(b, Index{at}), t) : b.constant(t, 1);
+      Val v = weight;
+      if (!weight_only) {
+        Index j = x.sizes.size() == 1 ? Index{} : i;
+        j.insert(j.begin() + static_cast<int64_t>(c), at);
+        v = -(cast(x.at(b, j), t) * weight);
+      }
+      return where(kept, v, v.lit(0));
+    };
+  };
+  const Dims samples = x.sizes.size() == 1 ? Dims{} : target.sizes;
+  const DType out = a.out().dtype;
+  if (reduction == 0) {
+    if (a.L.uses({const_cast<ir::Node*>(&a.n), 1}) > 0) return false;
+    r.push_back(a.L.map(out, a.out().sizes, picked(false), x.cost + 8, 2));
+    r.push_back(a.L.full(out, a.out(1).sizes, 0));
+    return true;
+  }
+  Tensor losses = a.L.map(t, samples, picked(false), x.cost + 8, 2), weights = a.L.map(t, samples, picked(true), 6, 1);
+  auto total = [&](const Tensor& v) { return v.sizes.empty() ? v : reduce_sum(a.L, v, dims_from(0, v.sizes.size()), false, t, t); };
+  Tensor loss = total(losses), weight = total(weights);
+  r.push_back(reduction == 1 ? map2(a.L, loss, weight, out, [](Body&, Val p, Val q) { return p / q; }, 2) : as_type(a.L, loss, out));
+  r.push_back(as_type(a.L, weight, a.out(1).dtype));
+  return true;
+}
+
+// Gradient of the picked class, zero elsewhere.
+bool lower_nll_backward(const Args& a, std::vector<Tensor>& r) {
+  Tensor g = a.tensor(0), x = a.tensor(1), target = a.tensor(2), w = a.is_tensor(3) ? a.tensor(3) : Tensor{}, total = a.tensor(6);
+  const int64_t reduction = a.constant_int(4);
+  const Int ignore = a.integer(5);
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || target.dtype != DType::I64) return false;
+  const DType t = compute_type(x.dtype), out = a.out().dtype;
+  const Int classes = x.sizes[1];
+  r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
+    Index sample = i;
+    sample.erase(sample.begin() + 1);
+    Val k = target.at(b, sample);
+    Val hit = eq(k, b.index(i[1])) & ne(k, b.index(ignore));
+    Val v = -cast(g.at(b, reduction == 0 ? sample : Index{}), t);
+    if (w) v = v * cast(w.at(b, Index{i[1]}), t);
+    if (reduction == 1) v = v / cast(total.at(b, {}), t);
+    return cast(where(hit, v, v.lit(0)), compute_type(out));
+  }, 8, 4));
+  return true;
+}
+
+Shape shape_pair_loss(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
+  auto reduction = int_arg(ctx, args, 2);
+  if (!x || !y || !reduction) return {};
+  const DType d = result_type({&args[0], &args[1]});
+  if (!is_float(d)) return {};
+  const TensorType* ops[] = {x, y};
+  auto t = elementwise_type(ctx, ops, d);
+  if (!t || *reduction == 0) return one(t);
+  return one(contiguous_type(d, t->device, {}));
+}
+Shape shape_nll(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
+  auto reduction = int_arg(ctx, args, 3);
+  if (!x || !y || !reduction || !is_float(x->dtype) || x->sizes.size() != 2 || y->sizes.size() != 1 || y->dtype != DType::I64 || !ctx.guard_eq(x->sizes[0], y->sizes[0])) return {};
+  auto scalar = contiguous_type(x->dtype, x->device, {});
+  if (*reduction == 0) return Types{contiguous_type(x->dtype, x->device, y->sizes), scalar};
+  return Types{scalar, scalar};
+}
+
+const OpRow kRows[] = {
+    {"aten::mse_loss", 0, shape_pair_loss, lower<lower_mse>},
+    {"aten::l1_loss", 0, nullptr, lower<lower_l1>},
+    {"aten::smooth_l1_loss", 0, shape_pair_loss, lower<lower_smooth_l1>},
+    {"aten::huber_loss", 0, shape_pair_loss, lower<lower_huber>},
+    {"aten::mse_loss_backward", 0, nullptr, lower<lower_mse_backward>},
+    {"aten::smooth_l1_loss_backward", 0, nullptr, lower<lower_smooth_l1_backward>},
+    {"aten::huber_loss_backward", 0, nullptr, lower<lower_huber_backward>},
+    {"aten::binary_cross_entropy_with_logits", 0, nullptr, lower<lower_bce_with_logits>},
+    {"aten::nll_loss_forward", 0, shape_nll, lower<lower_nll>},
+    {"aten::nll_loss2d_forward", 0, nullptr, lower<lower_nll>},
+    {"aten::nll_loss_backward", 0, nullptr, lower<lower_nll_backward>},
+    {"aten::nll_loss2d_backward", 0, nullptr, lower<lower_nll_backward>},
+};
+
+}  // namespace
+
+std::span<const OpRow> loss_rows() { return kRows; }
+
+}  // namespace vitrify::ops

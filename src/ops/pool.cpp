@@ -1,0 +1,367 @@
+// Pooling and resampling over the last n dims. Small windows are unrolled, large ones are reductions over a window view.
+#include <cmath>
+#include <limits>
+
+#include "ops/norm.h"
+#include "ops/pool.h"
+#include "ops/view.h"
+
+namespace vitrify::ops {
+namespace {
+
+constexpr int64_t kUnrolled = 30;
+
+std::vector<int64_t> per_dim(const Args& a, size_t i, size_t n, const std::vector<int64_t>& if_empty) {
+  auto v = a.constant_ints(i);
+  if (v.empty()) return if_empty;
+  if (v.size() == 1) v.resize(n, v[0]);
+  return v;
+}
+
+struct Window {
+  size_t n = 0;  // pooled dims, the last ones
+  std::vector<int64_t> kernel, stride, pad, dilation;
+  bool ceil_mode = false;
+  int64_t taps() const {
+    int64_t t = 1;
+    for (auto k : kernel) t *= k;
+    return t;
+  }
+  bool clipped() const {  // a window may leave the input
+    for (auto p : pad)
+      if (p) return true;
+    return ceil_mode;
+  }
+  // Offsets of tap t, row-major.
+  std::vector<int64_t> offsets(int64_t t) const {
+    std::vector<int64_t> o(n);
+    for (size_t d = n; d-- > 0; t /= kernel[d]) o[d] = t % kernel[d];
+    return o;
+  }
+  Int at(size_t d, Int out, Int tap) const { return out * stride[d] - pad[d] + tap * dilation[d]; }
+};
+
+// Value of one tap; `other` outside the input.
+Val tap(Body& b, const Tensor& x, const Window& w, const Index& i, std::span<const Int> offsets, Val other) {
+  const size_t lead = i.size() - w.n;
+  Index j = i;
+  Val in = b.constant_int(DType::Bool, 1);
+  for (size_t d = 0; d < w.n; ++d) {
+    j[lead + d] = w.at(d, i[lead + d], offsets[d]);
+    if (w.clipped()) in = in & within(b, j[lead + d], 0, x.sizes[lead + d]);
+  }
+  return b.masked(in, [&] { return x.at(b, j); }, other);
+}
+
+// All taps as trailing dims, for L.reduce.
+Tensor window_view(const Args& a, const Tensor& x, const Window& w, double other) {
+  Dims sizes = a.out().sizes;
+  for (auto k : w.kernel) sizes.push_back(k);
+  return a.L.map(x.dtype, sizes, [=, rank = a.out().sizes.size()](Body& b, const Index& i) {
+    return tap(b, x, w, Index(i.begin(), i.begin() + rank), std::span<const Int>(i.data() + rank, w.n), b.constant(compute_type(x.dtype), other));
+  }, x.cost + 2, x.reads);
+}
+std::vector<int64_t> window_dims(const Args& a, const Window& w) {
+  std::vector<int64_t> d;
+  for (size_t k = 0; k < w.n; ++k) d.push_back(static_cast<int64_t>(a.out().sizes.size() + k));
+  return d;
+}
+
+// max_pool*_with_indices(self, kernel, stride, padding, dilation, ceil_mode) -> (values, flat positions). NaN wins; the first of equals.
+template <size_t n>
+bool lower_max_pool(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t rank = x.sizes.size();
+  if (!is_float(x.dtype) || rank < n + 1) return false;
+  Window w{n, per_dim(a, 1, n, {}), {}, per_dim(a, 3, n, std::vector<int64_t>(n, 0)), per_dim(a, 4, n, std::vector<int64_t>(n, 1)), a.boolean(5)};
+  w.stride = per_dim(a, 2, n, w.kernel);
+  const bool indices = a.n.outs.size() > 1 && a.L.uses({const_cast<ir::Node*>(&a.n), 1}) > 0;
+  const double low = -std::numeric_limits<double>::infinity();
+  const DType t = compute_type(x.dtype);
+  if (w.taps() > kUnrolled) {
+    if (indices) return false;
+    r.push_back(a.L.reduce(AccumKind::Max, window_view(a, x, w, low), window_dims(a, w), false, t, x.dtype)[0]);
+    if (a.n.outs.size() > 1) r.push_back(a.L.full(DType::I64, a.out(1).sizes, 0));
+    return true;
+  }
+  if (x.cost > 4) x = a.L.realize(x);
+  auto pooled = [=](bool want_index) {
+    return [=](Body& b, const Index& i) {
+      const size_t lead = i.size() - n;
+      Val best = b.constant(t, low);
+      Int first = 0;  // the first position inside the input: what an all -inf window gives
+      for (size_t d = 0; d < n; ++d) {
+        Int s = i[lead + d] * w.stride[d] - w.pad[d];
+        if (w.pad[d]) s = sym::max(s, sym::mod(s, w.dilation[d]));
+        first = first * x.sizes[lead + d] + s;
+      }
+      Val where_best = want_index ? b.index(first) : Val{};
+      for (int64_t k = 0; k < w.taps(); ++k) {
+        auto off = w.offsets(k);
+        std::vector<Int> o(off.begin(), off.end());
+        Val v = tap(b, x, w, i, o, b.constant(t, low));
+        if (want_index) {
+          Int flat = 0;
+          for (size_t d = 0; d < n; ++d) flat = flat * x.sizes[lead + d] + w.at(d, i[lead + d], off[d]);
+          Val better = (v > best) | b.op(LOp::isnan, t, v);
+          best = where(better, v, best);
+          where_best = where(better, b.index(flat), where_best);
+        } else {
+          best = maximum(best, v);
+        }
+      }
+      return want_index ? where_best : best;
+    };
+  };
+  const int taps = static_cast<int>(w.taps());
+  r.push_back(a.L.map(x.dtype, a.out().sizes, pooled(false), taps * 2, taps));
+  if (a.n.outs.size() > 1) r.push_back(indices ? a.L.map(DType::I64, a.out(1).sizes, pooled(true), taps * 4, taps) : a.L.full(DType::I64, a.out(1).sizes, 0));
+  return true;
+}
+
+// Sum of the taps in compute type.
+Tensor window_sum(const Args& a, const Tensor& input, const Window& w, DType t) {
+  Tensor x = input;
+  if (w.taps() > kUnrolled) return reduce_sum(a.L, window_view(a, x, w, 0), window_dims(a, w), false, t, t);
+  if (x.cost > 4) x = a.L.realize(x);
+  const int taps = static_cast<int>(w.taps());
+  return a.L.map(t, a.out().sizes, [=](Body& b, const Index& i) {
+    Val sum;
+    for (int64_t k = 0; k < w.taps(); ++k) {
+      auto off = w.offsets(k);
+      std::vector<Int> o(off.begin(), off.end());
+      Val v = tap(b, x, w, i, o, b.constant(t, 0));
+      sum = sum.body ? sum + v : v;
+    }
+    return sum;
+  }, taps, taps);
+}
+
+// avg_poolNd(self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+template <size_t n>
+bool lower_avg_pool(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  if (!is_float(x.dtype) || x.sizes.size() < n + 1) return false;
+  Window w{n, per_dim(a, 1, n, {}), {}, per_dim(a, 3, n, std::vector<int64_t>(n, 0)), std::vector<int64_t>(n, 1), a.boolean(4)};
+  w.stride = per_dim(a, 2, n, w.kernel);
+  const bool include_pad = a.boolean(5);
+  std::optional<int64_t> divisor;
+  if (a.n.args.size() > 6 && !a.none(6)) divisor = a.constant_int(6);
+  if (divisor == 0) return false;
+  const DType t = compute_type(x.dtype), out = a.out().dtype;
+  Tensor s = window_sum(a, x, w, t);
+  r.push_back(a.L.map(out, s.sizes, [=, sizes = x.sizes](Body& b, const Index& i) {
+    Val v = s.at(b, i);
+    if (divisor) return v / static_cast<double>(*divisor);
+    if (!w.clipped()) return v / static_cast<double>(w.taps());
+    Int count = 1;
+    const size_t lead = i.size() - n;
+    for (size_t d = 0; d < n; ++d) {
+      const Int size = sizes[lead + d], begin = i[lead + d] * w.stride[d] - w.pad[d], end = sym::min(begin + w.kernel[d], size + w.pad[d]);
+      count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
+    }
+    return v / cast(b.index(count), t);
+  }, s.cost + 4, s.reads));
+  return true;
+}
+
+// Windows [floor(o I / O), ceil((o + 1) I / O)).
+template <size_t n>
+bool lower_adaptive_avg(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t rank = x.sizes.size();
+  if (!is_float(x.dtype) || rank < n + 1 || known_empty(x.sizes)) return false;
+  const size_t lead = rank - n;
+  const DType t = compute_type(x.dtype), out = a.out().dtype;
+  const auto& os = a.out().sizes;
+  auto divided = [&](const Tensor& s, Int count) {
+    return map1(a.L, s, out, [count, t](Body& b, Val v) { return v / numel_as(b, count, t); }, 2);
+  };
+  bool whole = true, even = true;
+  for (size_t d = lead; d < rank; ++d) {
+    whole = whole && os[d].is(1);
+    even = even && os[d].is_const() && os[d].value() > 0 && sym::known_multiple(x.sizes[d], os[d].value());
+  }
+  if (whole) {
+    auto dims = dims_from(lead, rank);
+    r.push_back(divided(reduce_sum(a.L, x, dims, true, t, t), product(x.sizes, dims)));
+    return true;
+  }
+  Window w{n, {}, {}, std::vector<int64_t>(n, 0), std::vector<int64_t>(n, 1), false};
+  for (size_t d = lead; d < rank; ++d) {
+    if (!x.sizes[d].is_const() || !os[d].is_const() || os[d].value() < 1) return false;
+    const int64_t in = x.sizes[d].value(), o = os[d].value();
+    w.stride.push_back(in / o);
+    int64_t longest = 0;
+    for (int64_t k = 0; k < o; ++k) longest = std::max(longest, ((k + 1) * in + o - 1) / o - k * in / o);
+    w.kernel.push_back(longest);
+  }
+  if (even) {
+    r.push_back(divided(window_sum(a, x, w, t), w.taps()));
+    return true;
+  }
+  if (w.taps() > kUnrolled) return false;
+  if (x.cost > 4) x = a.L.realize(x);
+  r.push_back(a.L.map(out, os, [=](Body& b, const Index& i) {
+    Val sum = b.constant(t, 0);
+    Int count = 1;
+    std::vector<Int> begin, end;
+    for (size_t d = 0; d < n; ++d) {
+      const Int in = x.sizes[lead + d], o = os[lead + d];
+      begin.push_back(sym::floordiv(i[lead + d] * in, o));
+      end.push_back(sym::ceildiv((i[lead + d] + 1) * in, o));
+      count = count * (end[d] - begin[d]);
+    }
+    for (int64_t k = 0; k < w.taps(); ++k) {
+      auto off = w.offsets(k);
+      Index j = i;
+      Val in = b.constant_int(DType::Bool, 1);
+      for (size_t d = 0; d < n; ++d) {
+        j[lead + d] = begin[d] + off[d];
+        in = in & within(b, j[lead + d], 0, end[d]);
+      }
+      sum = sum + b.masked(in, [&] { return x.at(b, j); }, sum.lit(0));
+    }
+    return sum / cast(b.index(count), t);
+  }, static_cast<int>(w.taps()) * 3, static_cast<int>(w.taps())));
+  return true;
+}
+
+// --- resampling
+
+// Scale factors: numbers at `first`.. (one per dim) or, for .vec overloads, one list there; nullopt entries mean "from the sizes".
+std::vector<std::optional<double>> scales(const Args& a, size_t first, size_t n, bool list) {
+  std::vector<std::optional<double>> s(n);
+  if (list) {
+    if (auto* v = std::get_if<std::vector<double>>(&a.n.args[first]))
+      for (size_t d = 0; d < n && d < v->size(); ++d) s[d] = (*v)[d];
+    return s;
+  }
+  for (size_t d = 0; d < n; ++d)
+    if (!a.none(first + d)) s[d] = a.scalar(first + d);
+  return s;
+}
+float source_scale(std::optional<double> given, int64_t in, int64_t out) {
+  return given && *given > 0 ? static_cast<float>(1.0 / *given) : static_cast<float>(in) / static_cast<float>(out);
+}
+
+template <size_t n, bool vec>
+bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const size_t rank = x.sizes.size();
+  const auto& os = a.out().sizes;
+  if (rank != n + 2) return false;
+  auto given = scales(a, 2, n, vec);
+  struct Step {
+    int64_t repeat = 0;  // > 0: source is out / repeat
+    float scale = 0;
+  };
+  std::vector<Step> steps;
+  for (size_t d = 0; d < n; ++d) {
+    if (!x.sizes[2 + d].is_const() || !os[2 + d].is_const()) return false;
+    const int64_t in = x.sizes[2 + d].value(), out = os[2 + d].value();
+    if (in < 1 || out < 1) return false;
+    Step s{0, source_scale(given[d], in, out)};
+    if (out == in) s.repeat = 1;
+    else if (out == 2 * in) s.repeat = 2;
+    else if (out % in == 0) {
+      s.repeat = out / in;
+      for (int64_t k = 0; k < out && s.repeat; ++k)
+        if (std::min(static_cast<int64_t>(std::floor(static_cast<float>(k) * s.scale)), in - 1) != k / (out / in)) s.repeat = 0;
+    }
+    steps.push_back(s);
+  }
+  r.push_back(a.L.map(x.dtype, os, [=](Body& b, const Index& i) {
+    Index j = i;
+    for (size_t d = 0; d < n; ++d) {
+      const Int in = x.sizes[2 + d];
+      if (steps[d].repeat) {
+        j[2 + d] = sym::floordiv(i[2 + d], steps[d].repeat);
+      } else {
+        Val f = unary(LOp::floor, cast(b.index(i[2 + d]), DType::F32) * static_cast<double>(steps[d].scale));
+        Val k = binary(LOp::min, cast(f, DType::I64), b.index(in - 1));
+        j[2 + d] = b.indirect(k, in);
+      }
+    }
+    return x.at(b, j);
+  }, x.cost + 4, x.reads));
+  return true;
+}
+
+template <size_t n, bool vec>
+bool lower_linear(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const auto& os = a.out().sizes;
+  if (!is_float(x.dtype) || x.sizes.size() != n + 2) return false;
+  const bool align = a.boolean(2);
+  auto given = scales(a, 3, n, vec);
+  const DType t = compute_type(x.dtype);
+  std::vector<double> scale;
+  for (size_t d = 0; d < n; ++d) {
+    if (!x.sizes[2 + d].is_const() || !os[2 + d].is_const()) return false;
+    const int64_t in = x.sizes[2 + d].value(), out = os[2 + d].value();
+    if (in < 1) return false;
+    double s;
+    if (align) s = out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
+    else s = given[d] && *given[d] > 0 ? 1.0 / *given[d] : static_cast<double>(in) / static_cast<double>(out);
+    scale.push_back(t == DType::F32 ? static_cast<float>(s) : s);
+  }
+  if (x.cost > 4) x = a.L.realize(x);
+  r.push_back(a.L.map(a.out().dtype, os, [=](Body& b, const Index& i) {
+    std::vector<Int> lo(n), hi(n);
+    std::vector<Val> w(n);
+    for (size_t d = 0; d < n; ++d) {
+      const Int in = x.sizes[2 + d];
+      Val o = cast(b.index(i[2 + d]), t);
+      Val s = align ? o * scale[d] : maximum((o + 0.5) * scale[d] - 0.5, o.lit(0));
+      Val base = binary(LOp::min, cast(s, DType::I64), b.index(in - 1));
+      Val next = binary(LOp::min, base + b.constant_int(DType::I64, 1), b.index(in - 1));
+      w[d] = minimum(maximum(s - cast(base, t), s.lit(0)), s.lit(1));
+      lo[d] = b.indirect(base, in), hi[d] = b.indirect(next, in);
+    }
+    Val sum;
+    for (size_t corner = 0; corner < (size_t(1) << n); ++corner) {
+      Index j = i;
+      Val k;
+      for (size_t d = 0; d < n; ++d) {
+        const bool up = corner >> (n - 1 - d) & 1;
+        j[2 + d] = up ? hi[d] : lo[d];
+        Val f = up ? w[d] : 1.0 - w[d];
+        k = k.body ? k * f : f;
+      }
+      Val v = k * x.at(b, j);
+      sum = sum.body ? sum + v : v;
+    }
+    return sum;
+  }, 20, 1 << n));
+  return true;
+}
+
+const OpRow kRows[] = {
+    {"aten::max_pool2d_with_indices", 0, shape_max_pool2d, lower<lower_max_pool<2>>},
+    {"aten::max_pool3d_with_indices", 0, nullptr, lower<lower_max_pool<3>>},
+    {"aten::max_pool2d", 0, nullptr, lower<lower_max_pool<2>>},
+    {"aten::max_pool1d", 0, nullptr, lower<lower_max_pool<1>>},
+    {"aten::max_pool1d_with_indices", 0, nullptr, lower<lower_max_pool<1>>},
+    {"aten::avg_pool1d", 0, nullptr, lower<lower_avg_pool<1>>},
+    {"aten::avg_pool2d", 0, shape_avg_pool2d, lower<lower_avg_pool<2>>},
+    {"aten::avg_pool3d", 0, nullptr, lower<lower_avg_pool<3>>},
+    {"aten::adaptive_avg_pool1d", 0, nullptr, lower<lower_adaptive_avg<1>>},
+    {"aten::adaptive_avg_pool2d", 0, nullptr, lower<lower_adaptive_avg<2>>},
+    {"aten::_adaptive_avg_pool2d", 0, shape_adaptive_avg_pool2d, lower<lower_adaptive_avg<2>>},
+    {"aten::_adaptive_avg_pool3d", 0, nullptr, lower<lower_adaptive_avg<3>>},
+    {"aten::upsample_nearest1d", 0, nullptr, lower<lower_nearest<1, false>>},
+    {"aten::upsample_nearest2d", 0, shape_upsample2d, lower<lower_nearest<2, false>>},
+    {"aten::upsample_nearest3d", 0, nullptr, lower<lower_nearest<3, false>>},
+    {"aten::upsample_nearest2d.vec", 0, nullptr, lower<lower_nearest<2, true>>},
+    {"aten::upsample_linear1d", 0, nullptr, lower<lower_linear<1, false>>},
+    {"aten::upsample_bilinear2d", 0, shape_upsample2d, lower<lower_linear<2, false>>},
+    {"aten::upsample_bilinear2d.vec", 0, nullptr, lower<lower_linear<2, true>>},
+    {"aten::upsample_trilinear3d", 0, nullptr, lower<lower_linear<3, false>>},
+};
+
+}  // namespace
+
+std::span<const OpRow> pool_rows() { return kRows; }
+
+}  // namespace vitrify::ops

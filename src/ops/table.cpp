@@ -1,0 +1,38 @@
+// The op table: one row per op, from all families.
+#include <string_view>
+#include <unordered_map>
+
+#include "ops/activation.h"
+#include "ops/norm.h"
+
+namespace vitrify::ops {
+namespace {
+
+const std::unordered_map<std::string_view, const OpRow*>& table() {
+  static const auto rows = [] {
+    std::unordered_map<std::string_view, const OpRow*> m;
+    for (auto family : {pointwise_rows(), activation_rows(), activation_gradient_rows(), reduction_rows(), norm_rows(), norm_gradient_rows(), loss_rows(), view_rows(),
+                        create_rows(), concat_rows(), index_rows(), pool_rows(), extern_rows()})
+      for (auto& row : family) {
+        const bool fresh = m.emplace(row.name, &row).second;
+        VT_CHECK(fresh, "two rows for {}", row.name);
+      }
+    return m;
+  }();
+  return rows;
+}
+
+}  // namespace
+
+const OpRow* find_op(std::string_view name) {
+  auto it = table().find(name);
+  return it == table().end() ? nullptr : it->second;
+}
+
+std::vector<const OpRow*> all_ops() {
+  std::vector<const OpRow*> r;
+  for (auto& [name, row] : table()) r.push_back(row);
+  return r;
+}
+
+}  // namespace vitrify::ops

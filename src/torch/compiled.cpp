@@ -1,0 +1,256 @@
+#include "torch/compiled.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "pipeline/pipeline.h"
+#include "schedule/schedule.h"
+#include "support/counters.h"
+#include "torch/executor.h"
+#include "torch/passes/passes.h"
+
+namespace vitrify {
+
+namespace {
+
+using runtime::SlotKind;
+
+struct Context {
+  explicit Context(std::shared_ptr<const runtime::Plan> plan) : run(std::move(plan)) {}
+  PlanRun run;
+  std::vector<const at::Tensor*> inputs;
+  std::vector<at::Tensor> outputs;
+  std::vector<std::shared_ptr<const FrozenValues>> frozen;
+};
+
+// Contexts not in use. The common case, one caller at a time, is one atomic exchange.
+class ContextPool {
+ public:
+  std::unique_ptr<Context> take() {
+    if (Context* c = hot_.exchange(nullptr, std::memory_order_acquire)) return std::unique_ptr<Context>(c);
+    std::lock_guard lock(mutex_);
+    if (idle_.empty()) return nullptr;
+    auto c = std::move(idle_.back());
+    idle_.pop_back();
+    return c;
+  }
+  void give_back(std::unique_ptr<Context> c) {
+    Context* expected = nullptr;
+    if (hot_.compare_exchange_strong(expected, c.get(), std::memory_order_release)) {
+      (void)c.release();
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(c));
+  }
+  ~ContextPool() { delete hot_.load(); }
+
+ private:
+  std::atomic<Context*> hot_{nullptr};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Context>> idle_;
+};
+
+// A view op as a program recorded it, resolved once.
+struct ViewCall {
+  explicit ViewCall(const ResultSpec::ViewOp& v) : args(v.args), result(v.result) {
+    auto found = find_operator(v.op);
+    VT_CHECK(found.has_value(), "no such op: {}", v.op);
+    op = *found;
+    const auto& schema = op->schema().arguments();
+    for (size_t i = args.size() + 1; i < schema.size(); ++i) args.push_back(schema[i].default_value().value_or(c10::IValue()));
+  }
+  at::Tensor operator()(const at::Tensor& self) const {
+    compat::Stack stack{self};
+    stack.insert(stack.end(), args.begin(), args.end());
+    op->callBoxed(stack);
+    std::vector<at::Tensor> out;
+    flatten_results(stack, out);
+    return out.at(result < 0 ? 0 : static_cast<size_t>(result));
+  }
+  std::optional<c10::OperatorHandle> op;
+  std::vector<c10::IValue> args;
+  int32_t result;
+};
+using ViewPath = std::vector<ViewCall>;
+ViewPath resolve(const std::vector<ResultSpec::ViewOp>& path) { return ViewPath(path.begin(), path.end()); }
+
+at::Tensor follow(const ViewPath& path, at::Tensor t) {
+  for (const ViewCall& v : path) t = v(t);
+  return t;
+}
+
+// Microseconds, to a factor of a few: callers only ask whether it is long.
+double estimate(const runtime::Plan& plan) {
+  auto value = [](sym::Int e) { return e.is_const() ? double(e.value()) : sym::has_hint(e) ? double(sym::hint(e)) : 1024.0; };
+  auto numel = [&](const ir::Dims& sizes) {
+    double n = 1;
+    for (auto s : sizes) n *= value(s);
+    return n;
+  };
+  double us = 0.2;
+  for (const auto& l : plan.launches) {
+    double bytes = 0;
+    for (uint32_t s : l.slots) bytes += value(plan.slots[s].bytes);
+    us += 0.5 + bytes / 2e4;
+  }
+  for (const auto& e : plan.externs) {
+    double out = 0, in = 0, inner = 1;
+    for (auto& t : e.node->outs) out += numel(t.sizes);
+    ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) {
+      in += numel(v.type().sizes);
+      if (v.type().dim() >= 2) inner = std::max(inner, numel(v.type().sizes) / std::max(1.0, value(v.type().sizes[0])));
+    });
+    const std::string& n = e.node->op->name;
+    const bool product = n.find("mm") != std::string::npos || n.find("linear") != std::string::npos || n.find("conv") != std::string::npos || n.find("attention") != std::string::npos;
+    us += 2 + (in + out) / 5e3 + (product ? out * inner / 5e4 : 0);
+  }
+  return us;
+}
+
+class Compiled final : public CompiledGraph {
+ public:
+  Compiled(Program program, const Options& options) : program_(std::move(program)) {
+    auto& graph = *program_.graph;
+    VT_CHECK(graph.inputs.size() == program_.num_args + program_.captured.size(), "{} graph inputs, {} arguments, {} captured", graph.inputs.size(), program_.num_args, program_.captured.size());
+    auto state = std::make_shared<PassState>();
+    state->num_args = program_.num_args;
+    state->captured = &program_.captured;
+    state->written.resize(graph.inputs.size());
+    for (const Mutation& m : program_.mutations) state->written[m.input] = 1;
+    plan_ = pipeline::compile(program_.graph, options, torch_stages(state));
+    for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
+
+    for (const ResultSpec& r : program_.results) {
+      VT_CHECK(r.kind != ResultSpec::Kind::Value || r.index < plan_->outputs.size());
+      if (r.kind == ResultSpec::Kind::ViewOfValue) views_of_values_.push_back(static_cast<uint32_t>(result_paths_.size()));
+      result_paths_.push_back(resolve(r.path));
+    }
+    for (const Mutation& m : program_.mutations) mutation_paths_.push_back(resolve(m.path));
+    find_copies();
+    estimated_us_ = estimate(*plan_);
+  }
+
+  std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> args) override {
+    std::vector<at::Tensor> out;
+    run(args, out);
+    return out;
+  }
+
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override {
+    VT_CHECK(args.size() == program_.num_args, "{} arguments, {} expected", args.size(), program_.num_args);
+    out.clear();
+    struct Lease {
+      ContextPool& pool;
+      std::unique_ptr<Context> c;
+      ~Lease() {
+        c->outputs.clear();
+        pool.give_back(std::move(c));
+      }
+    } lease{pool_, context()};
+    Context& c = *lease.c;
+    for (size_t i = 0; i < args.size(); ++i) c.inputs[i] = &args[i];
+    {
+      PlanGuard guard;
+      if (!frozen_.empty()) refresh(c);
+      c.run.run(c.inputs.data(), c.outputs);
+      for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
+      write_back(c);
+    }
+    out.resize(program_.results.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      const ResultSpec& r = program_.results[i];
+      switch (r.kind) {
+        case ResultSpec::Kind::Value: out[i] = c.outputs[r.index]; break;
+        case ResultSpec::Kind::Input:
+        case ResultSpec::Kind::ViewOfInput: out[i] = follow(result_paths_[i], *c.inputs[r.index]); break;
+        case ResultSpec::Kind::ViewOfValue:
+        case ResultSpec::Kind::Undefined: break;
+      }
+    }
+    for (uint32_t i : views_of_values_) out[i] = follow(result_paths_[i], out[program_.results[i].index]);
+    counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  const Program& program() const override { return program_; }
+  Stats stats() const override {
+    return {static_cast<uint32_t>(plan_->kernels.size()), static_cast<uint32_t>(plan_->launches.size()), static_cast<uint32_t>(plan_->externs.size()), plan_->arena_bytes};
+  }
+  double estimated_us() const override { return estimated_us_; }
+  std::string describe() const override {
+    std::string s = ir::print(*program_.graph);
+    for (const auto& f : frozen_) s += "\nonce per weights:\n" + ir::print(*f->group().graph);
+    return s + "\n" + schedule::print(*plan_);
+  }
+
+ private:
+  std::unique_ptr<Context> context() {
+    if (auto c = pool_.take()) return c;
+    auto c = std::make_unique<Context>(plan_);
+    c->inputs.resize(program_.graph->inputs.size());
+    for (size_t i = 0; i < program_.captured.size(); ++i) c->inputs[program_.num_args + i] = &program_.captured[i];
+    c->frozen.resize(frozen_.size());
+    return c;
+  }
+
+  void refresh(Context& c) {
+    for (size_t i = 0; i < frozen_.size(); ++i) {
+      if (c.frozen[i] && c.frozen[i]->valid(c.inputs.data())) continue;
+      c.frozen[i] = frozen_[i]->get(c.inputs.data());
+      const FrozenGroup& g = frozen_[i]->group();
+      for (size_t k = 0; k < g.results.size(); ++k) c.inputs[g.results[k]] = &c.frozen[i]->values[k];
+    }
+  }
+
+  // Values that must have memory of their own but do not: parts of inputs and constants, and a slot given out twice.
+  void find_copies() {
+    std::vector<char> returned(plan_->outputs.size()), used(plan_->slots.size());
+    for (const ResultSpec& r : program_.results)
+      if (r.kind == ResultSpec::Kind::Value) returned[r.index] = 1;
+    std::vector<char> written(program_.graph->inputs.size());
+    for (const Mutation& m : program_.mutations) written[m.input] = 1;
+    for (uint32_t o = 0; o < plan_->outputs.size(); ++o) {
+      if (!plan_->outputs[o].defined) continue;
+      const uint32_t slot = plan_->outputs[o].ref.slot;
+      const runtime::Slot& s = plan_->slots[slot];
+      bool copy = false;
+      if (s.kind == SlotKind::Input) copy = returned[o] || written[s.index];
+      if (s.kind == SlotKind::Constant) copy = returned[o];
+      if (returned[o]) {
+        copy = copy || used[slot];
+        used[slot] = 1;
+      }
+      if (copy) copies_.push_back(o);
+    }
+  }
+
+  void write_back(Context& c) {
+    for (size_t i = 0; i < program_.mutations.size(); ++i) {
+      const Mutation& m = program_.mutations[i];
+      const at::Tensor& real = *c.inputs[m.input];
+      if (m.metadata_only)
+        follow(mutation_paths_[i], real);
+      else
+        real.copy_(c.outputs[m.output]);
+      if (!real.is_inference())
+        for (int32_t k = 0; k < m.version_bumps; ++k) real.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  Program program_;
+  std::shared_ptr<runtime::Plan> plan_;
+  std::vector<std::unique_ptr<FrozenCache>> frozen_;
+  std::vector<ViewPath> result_paths_, mutation_paths_;
+  std::vector<uint32_t> copies_;           // outputs to be given memory of their own
+  std::vector<uint32_t> views_of_values_;  // results made after the others
+  double estimated_us_ = 0;
+  ContextPool pool_;
+};
+
+}  // namespace
+
+std::shared_ptr<CompiledGraph> CompiledGraph::compile(Program program, const Options& options) {
+  return std::make_shared<Compiled>(std::move(program), options);
+}
+
+}  // namespace vitrify

@@ -1,0 +1,149 @@
+// Runs graphs op by op through ATen: what a graph means, by definition.
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <unordered_map>
+
+#include "torch/convert.h"
+#include "torch/tracer.h"
+
+namespace vitrify {
+namespace {
+
+struct OpCall {
+  c10::OperatorHandle op;
+  std::vector<ArgKind> kinds;
+};
+
+void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
+  const ir::TensorType& want = n.outs[i];
+  if (is_undefined(want) || !t.defined()) return;
+  ir::TensorType got = type_of(t);
+  auto text = [](const ir::TensorType& x) {
+    return fmt::format("{} [{}] strides [{}]", to_string(x.dtype), fmt::join(values_of(x.sizes), ","), fmt::join(values_of(x.strides), ","));
+  };
+  bool same = got.dtype == want.dtype && got.device == want.device && values_of(got.sizes) == values_of(want.sizes);
+  auto gs = values_of(got.strides), ws = values_of(want.strides), sizes = values_of(want.sizes);
+  for (size_t d = 0; same && d < ws.size() && t.numel() > 0; ++d) same = sizes[d] == 1 || gs[d] == ws[d];
+  VT_CHECK(same, "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(got));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check) {
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  VT_CHECK(inputs.size() == g.inputs.size(), "{} inputs given, {} expected", inputs.size(), g.inputs.size());
+  std::unordered_map<const ir::Node*, std::vector<at::Tensor>> values;
+  std::unordered_map<const ir::Op*, OpCall> calls;
+  std::unordered_map<const ir::Node*, uint32_t> uses;
+  auto result_uses = ir::count_uses(g);  // nobody sees the metadata of an unused result
+  for (const auto& [node, counts] : result_uses)
+    for (uint32_t c : counts) uses[node] += c;
+
+  std::unordered_map<uint32_t, int64_t> symbols;  // a symbol's value is the size it was made for
+  for (const ir::Input& in : g.inputs) {
+    const ir::TensorType& type = in.value.type();
+    const at::Tensor& real = inputs.at(static_cast<size_t>(&in - g.inputs.data()));
+    for (size_t d = 0; d < type.dim(); ++d)
+      if (!type.sizes[d].is_const() && sym::is_symbol(type.sizes[d])) symbols.emplace(sym::view(type.sizes[d]).symbol->id, real.size(d));
+  }
+  auto int_of = [&](sym::Int i) { return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) { return symbols.at(id); }); };
+  auto tensor_of = [&](const ir::Value& v) { return values.at(v.node).at(v.index); };
+
+  for (ir::Node* n : g.nodes()) {
+    const std::string& name = n->op->name;
+    if (name == "graph::input") {
+      int64_t index = value_of(std::get<sym::Int>(n->args[0]));
+      values[n] = {inputs.at(index)};
+      if (check) check_result(*n, 0, inputs.at(index));
+      continue;
+    }
+    if (name == "graph::constant") {
+      values[n] = {*std::static_pointer_cast<at::Tensor>(g.constants.at(value_of(std::get<sym::Int>(n->args[0]))))};
+      continue;
+    }
+    auto it = calls.find(n->op);
+    if (it == calls.end()) {
+      // A value's strides may differ from those its view was recorded with: reshape gives the same elements, and a view where one is possible.
+      auto op = find_operator(name == "aten::view" || name == "aten::_unsafe_view" ? "aten::reshape" : name);
+      VT_CHECK(op, "torch has no {}", name);
+      it = calls.emplace(n->op, OpCall{*op, arg_kinds(op->schema())}).first;
+    }
+    const OpCall& call = it->second;
+    VT_CHECK(n->args.size() == call.kinds.size(), "%{} {}: {} arguments, the schema has {}", n->id, name, n->args.size(), call.kinds.size());
+    compat::Stack stack;
+    for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
+    call.op.callBoxed(&stack);
+    std::vector<at::Tensor>& results = values[n];
+    flatten_results(stack, results);
+    VT_CHECK(results.size() >= n->outs.size(), "%{} {}: {} results, {} recorded", n->id, name, results.size(), n->outs.size());
+    for (size_t i = 0; i < n->outs.size(); ++i) {
+      if (n->outs[i].wrapped_number) results[i].unsafeGetTensorImpl()->set_wrapped_number(true);
+      if (check && result_uses.at(n)[i]) check_result(*n, i, results[i]);
+    }
+    stack.clear();
+    ir::for_each_input(*n, [&](ir::Value& v) {
+      if (--uses[v.node] == 0) values.erase(v.node);
+    });
+  }
+  std::vector<at::Tensor> outputs;
+  for (const ir::Value& v : g.outputs) outputs.push_back(v ? tensor_of(v) : at::Tensor());
+  return outputs;
+}
+
+namespace {
+
+at::Tensor run_path(at::Tensor t, const std::vector<ResultSpec::ViewOp>& path) {
+  for (const ResultSpec::ViewOp& step : path) {
+    auto op = find_operator(step.op);
+    VT_CHECK(op, "torch has no {}", step.op);
+    compat::Stack stack{t};
+    stack.insert(stack.end(), step.args.begin(), step.args.end());
+    op->callBoxed(&stack);
+    t = step.result < 0 ? stack[0].toTensor() : stack[0].toTensorVector().at(step.result);
+  }
+  return t;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor>& args, bool check) {
+  VT_CHECK(args.size() == p.num_args);
+  std::vector<at::Tensor> inputs = args;
+  inputs.insert(inputs.end(), p.captured.begin(), p.captured.end());
+  std::vector<at::Tensor> outputs = interpret(*p.graph, inputs, check);
+  for (at::Tensor& t : outputs)
+    for (const at::Tensor& in : inputs)
+      if (t.defined() && t.storage().is_alias_of(in.storage())) {
+        t = t.clone();
+        break;
+      }
+  for (const Mutation& m : p.mutations) {
+    at::Tensor& in = inputs.at(m.input);
+    if (m.metadata_only) {
+      run_path(in, m.path);
+      continue;
+    }
+    {
+      at::NoGradGuard no_grad;
+      at::AutoDispatchBelowADInplaceOrView below;
+      in.copy_(outputs.at(m.output));
+    }
+    if (!in.is_inference())
+      for (int32_t i = 0; i < m.version_bumps; ++i) in.unsafeGetTensorImpl()->bump_version();
+  }
+  std::vector<at::Tensor> results(p.results.size());
+  for (bool views : {false, true})
+    for (size_t i = 0; i < results.size(); ++i) {
+      const ResultSpec& r = p.results[i];
+      using Kind = ResultSpec::Kind;
+      if (r.kind == Kind::Undefined || (r.kind == Kind::ViewOfValue) != views) continue;
+      if (r.kind == Kind::Value) results[i] = outputs.at(r.index);
+      else if (r.kind == Kind::ViewOfValue) results[i] = run_path(results.at(r.index), r.path);
+      else results[i] = run_path(inputs.at(r.index), r.path);
+    }
+  return results;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,157 @@
+// 2-d convolutions through oneDNN with packed weights and post-ops, and channels-last values around them.
+#include "torch/passes/match.h"
+#include "torch/passes/passes.h"
+
+namespace vitrify {
+
+using namespace match;
+
+namespace {
+
+ir::Dims channels_last(const ir::Dims& s) {  // strides of N,C,H,W in N,H,W,C order
+  return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]};
+}
+
+// oneDNN packs weights for the batch it is told; any batch works.
+std::optional<std::vector<sym::Int>> ints(const Node& n, size_t i) {
+  auto* v = std::get_if<std::vector<sym::Int>>(&n.args[i]);
+  if (!v) return {};
+  std::vector<sym::Int> out = *v;
+  if (out.size() == 1) out.push_back(out[0]);
+  for (auto x : out)
+    if (!x.is_const()) return {};
+  return out.size() == 2 ? std::optional(out) : std::nullopt;
+}
+
+struct Convolution {
+  Node* node;
+  Value x, w, b;
+  std::vector<sym::Int> stride, padding, dilation;
+  int64_t groups;
+};
+
+std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state) {
+  if (!is(*n, "aten::convolution") || flag(*n, 6)) return {};
+  Convolution c{n, tensor(*n, 0), tensor(*n, 1), tensor(*n, 2), {}, {}, {}, 1};
+  if (c.x.type().dim() != 4 || !is_f32_cpu(c.x.type()) || !is_f32_cpu(c.w.type()) || !is_f32_cpu(n->outs[0])) return {};
+  auto s = ints(*n, 3), p = ints(*n, 4), d = ints(*n, 5);
+  auto groups = integer(*n, 8);
+  if (!s || !p || !d || !groups) return {};
+  for (size_t i = 1; i < 4; ++i)
+    if (!c.x.type().sizes[i].is_const()) return {};
+  for (size_t i = 0; i < 4; ++i)
+    if (n->outs[0].sizes[i].is(0)) return {};
+  if (!state.is_frozen(g, c.w) || (c.b && !state.is_frozen(g, c.b))) return {};
+  c.stride = *s;
+  c.padding = *p;
+  c.dilation = *d;
+  c.groups = *groups;
+  return c;
+}
+
+// Pointwise on its tensors, or moving windows over the last two dims: computed in any layout alike.
+bool follows_layout(const Node& n) {
+  static const std::unordered_map<std::string, int> ops{
+      {"aten::relu", 0}, {"aten::add.Tensor", 0}, {"aten::sub.Tensor", 0}, {"aten::mul.Tensor", 0}, {"aten::div.Tensor", 0}, {"aten::add.Scalar", 0}, {"aten::mul.Scalar", 0},
+      {"aten::sigmoid", 0}, {"aten::tanh", 0}, {"aten::silu", 0}, {"aten::gelu", 0}, {"aten::hardswish", 0}, {"aten::hardsigmoid", 0}, {"aten::hardtanh", 0}, {"aten::leaky_relu", 0},
+      {"aten::clamp", 0}, {"aten::clamp_min", 0}, {"aten::elu", 0}, {"aten::mish", 0}, {"aten::softplus", 0},
+      {"aten::max_pool2d_with_indices", 0}, {"aten::avg_pool2d", 0}, {"aten::_adaptive_avg_pool2d", 0}, {"aten::upsample_nearest2d", 0}, {"aten::upsample_bilinear2d", 0}, {"aten::cat", 0},
+      {"aten::native_batch_norm", 0}, {"aten::_native_batch_norm_legit_no_training", 0}};
+  return ops.contains(n.op->name);
+}
+
+}  // namespace
+
+// Gives values between channels-last values the same layout. Graph outputs keep theirs.
+static void propagate_layout(Graph& g, std::unordered_map<const Node*, bool>& is_last) {
+  std::unordered_map<Value, bool> output;
+  for (const Value& v : g.outputs)
+    if (v) output[v] = true;
+  for (Node* n : g.nodes()) {
+    if (!follows_layout(*n)) continue;
+    bool any = false, all = true;
+    ir::for_each_input(*n, [&](Value& v) {
+      if (v.type().dim() != 4) return;
+      const bool last = is_last.contains(v.node);
+      any = any || last;
+      // broadcast operands (1x1 images) have no layout of their own
+      all = all && (last || (v.type().sizes[2].is(1) && v.type().sizes[3].is(1)));
+    });
+    if (!any || !all) continue;
+    bool kept = true;
+    for (uint32_t i = 0; i < n->outs.size(); ++i) {
+      if (n->outs[i].dim() != 4) continue;
+      if (output.contains(n->out(i))) {
+        if (i == 0) kept = false;
+        continue;
+      }
+      n->outs[i].strides = channels_last(n->outs[i].sizes);
+    }
+    if (kept) is_last[n] = true;
+  }
+}
+
+bool fuse_conv(Graph& g, const Options&, PassState& state) {
+  Uses uses = users(g);
+  std::unordered_map<const Node*, bool> is_last;
+  std::unordered_map<Value, bool> output;
+  for (const Value& v : g.outputs)
+    if (v) output[v] = true;
+  std::unordered_map<const Node*, int64_t> position;
+  for (Node* n : g.nodes()) position[n] = static_cast<int64_t>(position.size());
+  bool changed = false;
+  const std::vector<Node*> nodes = g.nodes();
+  for (Node* n : nodes) {
+    auto c = match_conv(g, n, state);
+    if (!c) continue;
+    Node* last = n;  // what the fused call replaces
+    Value other;
+    std::optional<PostOp> post;
+    if (Node* u = sole_user(uses, n); u && u->outs.size() == 1 && u->outs[0].sizes == n->outs[0].sizes) {
+      if (auto p = post_op(*u)) {
+        post = p;
+        last = u;
+      } else if (is(*u, "aten::add.Tensor") && number(*u, 2) == 1.0 && tensor(*u, 0) && tensor(*u, 1) && !(tensor(*u, 0) == tensor(*u, 1))) {
+        const Value o = tensor(*u, 0).node == n ? tensor(*u, 1) : tensor(*u, 0);
+        if (o.type().sizes == n->outs[0].sizes && is_f32_cpu(o.type()) && !(is(*o.node, "aten::convolution") && position[o.node] > position[n])) {
+          other = o;
+          last = u;
+          if (Node* r = sole_user(uses, u); r && is(*r, "aten::relu")) {
+            post = post_op(*r);
+            last = r;
+          }
+        }
+      }
+    }
+    std::vector<sym::Int> input_size(c->x.type().sizes.begin(), c->x.type().sizes.end());
+    const bool sized = is_static(c->x.type().sizes);
+    ir::TensorType packed = c->w.type();
+    const Value w = insert(g, last, "mkldnn::_reorder_convolution_weight",
+                           {c->w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, packed)->out();
+    ir::TensorType type = last->outs[0];
+    if (!output.contains(last->out())) type.strides = channels_last(type.sizes);
+    const ir::Arg bias = c->b ? ir::Arg(c->b) : ir::Arg(ir::None{});
+    Node* fused;
+    if (other) {
+      fused = insert(g, last, "mkldnn::_convolution_pointwise.binary",
+                     {c->x, other, w, bias, c->padding, c->stride, c->dilation, sym::Int(c->groups), std::string("add"), ir::None{},
+                      post ? ir::Arg(post->attr) : ir::Arg(ir::None{}), scalars(g, {}), ir::None{}},
+                     type);
+    } else {
+      const PostOp p = post.value_or(PostOp{"none", "", {}});
+      fused = insert(g, last, "mkldnn::_convolution_pointwise",
+                     {c->x, w, bias, c->padding, c->stride, c->dilation, sym::Int(c->groups), p.attr, scalars(g, p.scalars), p.algorithm}, type);
+    }
+    if (!output.contains(last->out())) is_last[fused] = true;
+    g.replace_uses(last->out(), fused->out());
+    position[fused] = position[last];
+    uses = users(g);
+    changed = true;
+  }
+  if (!changed) return false;
+  g.remove_dead();
+  propagate_layout(g, is_last);
+  return true;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,206 @@
+// Moves what depends on weights only out of the call.
+#include <numeric>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "torch/convert.h"
+#include "torch/passes/passes.h"
+
+namespace vitrify {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// Below this many elements, or when it is a mere view, a value is as cheap to make again as to look up.
+constexpr int64_t kMinNumel = 512;
+
+bool static_type(const ir::TensorType& t) {
+  auto constant = [](const ir::Dims& d) { return std::all_of(d.begin(), d.end(), [](sym::Int i) { return i.is_const(); }); };
+  return constant(t.sizes) && constant(t.strides) && !is_undefined(t);
+}
+bool static_args(const Node& n) {
+  for (const ir::Arg& a : n.args) {
+    if (auto* i = std::get_if<sym::Int>(&a); i && !i->is_const()) return false;
+    if (auto* l = std::get_if<std::vector<sym::Int>>(&a))
+      for (sym::Int i : *l)
+        if (!i.is_const()) return false;
+  }
+  return true;
+}
+bool pure(const Node& n) { return !(n.op->flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)); }
+bool is_own(const Node& n) { return n.op->name.starts_with("graph::"); }
+
+int64_t bytes_of(const ir::TensorType& t) { return t.numel().value() * static_cast<int64_t>(size_of(t.dtype)); }
+
+bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || n.op->name == "vitrify::edge_csr"; }
+
+struct Hoister {
+  Graph& g;
+  const Options& options;
+  PassState& state;
+  std::unordered_map<const Node*, uint32_t> input_of;       // input nodes that may be read
+  std::unordered_set<const Node*> frozen;                   // compute nodes that may move
+  std::unordered_set<const Node*> weighty;                  // of these: with compute worth moving in their past
+  std::unordered_set<const Node*> keyed;                    // of these: read an argument
+  std::unordered_map<const Node*, int64_t> order;
+
+  void find_frozen() {
+    for (uint32_t i = 0; i < g.inputs.size(); ++i)
+      if (i >= state.num_args && !(i < state.written.size() && state.written[i]) && static_type(g.inputs[i].value.type())) input_of[g.inputs[i].value.node] = i;
+    for (Node* n : g.nodes()) {
+      order[n] = static_cast<int64_t>(order.size());
+      if (is_own(*n) || !pure(*n) || !static_args(*n)) continue;
+      bool ok = true, reads_weight = false, heavy = false, key = false;
+      const bool csr = n->op->name == "vitrify::edge_csr";  // may read arguments: its key is their content
+      ir::for_each_input(*n, [&](Value& v) {
+        if (csr && v.node->op->name == "graph::input") {
+          input_of.try_emplace(v.node, static_cast<uint32_t>(std::get<sym::Int>(v.node->args[0]).value()));
+          key = reads_weight = true;
+          return;
+        }
+        const bool in = input_of.contains(v.node) && v.node->op->name == "graph::input" && weight_input(v.node);
+        const bool constant = v.node->op->name == "graph::constant";
+        ok = ok && (in || constant || frozen.contains(v.node));
+        reads_weight = reads_weight || in || (frozen.contains(v.node));
+        heavy = heavy || weighty.contains(v.node);
+        key = key || keyed.contains(v.node);
+      });
+      if (!csr)
+        for (auto& t : n->outs) ok = ok && static_type(t);
+      if (!ok || !reads_weight) continue;
+      frozen.insert(n);
+      if (key) keyed.insert(n);
+      const bool big = !(n->op->flags & ir::kView) && !csr && n->outs[0].numel().value() >= kMinNumel;
+      if (heavy || big || always_worth(*n)) weighty.insert(n);
+    }
+  }
+  bool weight_input(const Node* n) const { return input_of.at(n) >= state.num_args; }
+
+  // Values made by weighty nodes and used by what stays.
+  std::vector<Value> crossing() {
+    std::vector<Value> out;
+    std::unordered_set<uint64_t> seen;
+    auto use = [&](const Value& v) {
+      if (weighty.contains(v.node) && seen.insert(static_cast<uint64_t>(v.node->id) << 32 | v.index).second) out.push_back(v);
+    };
+    for (Node* n : g.nodes())
+      if (!weighty.contains(n)) ir::for_each_input(*n, [&](Value& v) { use(v); });
+    for (Value& v : g.outputs)
+      if (v) use(v);
+    return out;
+  }
+
+  // A copy of everything `outs` need, as a graph of its own.
+  FrozenGroup extract(const std::vector<Value>& outs) {
+    FrozenGroup group;
+    group.graph = std::make_shared<Graph>();
+    Graph& p = *group.graph;
+    p.name = g.name + ".frozen";
+    std::vector<Node*> need;
+    std::unordered_set<Node*> seen;
+    std::function<void(Node*)> visit = [&](Node* n) {
+      if (!seen.insert(n).second) return;
+      ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
+      need.push_back(n);
+    };
+    for (const Value& v : outs) visit(v.node);
+    std::unordered_map<Node*, Node*> copy;
+    p.constants = g.constants;
+    for (Node* n : need) {
+      if (n->op->name == "graph::input") {
+        const uint32_t i = input_of.at(n);
+        copy[n] = p.add_input(g.inputs[i].kind, g.inputs[i].name, n->outs[0]).node;
+        group.sources.push_back(i);
+        continue;
+      }
+      if (n->op->name == "graph::constant") {
+        copy[n] = p.add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]).node;
+        continue;
+      }
+      auto args = n->args;
+      for (ir::Arg& a : args) {
+        if (auto* v = std::get_if<Value>(&a); v && *v) v->node = copy.at(v->node);
+        if (auto* l = std::get_if<std::vector<Value>>(&a))
+          for (Value& v : *l)
+            if (v) v.node = copy.at(v.node);
+      }
+      copy[n] = p.append(p.op(n->op->name, n->op->flags), std::move(args), n->outs);
+    }
+    for (const Value& v : outs) p.outputs.push_back({copy.at(v.node), v.index});
+    return group;
+  }
+
+  void inputs_below(Node* n, std::unordered_set<const Node*>& seen, std::vector<uint32_t>& out) {
+    if (!seen.insert(n).second) return;
+    if (n->op->name == "graph::input") return out.push_back(input_of.at(n));
+    ir::for_each_input(*n, [&](Value& v) { inputs_below(v.node, seen, out); });
+  }
+
+  bool run() {
+    find_frozen();
+    std::vector<Value> values;
+    int64_t spent = state.packed_bytes;
+    for (const Value& v : crossing()) {
+      const int64_t bytes = keyed.contains(v.node) || always_worth(*v.node) ? 0 : bytes_of(v.type());
+      if (spent + bytes > options.packed_weight_mb << 20) continue;
+      spent += bytes;
+      values.push_back(v);
+    }
+    if (values.empty()) return false;
+    // Values that share a source change together: one group each.
+    std::vector<size_t> parent(values.size());
+    std::iota(parent.begin(), parent.end(), 0);
+    std::function<size_t(size_t)> root = [&](size_t i) { return parent[i] == i ? i : parent[i] = root(parent[i]); };
+    std::unordered_map<uint32_t, size_t> owner;
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::unordered_set<const Node*> seen;
+      std::vector<uint32_t> sources;
+      inputs_below(values[i].node, seen, sources);
+      for (uint32_t s : sources) {
+        auto [it, fresh] = owner.try_emplace(s, i);
+        if (!fresh) parent[root(i)] = root(it->second);
+      }
+    }
+    std::vector<std::vector<Value>> groups(values.size());
+    for (size_t i = 0; i < values.size(); ++i) groups[root(i)].push_back(values[i]);
+    for (auto& outs : groups) {
+      if (outs.empty()) continue;
+      FrozenGroup group = extract(outs);
+      for (const Value& v : outs) {
+        group.results.push_back(static_cast<uint32_t>(g.inputs.size()));
+        g.replace_uses(v, g.add_input(ir::InputKind::Captured, fmt::format("frozen{}", g.inputs.size()), v.type()));
+      }
+      state.groups.push_back(std::move(group));
+    }
+    g.remove_dead();
+    return true;
+  }
+};
+
+}  // namespace
+
+bool PassState::is_frozen(const Graph& g, Value v) const {
+  if (!v || !static_type(v.type())) return false;
+  if (v.node->op->name == "graph::constant") return true;
+  if (v.node->op->name == "graph::input") {
+    const auto i = static_cast<uint32_t>(std::get<sym::Int>(v.node->args[0]).value());
+    return i >= num_args && !(i < written.size() && written[i]);
+  }
+  if (!pure(*v.node) || !static_args(*v.node)) return false;
+  bool ok = true;
+  ir::for_each_input(*v.node, [&](Value& x) { ok = ok && is_frozen(g, x); });
+  return ok;
+}
+
+const at::Tensor* PassState::tensor_of(const Graph& g, Value v) const {
+  if (!v || v.node->op->name != "graph::input") return nullptr;
+  const auto i = static_cast<size_t>(std::get<sym::Int>(v.node->args[0]).value());
+  return i >= num_args && i - num_args < captured->size() ? &(*captured)[i - num_args] : nullptr;
+}
+
+bool hoist_frozen(Graph& g, const Options& o, PassState& s) { return Hoister{g, o, s}.run(); }
+
+}  // namespace vitrify

@@ -1,0 +1,84 @@
+// Graph passes that need ATen, in the order they run.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ir/graph.h"
+#include "pipeline/pipeline.h"
+
+namespace vitrify {
+
+// A part of a graph that depends on captured tensors (or key arguments) only: run once and kept until one of them changes.
+struct FrozenGroup {
+  std::shared_ptr<ir::Graph> graph;
+  std::vector<uint32_t> sources;  // its inputs, as inputs of the main graph
+  std::vector<uint32_t> results;  // its outputs: the main graph inputs that hold them
+};
+
+// What the passes of one compile share.
+struct PassState {
+  uint32_t num_args = 0;
+  const std::vector<at::Tensor>* captured = nullptr;  // graph inputs from num_args on
+  std::vector<char> written;                          // graph inputs the program writes: never frozen
+  std::vector<FrozenGroup> groups;
+  int64_t packed_bytes = 0;                           // memory given to packed copies of weights so far
+
+  // True when v follows from captured tensors the program does not write, through pure ops of constant shape.
+  bool is_frozen(const ir::Graph&, ir::Value) const;
+  // The captured tensor v is, or null.
+  const at::Tensor* tensor_of(const ir::Graph&, ir::Value) const;
+};
+
+std::vector<pipeline::Stage> torch_stages(std::shared_ptr<PassState>);
+
+bool fold_batch_norm(ir::Graph&, const Options&, PassState&);
+bool fuse_conv(ir::Graph&, const Options&, PassState&);
+bool fuse_linear(ir::Graph&, const Options&, PassState&);
+bool fuse_segments(ir::Graph&, const Options&, PassState&);
+bool hoist_frozen(ir::Graph&, const Options&, PassState&);
+
+// --- frozen values at run time
+
+// Identity and content of a tensor, as far as it can be told without reading all of it: storage, place, version and a sample of the data
+// (writes through .data do not count versions).
+class TensorKey {
+ public:
+  explicit TensorKey(const at::Tensor&);
+  bool matches(const at::Tensor&) const;
+
+ private:
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;  // keeps the address from being used again
+  const void* data_ = nullptr;
+  uint32_t version_ = 0;
+  uint64_t sample_ = 0;
+  std::vector<int64_t> sizes_, strides_;
+};
+
+struct FrozenValues {
+  std::vector<at::Tensor> values;
+  std::vector<uint32_t> sources;
+  std::vector<TensorKey> keys;
+  bool valid(const at::Tensor* const* inputs) const {
+    for (size_t i = 0; i < keys.size(); ++i)
+      if (!keys[i].matches(*inputs[sources[i]])) return false;
+    return true;
+  }
+};
+
+class FrozenCache {
+ public:
+  explicit FrozenCache(FrozenGroup g) : group_(std::move(g)) {}
+  const FrozenGroup& group() const { return group_; }
+  // Values for these inputs, computed if need be. Any thread.
+  std::shared_ptr<const FrozenValues> get(const at::Tensor* const* inputs);
+
+ private:
+  FrozenGroup group_;
+  std::mutex mutex_;
+  std::shared_ptr<const FrozenValues> latest_;
+};
+
+}  // namespace vitrify

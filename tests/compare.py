@@ -1,0 +1,182 @@
+"""Compiled beside eager, in everything that eager promises: value, dtype, shape, strides, aliasing, mutation, version counters, exceptions."""
+from __future__ import annotations
+
+import copy
+import itertools
+
+import torch
+import vitrify
+
+
+class Mismatch(Exception):
+    pass
+
+
+def flat(value, path="out"):
+    """(path, leaf) of everything in a result, in order."""
+    if isinstance(value, (tuple, list)):
+        return [x for i, v in enumerate(value) for x in flat(v, f"{path}[{i}]")]
+    if isinstance(value, dict):
+        return [x for k, v in value.items() for x in flat(v, f"{path}[{k!r}]")]
+    return [(path, value)]
+
+
+def tensors_of(value):
+    return [(p, v) for p, v in flat(value) if isinstance(v, torch.Tensor)]
+
+
+def storage(t):
+    return t.untyped_storage()._cdata
+
+
+def copied(value, memo=None):
+    """A deep copy that keeps strides, offsets and sharing of storage; sparse tensors are cloned, anything else is shared."""
+    memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor):
+        return copy.deepcopy(value, memo) if value.layout is torch.strided else value.clone()
+    if isinstance(value, (tuple, list)):
+        items = [copied(v, memo) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {k: copied(v, memo) for k, v in value.items()}
+    return value
+
+
+def bits_equal(a, b):
+    if a.layout is not torch.strided or a.is_quantized:
+        a, b = a.to_dense(), b.to_dense()
+    a, b = a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
+    return torch.equal(a, b) or bool(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+
+
+def relative(a, reference, scale):
+    return ((a - reference).abs() / scale).max().item() if a.numel() else 0.0
+
+
+def check_value(where, ours, eager, reference, spread=0.0):
+    """Bitwise, or for floats at most twice eager's distance from fp64 (three times in half precision), over all elements and element by element.
+
+    `spread`: how far eager itself moves when its inputs move by a rounding, for long programs whose conditioning nobody knows."""
+    if bits_equal(ours, eager):
+        return
+    if not (eager.is_floating_point() or eager.is_complex()):
+        raise Mismatch(f"{where}: values differ ({eager.dtype} must be bitwise)")
+    if reference is None or reference.shape != eager.shape:
+        raise Mismatch(f"{where}: values differ from eager and there is no fp64 run to compare with")
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    finite = eager.isfinite()
+    if not torch.equal(ours.isfinite(), finite) or not bits_equal(ours[~finite], eager[~finite]):
+        raise Mismatch(f"{where}: inf or NaN in other places than eager's")
+    a, e, r = (t.resolve_conj().resolve_neg()[finite].to(wide) for t in (ours, eager, reference))
+    known = r.isfinite()
+    if not bits_equal(a[~known], e[~known]):
+        raise Mismatch(f"{where}: differs from eager where fp64 is not finite")
+    a, e, r = a[known], e[known], r[known]
+    if a.numel() == 0:
+        return
+    factor = 3 if eager.dtype in (torch.float16, torch.bfloat16) else 2
+    eps = torch.finfo(eager.dtype).eps
+    top = r.abs().max().clamp_min(torch.finfo(eager.dtype).tiny)
+    for what, scale in (("of the largest", top), ("element by element", r.abs().clamp_min(1e-3 * top))):
+        mine, theirs = relative(a, r, scale), relative(e, r, scale)
+        if not mine <= factor * max(theirs, spread) + 4 * eps:
+            raise Mismatch(f"{where}: error {mine:.2e} {what} against fp64, eager's {theirs:.2e}")
+
+
+def check_meta(where, a, b):
+    if type(a) is not type(b):
+        raise Mismatch(f"{where}: type {type(a).__name__}, eager {type(b).__name__}")
+    for what in ("dtype", "shape", "layout", "requires_grad"):
+        if getattr(a, what) != getattr(b, what):
+            raise Mismatch(f"{where}: {what} {getattr(a, what)}, eager {getattr(b, what)}")
+    if b.layout is torch.strided:
+        # strides of dims of size 1 (and of empty tensors) address nothing, but eager's are promised too
+        if a.stride() != b.stride():
+            raise Mismatch(f"{where}: strides {a.stride()}, eager {b.stride()}")
+        if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
+            raise Mismatch(f"{where}: conj or neg bit differs")
+
+
+def alias_pattern(result, inputs):
+    """For each output tensor: which input it is, which input's or earlier output's storage it shares, at which offset."""
+    ins = [t for _, t in tensors_of(inputs)]
+    pattern, seen = [], []
+    for _, t in tensors_of(result):
+        if t.layout is not torch.strided:
+            pattern.append("sparse")
+            continue
+        same = next((i for i, x in enumerate(ins) if x is t), None)
+        shared = next((i for i, x in enumerate(ins) if x.layout is torch.strided and t.numel() and storage(x) == storage(t)), None)
+        earlier = next((i for i, x in enumerate(seen) if x.layout is torch.strided and t.numel() and storage(x) == storage(t)), None)
+        pattern.append((same, shared, earlier, t.storage_offset() if shared is not None else None))
+        seen.append(t)
+    return pattern
+
+
+def widen(value):
+    if isinstance(value, torch.Tensor):
+        return value.to(torch.complex128) if value.is_complex() else value.double() if value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(widen(v) for v in value) if not hasattr(value, "_fields") else type(value)(*(widen(v) for v in value))
+    if isinstance(value, dict):
+        return {k: widen(v) for k, v in value.items()}
+    return torch.float64 if value in (torch.float32, torch.bfloat16, torch.float16) and isinstance(value, torch.dtype) else value
+
+
+def attempt(fn, *args):
+    torch.manual_seed(11)
+    try:
+        return fn(*args), None
+    except Exception as problem:
+        return None, problem
+
+
+def fp64_run(fn, sample, count):
+    """The leaves of result and inputs of an fp64 run, in order, with the spread allowed for each; None where there is no such run."""
+    given = widen(copied(sample))
+    wide, _ = attempt(fn, *given)
+    leaves = [v for _, v in flat(wide)] + [v for _, v in flat(given, "in")]
+    return [(v, 0.0) for v in leaves] if len(leaves) == count else [(None, 0.0)] * count
+
+
+def compare(fn, sample, has_value=True, reference_run=fp64_run) -> dict[str, int]:
+    """Runs fn(*sample) eagerly and compiled on copies of the sample, twice; raises Mismatch. Returns what the second compiled call launched."""
+    given_eager = copied(sample)
+    eager, eager_error = attempt(fn, *given_eager)
+    compiled = vitrify.compile(fn)
+    did: dict[str, int] = {}
+    for run in ("first call", "second call"):
+        given = copied(sample)
+        versions = [t._version for _, t in tensors_of(given)]
+        before = dict(vitrify.counters)
+        ours, our_error = attempt(compiled, *given)
+        did = {k: v - before.get(k, 0) for k, v in dict(vitrify.counters).items()}
+        if type(our_error) is not type(eager_error):
+            raise Mismatch(f"{run}: raised {our_error!r:.200}, eager {eager_error!r:.200}")
+        if eager_error is not None:
+            continue
+        left, right = flat(ours), flat(eager)
+        if [p for p, _ in left] != [p for p, _ in right] or type(ours) is not type(eager):
+            raise Mismatch(f"{run}: structure {type(ours).__name__} of {len(left)}, eager {type(eager).__name__} of {len(right)}")
+        if alias_pattern(ours, given) != alias_pattern(eager, given_eager):
+            raise Mismatch(f"{run}: aliasing {alias_pattern(ours, given)}, eager {alias_pattern(eager, given_eager)} (input it is, input shared, output shared, offset)")
+        reference = None
+        pairs = list(itertools.chain(zip(left, right), zip(flat(given, "in"), flat(given_eager, "in"))))
+        for index, ((where, a), (_, b)) in enumerate(pairs):
+            where = f"{run}, {where}"
+            if not isinstance(b, torch.Tensor):
+                if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
+                    raise Mismatch(f"{where}: {a!r:.80}, eager {b!r:.80}")
+                continue
+            check_meta(where, a, b)
+            if not has_value or bits_equal(a, b):
+                continue
+            if reference is None:
+                reference = reference_run(fn, sample, len(pairs))
+            r, spread = reference[index]
+            check_value(where, a, b, r if isinstance(r, torch.Tensor) else None, spread)
+        bumps = [t._version - v for (_, t), v in zip(tensors_of(given), versions)]
+        expected = [t._version - v for (_, t), v in zip(tensors_of(given_eager), versions)]
+        if [bool(b) for b in bumps] != [bool(b) for b in expected]:
+            raise Mismatch(f"{run}: version counters of the inputs moved by {bumps}, eager's by {expected}")
+    return did

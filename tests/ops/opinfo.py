@@ -1,0 +1,127 @@
+"""One op of torch's own op database, compiled beside eager: value, dtype, shape, strides, aliasing, mutation, errors."""
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import asdict, dataclass, field
+
+import torch
+import vitrify
+
+from compare import Mismatch, attempt, compare, copied
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "bfloat16": torch.bfloat16}
+# Uninitialised memory: only metadata can be compared.
+NO_VALUE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "resize_as_"}
+
+
+def database():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return op_db
+
+
+def name_of(op) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+@dataclass
+class Result:
+    op: str
+    samples: int = 0
+    passed: int = 0
+    native: int = 0     # samples that ran generated kernels and nothing else
+    mixed: int = 0      # generated kernels and extern calls
+    extern: int = 0     # extern calls only
+    fallback: int = 0   # run by eager, wholly or after a graph break
+    views: int = 0      # nothing to run: views, constants
+    errors: int = 0     # error inputs that raised as eager does
+    failures: list[str] = field(default_factory=list)
+
+    def json(self):
+        return asdict(self)
+
+
+def function_of(op):
+    target = op.op
+
+    def call(input, args, kwargs):
+        return target(input, *args, **kwargs)
+    return call
+
+
+def inplace_of(op):
+    target = op.inplace_variant
+
+    def call(input, args, kwargs):
+        return target(input, *args, **kwargs)
+    return call
+
+
+def tally(result: Result, did: dict[str, int]):
+    kernels, externs = did.get("kernels_launched", 0), did.get("externs_called", 0)
+    if did.get("fallbacks", 0) or did.get("eager_calls", 0) or did.get("graph_breaks", 0):
+        result.fallback += 1
+    elif kernels and externs:
+        result.mixed += 1
+    elif kernels:
+        result.native += 1
+    elif externs:
+        result.extern += 1
+    else:
+        result.views += 1
+
+
+def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
+    result = Result(name_of(op))
+    supported = op.supported_dtypes("cpu")
+    has_value = op.name not in NO_VALUE
+    for dtype_name in dtypes:
+        dtype = DTYPES[dtype_name]
+        if dtype not in supported:
+            continue
+        torch.manual_seed(3)
+        try:
+            inputs = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), samples))
+        except Exception as problem:  # the database itself cannot make samples here
+            result.failures.append(f"{dtype_name}: no samples: {problem!r:.120}")
+            continue
+        for number, sample in enumerate(inputs):
+            packed = (sample.input, sample.args, sample.kwargs)
+            variants = [("", function_of(op))]
+            if op.inplace_variant is not None and number < 2 and not sample.broadcasts_input:
+                variants.append((" in place", inplace_of(op)))
+            for label, fn in variants:
+                result.samples += 1
+                try:
+                    tally(result, compare(fn, packed, has_value))
+                    result.passed += 1
+                except Mismatch as wrong:
+                    result.failures.append(f"{dtype_name} sample {number}{label}: {wrong}")
+                except Exception as problem:  # copying a sample or comparing failed: say so, it is a failure of this row
+                    result.failures.append(f"{dtype_name} sample {number}{label}: {type(problem).__name__}: {problem!s:.160}")
+        vitrify.reset()
+    if errors and op.error_inputs_func is not None:
+        run_errors(op, result)
+    return result
+
+
+def run_errors(op, result: Result):
+    try:
+        cases = list(op.error_inputs("cpu"))
+    except Exception as problem:
+        result.failures.append(f"no error inputs: {problem!r:.120}")
+        return
+    for number, case in enumerate(cases):
+        sample = case.sample_input
+        packed = (sample.input, sample.args, sample.kwargs)
+        _, eager = attempt(function_of(op), *copied(packed))
+        _, ours = attempt(vitrify.compile(function_of(op)), *copied(packed))
+        result.samples += 1
+        if type(eager) is type(ours):
+            result.passed += 1
+            result.errors += 1
+        else:
+            result.failures.append(f"error input {number}: raised {ours!r:.120}, eager {eager!r:.120}")
+    vitrify.reset()

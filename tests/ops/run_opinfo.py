@@ -1,0 +1,145 @@
+"""All ops of torch's op database, compiled beside eager, in worker processes (an op that crashes one is a row like any other).
+
+run_opinfo.py [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE]
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a package built for another torch
+
+
+def worker(args):
+    import torch
+    import opinfo
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore")
+    known = {}
+    for op in opinfo.database():
+        known.setdefault(opinfo.name_of(op), op)
+    for line in sys.stdin:
+        name = line.strip()
+        result = opinfo.run_op(known[name], args.dtypes.split(","), args.samples)
+        print("RESULT " + json.dumps(result.json()), flush=True)
+
+
+def serve(names, args, deadline, done):
+    """Feeds one worker after another: a new one when it died."""
+    import queue
+    import threading
+    process = lines = None
+    while True:
+        try:
+            name = names.get_nowait()
+        except queue.Empty:
+            break
+        if time.time() > deadline:
+            done({"op": name, "failures": ["not run: time limit"], "samples": 0, "passed": 0, "skipped": True})
+            continue
+        if process is None:
+            process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads)],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            lines = queue.Queue()
+
+            def pump(stream=process.stdout, into=lines):
+                for line in stream:
+                    into.put(line)
+                into.put(None)
+            threading.Thread(target=pump, daemon=True).start()
+        result = None
+        try:
+            process.stdin.write(name + "\n")
+            process.stdin.flush()
+            end = time.time() + args.op_limit
+            while result is None:
+                line = lines.get(timeout=max(0.1, end - time.time()))
+                if line is None:
+                    result = {"op": name, "failures": [f"crashed the process (exit {process.wait()})"], "samples": 1, "passed": 0}
+                elif line.startswith("RESULT "):
+                    result = json.loads(line[7:])
+        except queue.Empty:
+            result = {"op": name, "failures": [f"no end in {args.op_limit:.0f} s"], "samples": 1, "passed": 0}
+            process.kill()
+        except OSError:
+            result = {"op": name, "failures": ["crashed the process"], "samples": 1, "passed": 0}
+        if process.poll() is not None or "no end" in " ".join(result["failures"]):
+            process.wait()
+            process = None
+        done(result)
+    if process is not None:
+        process.stdin.close()
+        process.wait()
+
+
+def report(rows, args, seconds) -> str:
+    import torch
+    columns = ("native", "mixed", "extern", "fallback", "views", "errors")
+    total = {c: sum(r.get(c, 0) for r in rows) for c in ("samples", "passed", *columns)}
+    clean = sum(not r["failures"] for r in rows)
+    out = ["# torch's op database, compiled beside eager", "",
+           f"Written by `tests/ops/run_opinfo.py` on torch {torch.__version__}, CPU, no grad, dtypes {args.dtypes}, at most {args.samples} samples of an op and dtype.",
+           "Compared: value (the accuracy rule against fp64; integers bitwise), dtype, shape, strides, aliasing, mutation, type of the exception.", "",
+           f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass** ({seconds:.0f} s).",
+           "Samples by how they ran: " + ", ".join(f"{total[c]} {c}" for c in columns) + ".", "",
+           "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: error inputs that raise as in eager.", "",
+           "| op | samples | passed | " + " | ".join(columns) + " | first difference |", "|---|--:|--:|" + "--:|" * len(columns) + "---|"]
+    for r in sorted(rows, key=lambda r: (not r["failures"], r["op"])):
+        first = r["failures"][0].replace("|", "\\|").replace("\n", " ")[:160] if r["failures"] else ""
+        out.append(f"| {r['op']} | {r['samples']} | {r['passed']} | " + " | ".join(str(r.get(c, 0)) for c in columns) + f" | {first} |")
+    return "\n".join(out) + "\n"
+
+
+def main():
+    import queue
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default=".", help="regular expression on the names")
+    parser.add_argument("--dtypes", default="float32,int64,bool,bfloat16")
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
+    parser.add_argument("--op-limit", type=float, default=120, help="seconds for one op")
+    parser.add_argument("--report", help="markdown table, docs/opinfo-report.md in the tree")
+    parser.add_argument("--json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        return worker(args)
+    import opinfo
+    index, count = map(int, args.shard.split("/"))
+    wanted = [n for n in dict.fromkeys(opinfo.name_of(op) for op in opinfo.database()) if re.search(args.ops, n)][index::count]
+    names: queue.Queue = queue.Queue()
+    for name in wanted:
+        names.put(name)
+    rows, start = [], time.time()
+
+    def done(row):
+        rows.append(row)
+        mark = "ok" if not row["failures"] else row["failures"][0][:150]
+        print(f"[{len(rows)}/{len(wanted)}] {row['op']}: {row['passed']}/{row['samples']} {mark}", flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for future in [pool.submit(serve, names, args, start + args.limit, done) for _ in range(args.jobs)]:
+            future.result()
+    text = report(rows, args, time.time() - start)
+    if args.report:
+        Path(args.report).write_text(text)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    bad = sum(bool(r["failures"]) for r in rows)
+    print("\n".join(text.splitlines()[5:7]))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""A subset of torch's op database on every run; all of it with ./x test --all (tests/ops/run_opinfo.py writes the report)."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import compare  # noqa: E402
+import opinfo  # noqa: E402
+
+QUICK = {
+    "add", "sub", "mul", "div.no_rounding_mode", "div.floor_rounding", "remainder", "pow", "exp", "log", "log1p", "expm1", "sin", "tanh", "sigmoid", "erf", "sqrt", "rsqrt",
+    "abs", "neg", "sign", "floor", "round", "clamp", "where", "maximum", "eq", "lt", "logical_and", "bitwise_and", "isnan", "nan_to_num",
+    "nn.functional.relu", "nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.layer_norm", "nn.functional.batch_norm",
+    "nn.functional.linear", "nn.functional.embedding", "nn.functional.dropout", "softmax", "log_softmax", "sum", "mean", "amax", "argmax", "var", "std", "prod", "any", "all",
+    "cumsum", "matmul", "mm", "bmm", "addmm", "cat", "stack", "split", "chunk", "view", "reshape", "permute", "transpose", "expand", "squeeze", "unsqueeze", "select", "narrow",
+    "index_select", "gather", "scatter", "scatter_add", "index_put", "masked_fill", "tril", "flip", "roll", "arange", "full_like", "zeros_like", "contiguous", "clone", "to",
+}
+OPS = {}
+for _op in opinfo.database():
+    OPS.setdefault(opinfo.name_of(_op), _op)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_op(name):
+    result = opinfo.run_op(OPS[name], dtypes=("float32", "int64"), samples=3)
+    assert result.failures == []
+    assert result.passed == result.samples > 0
+
+
+def test_a_wrong_value_is_found():
+    x = torch.randn(64)
+    reference = x.double().exp()
+    compare.check_value("out", x.exp(), x.exp(), reference)
+    with pytest.raises(compare.Mismatch):
+        compare.check_value("out", x.exp() * (1 + 3e-6), x.exp(), reference)
+    with pytest.raises(compare.Mismatch):
+        compare.check_meta("out", torch.empty(2, 3).t(), torch.empty(3, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(set(OPS) - QUICK))
+def test_every_op(name):
+    result = opinfo.run_op(OPS[name], samples=3)
+    assert result.failures == []

@@ -1,0 +1,236 @@
+// Torch-level passes: same results before and after, against the interpreter through ATen; and every change of a weight is seen.
+#include "torch/passes/passes.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "torch/compiled.h"
+#include "torch/extern_call.h"
+#include "torch/tracer.h"
+
+using namespace vitrify;
+
+namespace {
+
+using Fn = std::function<at::Tensor(const std::vector<at::Tensor>& args, const std::vector<at::Tensor>& params)>;
+
+struct Captured {
+  Program program;
+  std::shared_ptr<PassState> state = std::make_shared<PassState>();
+  std::vector<at::Tensor> args, params;
+  Fn fn;
+
+  Captured(std::vector<at::Tensor> a, std::vector<at::Tensor> p, Fn f) : args(std::move(a)), params(std::move(p)), fn(std::move(f)) {
+    at::NoGradGuard no_grad;
+    Tracer t;
+    std::vector<at::Tensor> fakes;
+    for (size_t i = 0; i < args.size(); ++i) fakes.push_back(t.add_input(args[i], ir::InputKind::Argument, "x" + std::to_string(i)));
+    for (size_t i = 0; i < params.size(); ++i) t.declare_source(params[i], ir::InputKind::Parameter, "p" + std::to_string(i));
+    t.start();
+    at::Tensor out = fn(fakes, params);
+    program = t.finish({out});
+    state->num_args = program.num_args;
+    state->captured = &program.captured;
+    state->written.resize(program.graph->inputs.size());
+  }
+  at::Tensor eager() const {
+    at::NoGradGuard no_grad;
+    return fn(args, params);
+  }
+  bool has(const std::string& op) const {
+    for (auto* n : program.graph->nodes())
+      if (n->op->name == op) return true;
+    return false;
+  }
+  // Runs the frozen parts, then the graph, op by op.
+  at::Tensor interpreted() {
+    at::NoGradGuard no_grad;
+    std::vector<at::Tensor> in = args;
+    in.insert(in.end(), program.captured.begin(), program.captured.end());
+    in.resize(program.graph->inputs.size());
+    for (auto& g : state->groups) {
+      std::vector<at::Tensor> sources;
+      for (uint32_t s : g.sources) sources.push_back(in[s]);
+      auto out = interpret(*g.graph, sources);
+      for (size_t i = 0; i < g.results.size(); ++i) in[g.results[i]] = out[i];
+    }
+    return interpret(*program.graph, in)[0];
+  }
+};
+
+void expect_close(const at::Tensor& got, const at::Tensor& want, double tolerance = 2e-6) {
+  ASSERT_EQ(got.sizes(), want.sizes());
+  const double scale = want.abs().max().item<double>();
+  EXPECT_LE((got.to(at::kDouble) - want.to(at::kDouble)).abs().max().item<double>(), tolerance * std::max(scale, 1e-3));
+}
+
+at::Tensor norm(const at::Tensor& x, const std::vector<at::Tensor>& p, size_t i) { return at::batch_norm(x, p[i], p[i + 1], p[i + 2], p[i + 3], false, 0.1, 1e-5, false); }
+std::vector<at::Tensor> norm_params(int64_t c) { return {at::rand({c}) + 0.5, at::randn({c}), at::randn({c}), at::rand({c}) + 0.5}; }
+
+TEST(Passes, BatchNormFoldsIntoTheConvolutionBefore) {
+  std::vector<at::Tensor> p{at::randn({8, 3, 3, 3})};
+  for (auto& t : norm_params(8)) p.push_back(t);
+  Captured c({at::randn({2, 3, 10, 10})}, p, [](auto& a, auto& q) { return norm(at::conv2d(a[0], q[0], {}, {1, 1}, {1, 1}), q, 1); });
+  EXPECT_TRUE(fold_batch_norm(*c.program.graph, {}, *c.state));
+  ir::verify(*c.program.graph);
+  EXPECT_FALSE(c.has("aten::_native_batch_norm_legit_no_training"));
+  EXPECT_FALSE(c.has("aten::native_batch_norm"));
+  expect_close(c.interpreted(), c.eager());
+}
+
+TEST(Passes, BatchNormStaysWhenItsStatisticsAreWritten) {
+  std::vector<at::Tensor> p{at::randn({8, 3, 3, 3})};
+  for (auto& t : norm_params(8)) p.push_back(t);
+  Captured c({at::randn({2, 3, 10, 10})}, p, [](auto& a, auto& q) { return norm(at::conv2d(a[0], q[0]), q, 1); });
+  for (auto& w : c.state->written) w = 1;
+  EXPECT_FALSE(fold_batch_norm(*c.program.graph, {}, *c.state));
+}
+
+TEST(Passes, ResidualBlockBecomesTwoFusedConvolutions) {
+  std::vector<at::Tensor> p{at::randn({16, 16, 3, 3}) / 12, at::randn({16, 16, 3, 3}) / 12};
+  for (int i = 0; i < 2; ++i)
+    for (auto& t : norm_params(16)) p.push_back(t);
+  Captured c({at::randn({2, 16, 12, 12})}, p, [](auto& a, auto& q) {
+    at::Tensor h = at::relu(norm(at::conv2d(a[0], q[0], {}, {1, 1}, {1, 1}), q, 2));
+    return at::relu(norm(at::conv2d(h, q[1], {}, {1, 1}, {1, 1}), q, 6) + a[0]);
+  });
+  const at::Tensor before = c.interpreted();
+  for (auto pass : {fold_batch_norm, fuse_conv, hoist_frozen}) EXPECT_TRUE(pass(*c.program.graph, {}, *c.state));
+  ir::verify(*c.program.graph);
+  EXPECT_EQ(c.program.graph->nodes().size(), c.program.graph->inputs.size() + 2);
+  EXPECT_TRUE(c.has("mkldnn::_convolution_pointwise"));
+  EXPECT_TRUE(c.has("mkldnn::_convolution_pointwise.binary"));
+  EXPECT_EQ(c.state->groups.size(), 2u);  // one per convolution: they change apart
+  expect_close(c.interpreted(), before);
+}
+
+TEST(Passes, EveryPostOpOfAConvolution) {
+  using Post = at::Tensor (*)(const at::Tensor&);
+  const std::pair<const char*, Post> posts[] = {
+      {"relu", [](const at::Tensor& x) { return at::relu(x); }},
+      {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+      {"tanh gelu", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+      {"hardswish", [](const at::Tensor& x) { return at::hardswish(x); }},
+      {"hardsigmoid", [](const at::Tensor& x) { return at::hardsigmoid(x); }},
+      {"sigmoid", [](const at::Tensor& x) { return at::sigmoid(x); }},
+      {"tanh", [](const at::Tensor& x) { return at::tanh(x); }},
+      {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x, 0.2); }},
+      {"relu6", [](const at::Tensor& x) { return at::hardtanh(x, 0, 6); }},
+  };
+  for (auto [name, post] : posts) {
+    Captured c({at::randn({2, 8, 9, 9})}, {at::randn({8, 4, 3, 3}), at::randn({8})}, [post = post](auto& a, auto& q) {
+      return at::avg_pool2d(post(at::conv2d(a[0], q[0], q[1], {2, 2}, {1, 1}, {1, 1}, 2)), {2, 2});
+    });
+    EXPECT_TRUE(fuse_conv(*c.program.graph, {}, *c.state));
+    ir::verify(*c.program.graph);
+    size_t convs = 0;
+    for (auto* n : c.program.graph->nodes()) convs += n->op->name.starts_with("mkldnn::_convolution_pointwise");
+    EXPECT_EQ(convs, 1u);
+    EXPECT_EQ(c.program.graph->nodes().size(), c.program.graph->inputs.size() + 3) << name << "\n" << ir::print(*c.program.graph);
+    SCOPED_TRACE(name);
+    expect_close(c.interpreted(), c.eager(), 1e-5);
+  }
+}
+
+TEST(Passes, OutputsKeepTheStridesOfEager) {
+  Captured c({at::randn({2, 8, 9, 9})}, {at::randn({8, 8, 3, 3})}, [](auto& a, auto& q) { return at::relu(at::conv2d(a[0], q[0])); });
+  const auto strides = c.program.graph->outputs[0].type().strides;
+  EXPECT_TRUE(fuse_conv(*c.program.graph, {}, *c.state));
+  EXPECT_EQ(c.program.graph->outputs[0].type().strides, strides);
+}
+
+TEST(Passes, LinearWithPostOp) {
+  for (bool plain : {false, true}) {
+    Options o;
+    if (plain) o.packed_weight_mb = 0;
+    Captured c({at::randn({4, 64, 256})}, {at::randn({512, 256}) / 16, at::randn({512})}, [](auto& a, auto& q) { return at::gelu(at::linear(a[0], q[0], q[1])); });
+    if (!fuse_linear(*c.program.graph, o, *c.state)) GTEST_SKIP() << "another library is faster here";
+    ir::verify(*c.program.graph);
+    EXPECT_TRUE(c.has("mkldnn::_linear_pointwise"));
+    EXPECT_FALSE(c.has("aten::gelu"));
+    EXPECT_EQ(c.has("mkldnn::_reorder_linear_weight"), !plain);
+    EXPECT_EQ(hoist_frozen(*c.program.graph, o, *c.state), !plain);
+    expect_close(c.interpreted(), c.eager(), 1e-5);
+  }
+}
+
+TEST(Passes, ProductsOfChangingOperands) {
+  Captured c({at::randn({192, 256}), at::randn({192, 128})}, {}, [](auto& a, auto&) { return at::mm(a[0].t(), a[1]); });
+  if (!fuse_linear(*c.program.graph, {}, *c.state)) GTEST_SKIP() << "another library is faster here";
+  EXPECT_TRUE(c.has("mkldnn::_linear_pointwise"));
+  expect_close(c.interpreted(), c.eager(), 1e-5);
+}
+
+TEST(Passes, SmallProductsStay) {
+  Captured c({at::randn({8, 16})}, {at::randn({16, 16})}, [](auto& a, auto& q) { return at::mm(a[0], q[0]); });
+  EXPECT_FALSE(fuse_linear(*c.program.graph, {}, *c.state));
+}
+
+TEST(Passes, HoistsWhatDependsOnWeightsOnly) {
+  Captured c({at::randn({4, 64})}, {at::randn({64, 64}), at::randn({64, 64})}, [](auto& a, auto& q) { return at::mm(a[0], at::cat({q[0].exp(), q[1].t() * 2}, 1)) + a[0].sum(); });
+  EXPECT_TRUE(hoist_frozen(*c.program.graph, {}, *c.state));
+  EXPECT_FALSE(c.has("aten::cat"));
+  ASSERT_EQ(c.state->groups.size(), 1u);
+  EXPECT_EQ(c.state->groups[0].sources.size(), 2u);
+  expect_close(c.interpreted(), c.eager());
+}
+
+TEST(Passes, RandomNumbersAreNotHoisted) {
+  Captured c({at::randn({64, 64})}, {at::randn({64, 64})}, [](auto& a, auto& q) { return a[0] + at::bernoulli(q[0].sigmoid()); });
+  hoist_frozen(*c.program.graph, {}, *c.state);
+  EXPECT_TRUE(c.has("aten::bernoulli"));
+}
+
+// --- changes of weights, through the whole compiler
+struct Twice : testing::Test {
+  at::Tensor w = at::randn({64, 64}), x = at::randn({4, 64});
+  std::shared_ptr<CompiledGraph> compiled;
+  void SetUp() override {
+    Captured c({x}, {w}, [](auto& a, auto& q) { return at::mm(a[0], q[0].exp()); });
+    compiled = CompiledGraph::compile(std::move(c.program), {});
+    check();
+  }
+  void check() {
+    at::NoGradGuard no_grad;
+    expect_close(compiled->run({x})[0], at::mm(x, w.exp()));
+  }
+};
+TEST_F(Twice, SeesInPlaceWrites) {
+  w.mul_(0.5);
+  check();
+  w.select(0, 3).zero_();
+  check();
+}
+TEST_F(Twice, SeesDataBeingReplaced) {
+  w.set_data(at::randn({64, 64}));
+  check();
+  for (int i = 0; i < 8; ++i) {  // the allocator gives the same address again
+    w.set_data(at::randn({64, 64}));
+    check();
+  }
+}
+TEST_F(Twice, SeesWritesThroughData) {
+  w.tensor_data().mul_(0.5);  // counts no version of w
+  check();
+  w.tensor_data().normal_();
+  check();
+}
+TEST_F(Twice, SeesCopies) {
+  w.copy_(at::randn({64, 64}));
+  check();
+}
+TEST_F(Twice, ManyThreads) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  const at::Tensor want = at::mm(x, w.exp());
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i)
+        if (!at::allclose(compiled->run({x})[0], want)) ++wrong;
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace

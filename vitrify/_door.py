@@ -1,0 +1,418 @@
+"""compile(): what happens when no compiled entry matches a call. Hits never come here (src/python/entry.cpp)."""
+import builtins
+import difflib
+import functools
+import inspect
+import os
+import random
+import sys
+import threading
+import time
+import types
+import weakref
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _C, _messages, _trees, _twin  # noqa: F401  (_trees installs its hook)
+from ._marks import UNBOUNDED
+from ._reproduce import write_reproducer
+from ._sources import Sources, Unready
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_doors = weakref.WeakSet()
+
+
+class _CaptureMode(TorchDispatchMode):
+    """Stands for the tracer on torch's mode stack; the tracer takes every op before this object is asked."""
+
+
+# ---- the process while captures run
+
+_flag_lock = threading.Lock()
+_captures_running = 0
+_real_print = builtins.print
+
+
+def _guarded_print(*args, **kwargs):
+    if _C.capturing():
+        raise _C.CaptureError("print() inside the program: compiled code would not print")
+    _real_print(*args, **kwargs)
+
+
+class _Compiling:
+    """torch.compiler.is_compiling() is True meanwhile, and Python's random generators are put back if the program drew from them."""
+
+    def __enter__(self):
+        global _captures_running
+        with _flag_lock:
+            _captures_running += 1
+            if _captures_running == 1:
+                torch.compiler._is_compiling_flag = True
+                builtins.print = _guarded_print
+        self.random = random.getstate()
+        np = sys.modules.get("numpy")
+        self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
+        return self
+
+    def drew(self):
+        changed = random.getstate() != self.random
+        if changed:
+            random.setstate(self.random)
+        if self.numpy is not None:
+            now = sys.modules["numpy"].random.get_state()
+            if now[2:] != self.numpy[2:] or (now[1] != self.numpy[1]).any():
+                sys.modules["numpy"].random.set_state(self.numpy)
+                changed = True
+        return changed
+
+    def __exit__(self, *exc):
+        global _captures_running
+        with _flag_lock:
+            _captures_running -= 1
+            if _captures_running == 0:
+                torch.compiler._is_compiling_flag = False
+                builtins.print = _real_print
+
+
+# ---- one compiled callable
+
+EAGER, READY = "eager", "ready"
+
+
+class Failed:
+    """A capture that stopped. Whether the user's program is to blame shows when it runs eagerly."""
+
+    def __init__(self, exc, reason, ours):
+        self.place = _messages.user_frame(exc)
+        self.exc, self.reason, self.ours = exc.with_traceback(None), reason, ours
+
+
+class Door:
+    def __init__(self, target, settings):
+        self.settings = settings
+        self.options = _make_options(settings)
+        self.name = settings["name"] or getattr(target, "__qualname__", None) or type(target).__name__
+        self.fullgraph = settings["fullgraph"]
+        self.dynamic = settings["dynamic"]
+        self.limit = self.options.get("recompile_limit")
+        self.lock = threading.RLock()
+        self.warned = set()
+        self.moving = set()      # (tensor name, dim) seen with more than one size
+        self.write_attempts = 0
+        self.full = False
+        self.target = target
+        _doors.add(self)
+
+    def attach(self, original, root):
+        self.original, self.root = original, root
+        self.state = _C.make_state(original, self.miss)
+        self.state.settings = self.settings
+        if self.settings["disable"] or os.environ.get("VITRIFY_DISABLE_ALL") == "1":
+            _C.state_off(self.state, True)
+        return self.state
+
+    def reset(self):
+        with self.lock:
+            _C.state_clear(self.state)
+            self.warned.clear()
+            self.moving.clear()
+            self.write_attempts, self.full = 0, False
+
+    # -- a call that no entry matches
+    def miss(self, state, args, kwargs):
+        with self.lock:
+            verdict = READY if _C.state_has(state, args, kwargs) else self.prepare(args, kwargs)
+        if verdict is READY:
+            hit = _C.state_call(state, args, kwargs)
+            if hit is not None:
+                return hit[0]
+        failed = verdict if isinstance(verdict, Failed) else None
+        if failed and failed.ours and self.fullgraph:
+            self.refuse(failed.reason, failed.place, failed.exc)
+        _C.count("eager_calls")
+        result = self.original(*args, **kwargs)  # an error of the user's comes from here, as eager raises it
+        if failed:
+            self.refuse(failed.reason, failed.place, failed.exc)
+        return result
+
+    def refuse(self, reason, place=None, exc=None):
+        """One warning per reason, or an error under fullgraph."""
+        at = f" ({_messages.where(place)})" if place else ""
+        if self.fullgraph:
+            raise _C.CaptureError(f"{self.name} cannot be captured: {reason}{at}") from exc
+        _C.count("fallbacks")
+        if (reason, place) not in self.warned:
+            self.warned.add((reason, place))
+            _messages.warn(f"vitrify: {self.name} runs eagerly: {reason}{at}", place)
+        return EAGER
+
+    def prepare(self, args, kwargs):
+        entries = _C.state_entries(self.state)
+        if len(entries) >= self.limit:
+            return self.at_limit(entries, args, kwargs)
+        try:
+            signature = _C.Signature(args, kwargs)
+        except _C.CaptureError as e:
+            return self.refuse(str(e))
+        if signature.refusal:
+            return self.refuse(signature.refusal)
+        compiled = [old for graph, old in entries if graph is not None]
+        if compiled and self.options.get("error_on_recompile"):
+            raise _C.RecompileError(f"{self.name} would be compiled again: {_difference(signature, compiled[0])}")
+        try:
+            sources = Sources()
+            self.visit(sources, signature)
+            sources.finish()
+        except Unready:
+            return EAGER
+        except _C.CaptureError as e:
+            return self.refuse(str(e))
+        if signature.grad:
+            needs = [t for t in signature.tensors if t.requires_grad] + [t for t, _, _ in sources.tensors.values() if t.requires_grad]
+            if needs:
+                _C.state_add(self.state, signature, sources.guards, None, None, needs, False)
+                return self.refuse("gradients are needed (an input or parameter requires grad); training is not compiled yet: use torch.no_grad() for inference")
+        marks = self.dim_marks(signature, args, kwargs, compiled)
+        outcome = self.compile(signature, sources, marks)
+        if isinstance(outcome, Failed) and any(m[0] for dims in marks for m in dims):
+            outcome = self.compile(signature, sources, [[] for _ in marks])
+        if outcome is READY and compiled:
+            _C.count("recompiles")
+        elif isinstance(outcome, Failed):
+            _C.state_add(self.state, signature, sources.guards, None, None, [], False)
+        return outcome
+
+    def visit(self, sources, signature):
+        for o in signature.objects:
+            sources.visit(o, "an argument")
+        sources.visit(self.root, "self" if isinstance(self.root, nn.Module) else self.name)
+
+    def at_limit(self, entries, args, kwargs):
+        compiled = [old for graph, old in entries if graph is not None]
+        message = f"vitrify: {self.name} reached recompile_limit={self.limit}: calls with other signatures run eagerly from now on"
+        if compiled:
+            try:
+                message += f" (last miss: {_difference(_C.Signature(args, kwargs), compiled[0])}; use mark_dynamic for sizes that change, or raise recompile_limit)"
+            except _C.CaptureError:
+                pass
+            if self.fullgraph:
+                raise _C.RecompileError(message)
+        if not self.full:
+            self.full = True
+            _messages.warn(message)
+        return EAGER
+
+    def dim_marks(self, signature, args, kwargs, compiled):
+        """Per tensor and dim: (dynamic, min, max)."""
+        sizes = signature.sizes()
+        for old in compiled:
+            if self.dynamic is False or not old.same_modes(signature) or old.same_tree(args, kwargs) is None:
+                continue
+            for name, now, before in zip(signature.names, sizes, old.sizes()):
+                if len(now) == len(before):
+                    self.moving.update((name, d) for d, (a, b) in enumerate(zip(now, before)) if a != b)
+        marks = []
+        for t, name, size in zip(signature.tensors, signature.names, sizes):
+            explicit = getattr(t, "_vitrify_dims", {})
+            dims = [explicit.get(d, (self.dynamic is True or (name, d) in self.moving, 2, UNBOUNDED)) for d in range(len(size))]
+            # 0 and 1 broadcast: they are always compiled as constants
+            dims = [(dyn and n > 1, max(lo, 2), hi) for (dyn, lo, hi), n in zip(dims, size)]
+            marks.append(dims if any(d[0] for d in dims) else [])
+        return marks
+
+    def compile(self, signature, sources, marks):
+        start = time.perf_counter_ns()
+        session = _C.Session(_CaptureMode())
+        with _Compiling() as process:
+            try:
+                program, result = self.capture(session, signature, sources, marks)
+                failed = None
+            except Exception as e:
+                session.abort()
+                reason = session.failure or str(e).strip().partition("\n")[0] or type(e).__name__
+                failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError))
+            except BaseException:
+                session.abort()
+                sources.guards.undo_writes()
+                raise
+            wrote = sources.guards.undo_writes()
+            drew = process.drew()
+        _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
+        if failed is not None:
+            return failed
+        if drew:
+            return Failed(_C.CaptureError(), "it draws from Python's or numpy's random generator", True)
+        if wrote:
+            # Caches fill on the first eager runs; what still writes after that is an effect.
+            self.write_attempts += 1
+            if self.write_attempts <= 2:
+                return EAGER
+            return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
+        try:
+            graph = _C.compile(program, self.options)
+        except (_C.CompilerError, MemoryError, RuntimeError) as e:
+            return self.compiler_failed(e, program, signature, sources)
+        result.forget_tensors()
+        _C.state_add(self.state, signature, sources.guards, graph, result, [], self.options.get("backend") == "aten")
+        return READY
+
+    def capture(self, session, signature, sources, marks):
+        fakes = [session.add_input(t, 0, name, dims) for t, name, dims in zip(signature.tensors, signature.names, marks)]
+        for t, kind, name in sources.tensors.values():
+            session.declare_source(t, kind, name)
+        args, kwargs = signature.rebuild(fakes)
+        session.start()
+        out = self.original(*args, **kwargs)
+        now = signature.same_tree(args, kwargs)
+        if now is None or any(a is not b for a, b in zip(now, fakes)):
+            raise _C.CaptureError("it changes a container that was passed in")
+        result = _C.Result(out, signature)
+        return session.finish(result.tensors), result
+
+    def compiler_failed(self, e, program, signature, sources):
+        what = str(e).strip().partition("\n")[0] or type(e).__name__
+        path = write_reproducer(program, self.settings, signature.describe(), what)
+        message = f"vitrify: internal error while compiling {self.name}: {what}; it runs eagerly. Reproducer: {path} (replay: vitrify-opt {path})"
+        if self.fullgraph:
+            error = _C.CompilerError(message)
+            error.reproducer = path
+            raise error from e
+        _C.count("fallbacks")
+        _messages.warn(message)
+        _C.state_add(self.state, signature, sources.guards, None, None, [], False)
+        return EAGER
+
+
+def _difference(new, old):
+    for a, b in zip(new.describe(), old.describe()):
+        if a != b:
+            return f"{a}, compiled for {b}"
+    return "other argument values, modes or Python state"
+
+
+def _make_options(settings):
+    options = _C.Options()
+    for name, value in (settings["options"] or {}).items():
+        if not isinstance(name, str):
+            raise _C.OptionError(f"option names are strings, not {type(name).__name__}")
+        options.set(name, value)
+    return options
+
+
+# ---- the API
+
+def _check(name, value, kinds, what):
+    if not isinstance(value, kinds):
+        raise _C.OptionError(f"{name} takes {what}, not {type(value).__name__}")
+
+
+def compile(target=None, *, mode="default", dynamic=None, fullgraph=False, options=None, disable=False, name=None):
+    """A compiled version of a module or function, compiled at the first call of each signature.
+
+    A function gives a function with the same signature; a module gives a twin that shares everything with it (parameters, hooks, state_dict).
+    mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs". dynamic: None (sizes that change become dynamic), True or False.
+    fullgraph: raise CaptureError instead of running eagerly what cannot be captured. options: see vitrify.options().
+    Without a target: a decorator.
+    """
+    _check("mode", mode, str, "a string")
+    if mode not in MODES:
+        close = difflib.get_close_matches(mode, MODES, 2, 0.3) or MODES
+        raise _C.OptionError(f"unknown mode '{mode}'; did you mean {' or '.join(repr(m) for m in close)}?")
+    _check("dynamic", dynamic, (bool, type(None)), "True, False or None")
+    _check("fullgraph", fullgraph, bool, "True or False")
+    _check("disable", disable, bool, "True or False")
+    _check("options", options, (dict, type(None)), "a dict")
+    _check("name", name, (str, type(None)), "a string")
+    settings = dict(mode=mode, dynamic=dynamic, fullgraph=fullgraph, options=options, disable=disable, name=name)
+    _make_options(settings)
+    if target is None:
+        return functools.partial(compile, **settings)
+    if isinstance(target, nn.Module):
+        original = _C.twin_original(target)
+        return _compile_module(target if original is None else original, settings)
+    if isinstance(target, type) or not callable(target):
+        raise _C.OptionError(f"compile takes a module or a function, not {'the class ' + target.__name__ if isinstance(target, type) else type(target).__name__}")
+    return _compile_callable(target, settings)
+
+
+def _compile_module(module, settings):
+    door = Door(module, settings)
+    return _twin.make(module, door.attach(module, module))
+
+
+def _copy_function(f):
+    g = types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+    g.__kwdefaults__ = f.__kwdefaults__
+    for attribute in ("__annotations__", "__doc__", "__module__", "__qualname__", "__type_params__"):
+        setattr(g, attribute, getattr(f, attribute))
+    g.__dict__.update({k: v for k, v in f.__dict__.items() if k != "__vitrify__"})
+    return g
+
+
+def _compile_callable(target, settings):
+    if getattr(target, "_vitrify_disabled", False):
+        return target
+    if isinstance(target, types.MethodType):
+        return types.MethodType(_compile_callable(target.__func__, settings), target.__self__)
+    if not isinstance(target, types.FunctionType):
+        inner = target
+
+        def target(*args, **kwargs):
+            return inner(*args, **kwargs)
+
+        functools.update_wrapper(target, inner, updated=())
+    elif (state := _C.installed_state(target)) is not None:
+        target = state.plain  # compiled already: the new settings hold
+    if target.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        if settings["fullgraph"]:
+            raise _C.CaptureError(f"{target.__qualname__} is a generator or coroutine function")
+        _messages.warn(f"vitrify: {target.__qualname__} runs eagerly: generator and coroutine functions are not compiled")
+        return target
+    plain, compiled = _copy_function(target), _copy_function(target)
+    state = Door(target, settings).attach(plain, plain)
+    state.plain = plain
+    _C.install(compiled, state)
+    return compiled
+
+
+def compile_(module, **settings):
+    """Compiles a module in place: module(...) is compiled from now on. Takes the keywords of compile()."""
+    if not isinstance(module, nn.Module):
+        raise _C.OptionError(f"compile_ takes a module, not {type(module).__name__}")
+    compile(**settings)  # checks them
+    defaults = dict(mode="default", dynamic=None, fullgraph=False, options=None, disable=False, name=None)
+    original = _C.twin_original(module)
+    module = module if original is None else original
+    module._compiled_call_impl = Door(module, {**defaults, **settings}).attach(module._call_impl, module)
+    return module
+
+
+def disable(fn=None, *, recursive=True, reason=None):
+    """The function is never compiled; a program that calls it runs eagerly."""
+    if fn is None:
+        return functools.partial(disable, recursive=recursive, reason=reason)
+    if not callable(fn):
+        raise _C.OptionError(f"disable takes a function, not {type(fn).__name__}")
+
+    @functools.wraps(fn)
+    def disabled(*args, **kwargs):
+        if _C.capturing():
+            raise _C.CaptureError(f"{getattr(fn, '__qualname__', fn)} is disabled{': ' + reason if reason else ''}")
+        return fn(*args, **kwargs)
+
+    disabled._vitrify_disabled = True
+    return disabled
+
+
+def is_compiling():
+    """True while a program is captured (as torch.compiler.is_compiling())."""
+    return _C.capturing() or torch.compiler.is_compiling()
+
+
+def reset():
+    """Forgets everything compiled in this process and sets the counters to zero."""
+    for door in list(_doors):
+        door.reset()
+    _C.reset_counters()
