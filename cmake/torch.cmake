@@ -34,6 +34,9 @@ if(_torch_sources)
   # -fpch-preprocess lets ccache hash a file that uses the precompiled header.
   target_compile_options(vitrify PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_precompile_headers(vitrify PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <fmt/format.h> <vector> <string>)
+  if(NOT VITRIFY_SANITIZE)
+    target_link_options(vitrify PRIVATE -Wl,-z,defs)  # a symbol that nobody defines is an error here, not when Python imports the package
+  endif()
   set_target_properties(vitrify PROPERTIES BUILD_RPATH "$ORIGIN;${VITRIFY_TORCH_DIR}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
 endif()
 

@@ -51,6 +51,8 @@ class _Compiling:
             if _captures_running == 1:
                 torch.compiler._is_compiling_flag = True
                 builtins.print = _guarded_print
+                _Compiling.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
         self.random = random.getstate()
         np = sys.modules.get("numpy")
         self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
@@ -74,6 +76,7 @@ class _Compiling:
             if _captures_running == 0:
                 torch.compiler._is_compiling_flag = False
                 builtins.print = _real_print
+                torch.backends.mha.set_fastpath_enabled(_Compiling.mha_fast_path)
 
 
 # ---- one compiled callable
@@ -242,6 +245,7 @@ class Door:
         _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
         if failed is not None:
             return failed
+        _C.count("captures")
         if drew:
             return Failed(_C.CaptureError(), "it draws from Python's or numpy's random generator", True)
         if wrote:

@@ -23,11 +23,21 @@ def is_library(module_name):
 
 
 def code_names(code, out):
+    """Names of globals and attributes that a function mentions, also as strings."""
     out.update(code.co_names)
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
             code_names(c, out)
+        elif type(c) is str and c.isidentifier():
+            out.add(c)
     return out
+
+
+def check_module(m):
+    if isinstance(m, torch.jit.ScriptModule):
+        raise _C.CaptureError("it holds a TorchScript module")
+    if any(c.__module__.startswith(("torch.distributed", "torch.nn.parallel")) for c in type(m).__mro__):
+        raise _C.CaptureError(f"it holds a distributed module ({type(m).__name__}), whose hooks communicate")
 
 
 class Unready(Exception):
@@ -42,6 +52,8 @@ class Sources:
         self.names = {}            # global dict id -> (dict, set of names, label)
         self.todo = deque()
         self.modules = False
+        self.live = {"forward"}    # attribute names that code reached so far mentions
+        self.members = {}          # name -> class members to visit once it is live
 
     def finish(self):
         while self.todo:
@@ -72,7 +84,7 @@ class Sources:
             self.visit(o.__self__, name)
         elif isinstance(o, type):
             if not is_library(o.__module__):
-                self.todo.append(lambda: self.cls(o))
+                self.todo.append(lambda: self.cls(o, constructed=True))
         elif t is list:
             self.guards.add_list(o, name)
             self.items(enumerate(o), name)
@@ -113,6 +125,7 @@ class Sources:
             if path and id(m) in self.seen:
                 continue
             self.seen[id(m)] = m
+            check_module(m)
             g, d = self.guards, m.__dict__
             g.add_object(m)
             keys = None
@@ -145,10 +158,9 @@ class Sources:
             if type(v) not in _SCALARS:
                 self.visit(v, f"{name}.{k}")
 
-    def cls(self, c):
-        if id(c) in self.seen and self.seen[id(c)] is c and ("cls", id(c)) in self.seen:
+    def cls(self, c, constructed=False):
+        if ("cls", id(c)) in self.seen:
             return
-        self.seen[id(c)] = c
         self.seen[("cls", id(c))] = c
         self.guards.add_type(c)
         for base in c.__mro__:
@@ -156,16 +168,20 @@ class Sources:
                 continue
             self.seen[("body", id(base))] = base
             for k, v in list(vars(base).items()):
-                if isinstance(v, (staticmethod, classmethod)):
-                    v = v.__func__
-                if isinstance(v, property):
-                    for f in (v.fget, v.fset):
-                        if f is not None:
-                            self.visit(f, f"{base.__name__}.{k}")
-                elif type(v) not in _SCALARS and not k.startswith("__"):
-                    self.visit(v, f"{base.__name__}.{k}")
-                elif type(v) is types.FunctionType:
-                    self.visit(v, f"{base.__name__}.{k}")
+                if type(v) in _SCALARS:
+                    continue
+                special = k.startswith("__") and k.endswith("__")
+                if k in self.live or special and (constructed or k not in ("__init__", "__new__", "__init_subclass__", "__reduce__")):
+                    self.member(v, f"{base.__name__}.{k}")
+                else:
+                    self.members.setdefault(k, []).append((v, f"{base.__name__}.{k}"))
+
+    def member(self, v, name):
+        if isinstance(v, (staticmethod, classmethod)):
+            v = v.__func__
+        for f in (v.fget, v.fset) if isinstance(v, property) else (v,):
+            if type(f) is types.FunctionType or f is not None and not is_library(type(f).__module__) or isinstance(f, (list, dict, set, torch.Tensor, nn.Module)):
+                self.visit(f, name)
 
     def function(self, f, name):
         while hasattr(f, "__wrapped__") and is_library(f.__module__):
@@ -187,6 +203,10 @@ class Sources:
         if f.__kwdefaults__:
             self.guards.add_dict(f.__kwdefaults__, None, f"defaults of {f.__name__}")
         names = code_names(f.__code__, set())
+        for n in names - self.live:
+            self.live.add(n)
+            for v, label in self.members.pop(n, ()):
+                self.member(v, label)
         self.globals(f.__globals__, names, f.__globals__.get("__name__", "globals"), names)
         if getattr(f, "__wrapped__", None) is not None:
             self.visit(f.__wrapped__, name)

@@ -18,7 +18,7 @@ class Parser {
     expect("kernel");
     k.name = word("(");
     expect("(");
-    while (!eat(";")) {
+    while (!eat(";") && !peek(")")) {
       if (!k.buffers.empty()) expect(",");
       k.buffers.push_back(buffer());
     }
@@ -125,7 +125,10 @@ class Parser {
     b.extent = expr(")");
     expect(")");
     if (eat("inplace")) {
-      expect("(b");
+      expect("(");
+      skip();
+      if (p_ < s_.size() && s_[p_] == 'b') ++p_;
+      fail_unless_digit();
       b.inplace_of = int32_t(integer());
       expect(")");
     }

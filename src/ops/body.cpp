@@ -90,6 +90,12 @@ Val Body::op(loop::Op o, DType type, Val a, Val b, Val c) {
   VT_CHECK(a.body == this && (!b.body || b.body == this) && (!c.body || c.body == this), "operand of another body in {}", loop::to_string(o));
   const DType result = is_comparison(o) ? DType::Bool : compute_type(type);
   if (o == Op::cast && a.type == type) return a;
+  if (o == Op::cast && type == compute_type(type)) {
+    if (const Instr* k = constant_of(a)) {
+      if (!is_float(a.type) && (is_float(type) || type == DType::I64)) return constant_int(type, k->iimm);
+      if (is_float(a.type) && is_float(type)) return constant(type, k->fimm);
+    }
+  }
   if (o == Op::where) {
     VT_CHECK(a.type == DType::Bool && b.type == c.type, "where({}, {}, {})", to_string(a.type), to_string(b.type), to_string(c.type));
     if (const Instr* k = constant_of(a)) return k->iimm ? b : c;

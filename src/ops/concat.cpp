@@ -142,72 +142,77 @@ bool lower_repeat_interleave(const Args& a, std::vector<Tensor>& r) {
 
 // --- shapes
 
-// Parts of at::cat's rule: the common memory format decides the result's, if all parts agree.
-Shape shape_cat(sym::Context& ctx, ArgSpan args) {
-  auto* list = args.empty() ? nullptr : std::get_if<std::vector<ir::Value>>(&args[0]);
-  auto dim = int_arg(ctx, args, 1);
-  if (!list || list->empty() || !dim) return {};
-  std::vector<const TensorType*> parts;
+// The common memory format decides the result's, if all parts agree.
+std::optional<TensorType> cat_type(sym::Context& ctx, std::span<const TensorType> parts, int64_t dim, DType out) {
   const TensorType* first = nullptr;
-  std::vector<ir::Arg> all;
-  for (auto& v : *list) {
-    if (!v) return {};
-    const TensorType* t = &v.type();
-    if (t->dtype == DType::Opaque || t->sizes.empty()) return {};
-    all.emplace_back(v);
-    parts.push_back(t);
-    const bool skipped = t->sizes.size() == 1 && ctx.guard_eq(t->sizes[0], 0);
-    if (!skipped && !first) first = t;
+  for (auto& t : parts) {
+    if (t.dtype == DType::Opaque || t.sizes.empty()) return std::nullopt;
+    const bool skipped = t.sizes.size() == 1 && ctx.guard_eq(t.sizes[0], 0);
+    if (!skipped && !first) first = &t;
   }
-  if (!first) return {};
+  if (!first || out == DType::Opaque) return std::nullopt;
   const size_t rank = first->sizes.size();
-  const int64_t d = wrap_dim(*dim, rank);
-  if (d < 0 || d >= static_cast<int64_t>(rank)) return {};
+  const int64_t d = wrap_dim(dim, rank);
+  if (d < 0 || d >= static_cast<int64_t>(rank)) return std::nullopt;
   Int total = 0;
   std::optional<ir::MemoryFormat> format;
   bool mixed = false;
-  for (auto* t : parts) {
-    const ir::MemoryFormat f = suggest_memory_format(ctx, *t);
+  for (auto& t : parts) {
+    const ir::MemoryFormat f = suggest_memory_format(ctx, t);
     if (!format) format = f;
     else if (*format != f) mixed = true;
-    if (t->sizes.size() == 1 && rank != 1 && ctx.guard_eq(t->sizes[0], 0)) continue;
-    if (t->sizes.size() != rank || !(t->device == first->device)) return {};
+    if (t.sizes.size() == 1 && rank != 1 && ctx.guard_eq(t.sizes[0], 0)) continue;
+    if (t.sizes.size() != rank || !(t.device == first->device)) return std::nullopt;
     for (size_t k = 0; k < rank; ++k)
-      if (static_cast<int64_t>(k) != d && !ctx.guard_eq(t->sizes[k], first->sizes[k])) return {};
-    total = total + t->sizes[d];
+      if (static_cast<int64_t>(k) != d && !ctx.guard_eq(t.sizes[k], first->sizes[k])) return std::nullopt;
+    total = total + t.sizes[d];
   }
-  std::vector<const ir::Arg*> ptrs;
-  for (auto& x : all) ptrs.push_back(&x);
-  const DType out = result_type(ptrs);
-  if (out == DType::Opaque) return {};
   TensorType t = contiguous_type(out, first->device, first->sizes);
   t.sizes[d] = total;
   t.strides = strides_for(mixed ? ir::MemoryFormat::Contiguous : *format, t.sizes);
-  return one(t);
+  return t;
 }
-Shape shape_stack(sym::Context& ctx, ArgSpan args) {
+bool list_types(ArgSpan args, std::vector<TensorType>& types) {
   auto* list = args.empty() ? nullptr : std::get_if<std::vector<ir::Value>>(&args[0]);
+  if (!list || list->empty()) return false;
+  for (auto& v : *list) {
+    if (!v) return false;
+    types.push_back(v.type());
+  }
+  return true;
+}
+Shape shape_cat(sym::Context& ctx, ArgSpan args) {
+  std::vector<TensorType> parts;
   auto dim = int_arg(ctx, args, 1);
-  if (!list || list->empty() || !dim) return {};
-  std::vector<ir::Arg> all(list->begin(), list->end());
-  const TensorType* first = type_of(all[0]);
-  if (!first) return {};
-  const size_t rank = first->sizes.size() + 1;
+  if (!dim || !list_types(args, parts)) return {};
+  return one(cat_type(ctx, parts, *dim, result_type({&args[0]})));
+}
+// A cat whose dim is then split; a new last dim is joined as such.
+Shape shape_stack(sym::Context& ctx, ArgSpan args) {
+  std::vector<TensorType> parts;
+  auto dim = int_arg(ctx, args, 1);
+  if (!dim || !list_types(args, parts)) return {};
+  const size_t rank = parts[0].sizes.size() + 1;
   const int64_t d = wrap_dim(*dim, rank);
   if (d < 0 || d >= static_cast<int64_t>(rank)) return {};
-  std::vector<const ir::Arg*> ptrs;
-  for (auto& x : all) {
-    const TensorType* t = type_of(x);
-    if (!t || t->sizes.size() + 1 != rank || !(t->device == first->device)) return {};
+  for (auto& t : parts) {
+    if (t.sizes.size() + 1 != rank) return {};
     for (size_t k = 0; k + 1 < rank; ++k)
-      if (!ctx.guard_eq(t->sizes[k], first->sizes[k])) return {};
-    ptrs.push_back(&x);
+      if (!ctx.guard_eq(t.sizes[k], parts[0].sizes[k])) return {};
   }
-  Dims sizes = first->sizes;
-  sizes.insert(sizes.begin() + d, Int(static_cast<int64_t>(all.size())));
-  const DType out = result_type(ptrs);
-  if (out == DType::Opaque) return {};
-  return one(contiguous_type(out, first->device, sizes));
+  const DType out = result_type({&args[0]});
+  if (d + 1 == static_cast<int64_t>(rank)) {
+    for (auto& t : parts) t.sizes.push_back(Int(1)), t.strides.push_back(Int(1));
+    return one(cat_type(ctx, parts, d, out));
+  }
+  auto t = cat_type(ctx, parts, d, out);
+  if (!t) return {};
+  Dims sizes = parts[0].sizes;
+  sizes.insert(sizes.begin() + d, Int(static_cast<int64_t>(parts.size())));
+  auto strides = strides_of_view(ctx, *t, sizes);
+  if (!strides) return {};
+  t->sizes = sizes, t->strides = *strides;
+  return one(t);
 }
 Shape shape_constant_pad(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);

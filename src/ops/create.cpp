@@ -97,12 +97,11 @@ bool sizes_arg(ArgSpan args, size_t i, Dims& sizes) {
     if (s.is_const() && s.value() < 0) return false;
   return true;
 }
-// New tensors with an explicit dtype; the default type is process state that this rule does not know.
 template <size_t options, bool has_format = false>
 Shape shape_new(sym::Context&, ArgSpan args) {
   Dims sizes;
-  if (args.size() <= options || !sizes_arg(args, 0, sizes) || !std::holds_alternative<DType>(args[options])) return {};
-  auto t = with_options(args, options, DType::F32, {}, sizes);
+  if (args.size() <= options || !sizes_arg(args, 0, sizes)) return {};
+  auto t = with_options(args, options, default_float(), {}, sizes);
   if (t.dtype == DType::Opaque) return {};
   if (has_format)
     if (auto* f = std::get_if<ir::MemoryFormat>(&args[options + 4])) {
@@ -145,9 +144,16 @@ Shape shape_triangle(sym::Context&, ArgSpan args) {
   if (!x || x->sizes.size() < 2) return {};
   return one(contiguous_type(x->dtype, x->device, x->sizes));
 }
+Shape shape_full(sym::Context&, ArgSpan args) {  // the type is the number's by default
+  Dims sizes;
+  if (args.size() < 5 || !sizes_arg(args, 0, sizes) || !is_number(args[1])) return {};
+  const DType natural = std::holds_alternative<double>(args[1]) ? default_float() : std::holds_alternative<bool>(args[1]) ? DType::Bool : DType::I64;
+  auto t = with_options(args, 2, natural, {}, sizes);
+  return t.dtype == DType::Opaque ? Shape{} : one(t);
+}
 Shape shape_scalar_tensor(sym::Context&, ArgSpan args) {
-  if (args.size() < 4 || !std::holds_alternative<DType>(args[1])) return {};
-  auto t = with_options(args, 1, DType::F32, {}, {});
+  if (args.size() < 4) return {};
+  auto t = with_options(args, 1, default_float(), {}, {});
   return t.dtype == DType::Opaque ? Shape{} : one(t);
 }
 // Integer ranges only: the length of a float range depends on rounding.
@@ -173,7 +179,7 @@ Shape shape_arange_step(sym::Context& ctx, ArgSpan args) {
 }
 
 const OpRow kRows[] = {
-    {"aten::full", 0, shape_new<2>, lower<lower_full<1>>},
+    {"aten::full", 0, shape_full, lower<lower_full<1>>},
     {"aten::full_like", 0, shape_like<2>, lower<lower_full<1>>},
     {"aten::new_full", 0, shape_new_from<3>, lower<lower_full<2>>},
     {"aten::fill.Scalar", 0, shape_fill, lower<lower_full<1>>},

@@ -1,4 +1,5 @@
 // Ops that stay calls: matmul, convolution, attention, scans, sorting. Only their shape rules are here.
+#include "ops/matmul.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -94,13 +95,13 @@ Shape shape_convolution(sym::Context& ctx, ArgSpan args) {
   return one(t);
 }
 
-// --- attention on the CPU: (B, H, S, D) results laid out as (B, S, H, D)
+// --- attention on the CPU: the result is laid out like the query
 Shape shape_flash_cpu(sym::Context& ctx, ArgSpan args) {
   const TensorType *q = tensor_arg(args, 0), *k = tensor_arg(args, 1), *v = tensor_arg(args, 2);
   if (!q || !k || !v || !same_kind({q, k, v}) || q->sizes.size() != 4 || v->sizes.size() != 4 || !ctx.guard_eq(q->sizes[3], v->sizes[3])) return {};
-  const Int B = q->sizes[0], H = q->sizes[1], S = q->sizes[2], D = q->sizes[3];
+  const Int B = q->sizes[0], H = q->sizes[1], S = q->sizes[2];
   TensorType out = contiguous_type(q->dtype, q->device, q->sizes);
-  out.strides = Dims{S * H * D, D, H * D, 1};
+  out.strides = preserved_strides(ctx, *q);
   TensorType lse = contiguous_type(compute_type(q->dtype), q->device, Dims{B, H, S});
   lse.strides = Dims{S * H, 1, H};
   return Types{out, lse};
@@ -138,8 +139,8 @@ Shape shape_sort(sym::Context& ctx, ArgSpan args) {
 }
 
 const OpRow kRows[] = {
-    {"aten::mm", 0, shape_mm<0>, nullptr},
-    {"aten::addmm", 0, shape_mm<1>, nullptr},
+    {"aten::mm", 0, shape_mm<0>, lower<lower_small_mm>},
+    {"aten::addmm", 0, shape_mm<1>, lower<lower_small_addmm>},
     {"aten::bmm", 0, shape_bmm<0>, nullptr},
     {"aten::baddbmm", 0, shape_bmm<1>, nullptr},
     {"aten::mv", 0, shape_mv<0>, nullptr},

@@ -176,7 +176,7 @@ Shape shape_pair_loss(sym::Context& ctx, ArgSpan args) {
   const DType d = result_type({&args[0], &args[1]});
   if (!is_float(d)) return {};
   const TensorType* ops[] = {x, y};
-  auto t = elementwise_type(ctx, ops, d);
+  auto t = elementwise_type(ctx, ops, d, d);
   if (!t || *reduction == 0) return one(t);
   return one(contiguous_type(d, t->device, {}));
 }

@@ -160,8 +160,12 @@ bool lower_div_mode(const Args& a, std::vector<Tensor>& r) {
   if (a.none(2)) return lower_div(a, r);
   if (a.string(2) == "floor") return lower_floor_divide(a, r);
   if (a.string(2) != "trunc" || a.out().dtype == Bool) return false;
-  const bool fl = is_float(a.out().dtype);
-  return binary_with(a, r, 4, [fl](Body&, Val x, Val y) { return fl ? unary(LOp::trunc, x / y) : x / y; }, true);
+  const DType out = a.out().dtype;
+  return binary_with(a, r, 4, [out](Body& b, Val x, Val y) {
+    Val q = x / y;
+    if (out != compute_type(out)) q = b.op(LOp::cast, out, q);  // eager truncates the rounded quotient
+    return is_float(out) ? unary(LOp::trunc, q) : q;
+  }, true);
 }
 bool lower_remainder(const Args& a, std::vector<Tensor>& r) {
   return a.out().dtype != Bool && binary_with(a, r, 8, [](Body&, Val x, Val y) { return binary(LOp::remainder, x, y); }, true);
@@ -376,17 +380,30 @@ template <P rule, int tensors>
 Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
 
 constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
-constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>, same3 = shape_of<P::Promote, 3>;
+constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>;
 
 Shape shape_where(sym::Context& ctx, ArgSpan args) {
   const TensorType *c = tensor_arg(args, 0), *x = tensor_arg(args, 1), *y = tensor_arg(args, 2);
   if (!c || !x || !y || (c->dtype != Bool && c->dtype != U8)) return {};
-  const TensorType* ops[] = {c, x, y};
-  return one(elementwise_type(ctx, ops, result_type({&args[1], &args[2]})));
+  const DType t = result_type({&args[1], &args[2]});
+  if (t == Opaque) return {};
+  std::vector<TensorType> sides{*x, *y};
+  for (auto& s : sides)
+    if (s.dtype != t && !s.sizes.empty()) s.strides = preserved_strides(ctx, s), s.dtype = t;
+  const TensorType* ops[] = {c, &sides[0], &sides[1]};
+  return one(elementwise_type(ctx, ops, t));
+}
+// clamp.Tensor: either bound may be missing.
+Shape shape_clamp_tensor(sym::Context& ctx, ArgSpan args) {
+  std::vector<ir::Arg> given;
+  for (auto& a : args)
+    if (has_value(a)) given.push_back(a);
+  if (given.size() < 2 || !has_value(args[0])) return {};
+  return pointwise_shape(ctx, given, P::Promote, static_cast<int>(given.size()));
 }
 Shape shape_masked_fill(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *m = tensor_arg(args, 1), *v = tensor_arg(args, 2);
-  if (!x || !m || m->dtype != Bool || (v && (!v->sizes.empty() || is_complex(v->dtype) || (is_float(v->dtype) && !is_float(x->dtype))))) return {};
+  if (!x || !m || m->dtype != Bool || (v && (!v->sizes.empty() || is_complex(v->dtype)))) return {};
   if (!v && !is_number(args[2])) return {};
   if (std::holds_alternative<double>(args[2]) && !is_float(x->dtype) && !is_complex(x->dtype)) return {};
   Dims sizes;
@@ -515,7 +532,7 @@ const OpRow kRows[] = {
     {"aten::masked_fill.Scalar", 0, shape_masked_fill, lower<lower_masked_fill>},
     {"aten::masked_fill.Tensor", 0, shape_masked_fill, lower<lower_masked_fill>},
     {"aten::clamp", 0, shape_of<P::Clamp, 1>, lower<lower_clamp>},
-    {"aten::clamp.Tensor", 0, same3, lower<lower_clamp>},
+    {"aten::clamp.Tensor", 0, shape_clamp_tensor, lower<lower_clamp>},
     {"aten::clamp_min", 0, shape_of<P::Clamp, 1>, lower<lower_clamp_one<LOp::max>>},
     {"aten::clamp_max", 0, shape_of<P::Clamp, 1>, lower<lower_clamp_one<LOp::min>>},
     {"aten::clamp_min.Tensor", 0, same2, lower<lower_clamp_one<LOp::max>>},

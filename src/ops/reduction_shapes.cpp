@@ -98,7 +98,11 @@ namespace {
 std::optional<TensorType> batch_norm_out(sym::Context& ctx, const TensorType* x) {
   if (!x || !is_float(x->dtype) || x->sizes.size() < 2 || x->device.kind == DeviceKind::Other) return std::nullopt;
   TensorType t = contiguous_type(x->dtype, x->device, x->sizes);
-  t.strides = strides_for(suggest_memory_format(ctx, *x), x->sizes);
+  auto format = suggest_memory_format(ctx, *x);
+  if (is_contiguous(ctx, *x)) format = ir::MemoryFormat::Contiguous;
+  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast)) format = ir::MemoryFormat::ChannelsLast;
+  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast3d)) format = ir::MemoryFormat::ChannelsLast3d;
+  t.strides = strides_for(format, x->sizes);
   return t;
 }
 // Half inputs with f32 parameters keep f32 statistics.

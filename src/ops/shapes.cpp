@@ -220,8 +220,18 @@ Dims preserved_strides(sym::Context& ctx, const TensorType& t) {
   return out;
 }
 
-std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const TensorType* const> operands, DType out) {
-  if (operands.empty() || out == DType::Opaque) return std::nullopt;
+std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const TensorType* const> given, DType out, DType common) {
+  if (given.empty() || out == DType::Opaque) return std::nullopt;
+  // On the CPU eager converts operands to the common type first, which also makes them dense.
+  std::vector<const TensorType*> operands(given.begin(), given.end());
+  std::vector<TensorType> converted;
+  converted.reserve(given.size());
+  for (auto*& t : operands) {
+    if (common == DType::Opaque || t->dtype == common || t->device.kind != DeviceKind::CPU || t->sizes.empty()) continue;
+    converted.push_back(*t);
+    converted.back().strides = preserved_strides(ctx, *t);
+    t = &converted.back();
+  }
   TensorType r;
   r.dtype = out;
   bool device_set = false, same = true, scalars = false, dims = false;
@@ -385,7 +395,8 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
       if (t == DType::Bool || first->dtype == DType::Bool) return {};
       break;
   }
-  return one(elementwise_type(ctx, ops, t));
+  const DType common = rule == P::Bool ? result_type(typed) : t;
+  return one(elementwise_type(ctx, ops, t, common));
 }
 
 Shape masked_fill_shape(sym::Context&, const TensorType& self, const Dims& sizes) { return one(contiguous_type(self.dtype, self.device, sizes)); }

@@ -27,7 +27,8 @@ Dims strides_for(ir::MemoryFormat, const Dims& sizes);
 ir::MemoryFormat suggest_memory_format(sym::Context&, const TensorType&);
 
 // Sizes and strides of the result of an elementwise op over these operands, as eager's iterator allocates it. Device: of the first operand with dims.
-std::optional<TensorType> elementwise_type(sym::Context&, std::span<const TensorType* const> operands, DType out);
+// `common`: the type operands are converted to first, if they are.
+std::optional<TensorType> elementwise_type(sym::Context&, std::span<const TensorType* const> operands, DType out, DType common = DType::Opaque);
 // Strides empty_like(preserve_format) gives.
 Dims preserved_strides(sym::Context&, const TensorType&);
 TensorType contiguous_type(DType, Device, Dims sizes);

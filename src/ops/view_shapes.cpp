@@ -70,6 +70,7 @@ Shape shape_view(sym::Context& ctx, ArgSpan args) {
   t.sizes = sizes, t.strides = *strides;
   return one(t);
 }
+std::optional<Dims> strides_of_view(sym::Context& ctx, const TensorType& x, const Dims& sizes) { return view_strides(ctx, x, sizes); }
 Shape shape_unsafe_view(sym::Context& ctx, ArgSpan args) { return shape_view(ctx, args); }
 
 Shape shape_squeeze_all(sym::Context& ctx, ArgSpan args) {
@@ -126,6 +127,10 @@ Shape shape_expand(sym::Context& ctx, ArgSpan args) {
       t.sizes[k] = want;
       if (k >= lead || !want.is(1)) t.strides[k] = 0;
     }
+  }
+  if (x->sizes.empty()) {
+    t.strides.assign(n, Int(0));
+    return one(t);
   }
   // Leading dims: strides as eager fills them, from the right.
   for (size_t k = lead; k-- > 0;) {

@@ -144,7 +144,13 @@ PyObject* try_entries(State& s, const Call& c) {
 PyObject* dispatch(PyObject* self, const Call& c) {
   State& s = state_of(self);
   if (s.off || Tracer::current()) return call_target(s.original.get(), c);
-  PyObject* r = try_entries(s, c);
+  PyObject* r = nullptr;
+  try {
+    r = try_entries(s, c);
+  } catch (const std::exception& e) {
+    if (!PyErr_Occurred()) PyErr_SetString(error_types().error, e.what());
+    return nullptr;
+  }
   if (r || PyErr_Occurred()) return r;
   Ref tuple = c.tuple ? Ref::borrow(c.tuple) : Ref::steal(PyTuple_New(c.nargs));
   Ref dict = Ref::steal(c.dict ? PyDict_Copy(c.dict) : PyDict_New());

@@ -153,10 +153,14 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
   py::class_<Session>(m, "Session")
       .def(py::init<py::object>(), py::arg("mode"))
-      .def("add_input", [](Session& s, const at::Tensor& t, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
+      .def("add_input", [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
+        const at::Tensor& t = THPVariable_Unpack(real.ptr());
         std::vector<DimMark> dims;
         for (auto& [dynamic, lo, hi] : marks) dims.push_back({dynamic, lo, hi});
-        return s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
+        at::Tensor fake = s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
+        // the program may ask isinstance(x, Parameter)
+        bool fresh = (PyObject*)Py_TYPE(real.ptr()) == ParameterClass && !fake.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+        return py::reinterpret_steal<py::object>(checked(fresh ? THPVariable_Wrap(fake, (PyTypeObject*)ParameterClass) : THPVariable_Wrap(fake)).release());
       })
       .def("declare_source", [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
       .def("start", [](Session& s) { s.tracer.start(); })

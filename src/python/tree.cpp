@@ -54,16 +54,19 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.dtype = t.dtype();
   m.device = t.device();
   m.requires_grad = t.requires_grad();
-  if (t.layout() == at::kStrided && t.unsafeGetTensorImpl()->has_storage()) {
+  if (t.layout() == at::kStrided && !t.is_nested() && t.unsafeGetTensorImpl()->has_storage()) {
     m.sizes.assign(t.sizes().begin(), t.sizes().end());
     m.strides.assign(t.strides().begin(), t.strides().end());
     m.offset = t.storage_offset();
+  } else {
+    m.opaque = true;
   }
   return m;
 }
 
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad) return false;
+  if (opaque) return true;
   auto s = t->sizes(), st = t->strides();
   if (s.size() != sizes.size()) return false;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -153,7 +156,10 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
 }
 
 bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10::SmallVectorImpl<PyObject*>& tensors) {
-  if ((PyObject*)Py_TYPE(o) != t.type.get()) return false;
+  if ((PyObject*)Py_TYPE(o) != t.type.get()) {
+    // without metadata only the structure counts
+    if (metas || t.kind != TreeKind::Tensor || !THPVariable_CheckExact(o)) return false;
+  }
   switch (t.kind) {
     case TreeKind::Tensor:
       if (metas && !(*metas)[t.tensor].matches(THPVariable_Unpack(o).unsafeGetTensorImpl())) return false;

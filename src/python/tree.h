@@ -18,6 +18,7 @@ struct TensorMeta {
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
   bool exact_offset = false;
+  bool opaque = false;                        // sparse, nested, ...: no sizes to compare; such calls run eagerly
   int64_t offset = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
 

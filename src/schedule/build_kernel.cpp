@@ -108,14 +108,15 @@ class Builder {
     const Int vi = inner_.back().var, vo = outer_.back().var;
     for (auto& p : group_.parts) {
       if (p.kind == PartKind::OuterPoint) continue;
-      for (auto& i : p.node.body.instrs) {
-        if (i.op != loop::Op::load && i.op != loop::Op::store) continue;
-        const bool ci = sym::contains(i.at, vi), co = sym::contains(i.at, vo);
-        if (ci)
-          if (auto a = sym::affine_in(i.at, vi); a && a->first.is(1)) ++in;
-        if (co)
-          if (auto a = sym::affine_in(i.at, vo); a && a->first.is(1)) ++outr;
-      }
+      auto count = [&](const std::vector<Instr>& instrs, int weight) {
+        for (auto& i : instrs) {
+          if (i.op != loop::Op::load && i.op != loop::Op::store) continue;
+          if (auto a = sym::affine_in(i.at, vi); a && a->first.is(1)) in += weight;
+          if (auto a = sym::affine_in(i.at, vo); a && a->first.is(1)) outr += weight;
+        }
+      };
+      count(p.node.body.instrs, 2);
+      count(p.node.epilogue, 1);  // decides between equals: a product whose left operand runs along k and right one along the columns
     }
     const bool long_rows = hint_or(inner_.back().extent, 1024) >= 8;
     const bool wide = hint_or(outer_.back().extent, 1024) >= 8;

@@ -354,7 +354,8 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     if (values_of(r.sizes) != values_of(v.type.sizes))
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
-    Value value = conform(call.node->out(first + i), v.type, [&] { return read(v); });
+    Value value = cast(call.node->out(first + i), v.type);
+    if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });
     write(v, value, info.name);
     // The foreach kernels count a write themselves; for other ops the layer above us does.
     if (info.name.starts_with("aten::_foreach_") && !targets[i].is_inference()) targets[i].unsafeGetTensorImpl()->bump_version();

@@ -1,5 +1,7 @@
 // Writes become values: a storage is a current value and a count of writes; a view replays its path when the count moved on; a write into a view
 // scatters back along its path into the value of the storage.
+#include <ATen/TensorUtils.h>
+
 #include "torch/convert.h"
 #include "torch/tracer_impl.h"
 
@@ -16,6 +18,20 @@ std::vector<sym::Int> to_ints(const ir::Dims& d) { return {d.begin(), d.end()}; 
 
 bool same_layout(const TensorType& a, const TensorType& b) {
   return a.dtype == b.dtype && a.opaque_scalar_type == b.opaque_scalar_type && a.device == b.device && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+// Some permutation of a row-major tensor.
+bool dense(const TensorType& t) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t d = 0; d < t.dim(); ++d)
+    if (int64_t n = value_of(t.sizes[d]); n != 1) dims.emplace_back(value_of(t.strides[d]), n);
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (auto [stride, n] : dims) {
+    if (stride != expected) return false;
+    expected *= n;
+  }
+  return true;
 }
 
 int64_t wrap(int64_t d, size_t rank) { return d < 0 ? d + static_cast<int64_t>(std::max<size_t>(rank, 1)) : d; }
@@ -136,8 +152,15 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
   if (reshapes && child.type.numel() == type.numel()) {
     TensorType t = value.type();
     t.sizes = type.sizes;
-    // The inverse of a view of a dense value is dense in the parent's stride order.
-    t.strides = child.type.strides == value.type().strides ? type.strides : ir::contiguous_strides(type.sizes);
+    auto strides = at::detail::computeStride(values_of(value.type().sizes), values_of(value.type().strides), values_of(type.sizes));
+    if (!strides) {
+      TensorType dense = value.type();
+      dense.strides = ir::contiguous_strides(dense.sizes);
+      value = op("aten::clone", {value, ir::MemoryFormat::Contiguous}, dense);
+      t.strides = ir::contiguous_strides(t.sizes);
+    } else {
+      t.strides.assign(strides->begin(), strides->end());
+    }
     return op("aten::view", {value, to_ints(type.sizes)}, t);
   }
   fail(fmt::format("{} writes through {}", by, name));
@@ -147,14 +170,23 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
 Value Tracer::Impl::conform(Value value, const TensorType& type, const std::function<Value()>& old) {
   if (same_layout(value.type(), type)) return value;
   if (!(value.type().sizes == type.sizes)) fail("a write changes the shape of a tensor");
-  if (value.type().device == type.device && value.type().strides == type.strides && type.dtype != DType::Opaque && value.type().dtype != DType::Opaque) {
-    TensorType t = type;
-    t.wrapped_number = false;
-    return append("aten::_to_copy", {value, type.dtype, ir::None{}, ir::None{}, ir::None{}, false, ir::None{}}, {t})->out();
+  if (value.type().device == type.device && value.type().strides == type.strides) {
+    Value r = cast(value, type);
+    if (same_layout(r.type(), type)) return r;
   }
   TensorType t = type;
   t.wrapped_number = false;
   return append("aten::copy", {old(), value, false}, {t})->out();
+}
+
+// `value` in the dtype of `type`, whatever its strides; itself when ATen would not keep them.
+Value Tracer::Impl::cast(Value value, const TensorType& type) {
+  const TensorType& from = value.type();
+  if (from.dtype == type.dtype || from.dtype == DType::Opaque || type.dtype == DType::Opaque || !(from.device == type.device) || !dense(from)) return value;
+  TensorType t = from;
+  t.dtype = type.dtype;
+  t.wrapped_number = false;
+  return append("aten::_to_copy", {value, type.dtype, ir::None{}, ir::None{}, ir::None{}, false, ir::None{}}, {t})->out();
 }
 
 void Tracer::Impl::write(View& v, Value value, std::string_view op) {

@@ -92,9 +92,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     if (!broadcasts_to(from.type(), v.type)) fail("aten::copy_ of a tensor of another shape");
     if (src.is_conj() || src.is_neg()) fail("aten::copy_ from a conjugate or negative view");
     Value value;
-    if (from.type().sizes == v.type.sizes) {
-      value = conform(from, v.type, [&] { return read(v); });
-    } else {
+    if (from.type().sizes == v.type.sizes) value = cast(from, v.type);
+    if (!value || value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) {
       TensorType t = v.type;
       t.wrapped_number = false;
       value = append("aten::copy", {read(v), from, false}, {t})->out();
@@ -111,6 +110,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     t.wrapped_number = false;
     Arg number = name == "aten::zero_" ? (is_float(t.dtype) ? Arg(0.0) : t.dtype == DType::Bool ? Arg(false) : Arg(sym::Int(0))) : scalar_arg(args[1]);
     Value value;
+    if (t.dtype != DType::Opaque && v.parent) t.strides = ir::contiguous_strides(t.sizes);  // scattered into place anyway
     if (t.is_contiguous() && t.dtype != DType::Opaque)
       value = append("aten::full", {to_ints(t.sizes), number, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
     else

@@ -96,6 +96,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void write(View&, ir::Value, std::string_view op);
   ir::Value scatter(View& child, ir::Value parent, ir::Value value, std::string_view op);
   ir::Value conform(ir::Value, const ir::TensorType&, const std::function<ir::Value()>& old_value);
+  ir::Value cast(ir::Value, const ir::TensorType&);
   void check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op);
   std::vector<ResultSpec::ViewOp> path_of(const View&) const;
 

@@ -77,6 +77,7 @@ def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
     result = Result(name_of(op))
     supported = op.supported_dtypes("cpu")
     has_value = op.name not in NO_VALUE
+    pointwise = type(op).__name__ in {"UnaryUfuncInfo", "BinaryUfuncInfo"}
     for dtype_name in dtypes:
         dtype = DTYPES[dtype_name]
         if dtype not in supported:
@@ -95,7 +96,7 @@ def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
             for label, fn in variants:
                 result.samples += 1
                 try:
-                    tally(result, compare(fn, packed, has_value))
+                    tally(result, compare(fn, packed, has_value, elementwise=pointwise))
                     result.passed += 1
                 except Mismatch as wrong:
                     result.failures.append(f"{dtype_name} sample {number}{label}: {wrong}")

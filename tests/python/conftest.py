@@ -1,8 +1,12 @@
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import vitrify
+
+sys.path.insert(0, str(Path(__file__).parent))  # for helpers
 
 
 @pytest.fixture(autouse=True)

@@ -88,10 +88,11 @@ def test_pickle_of_own_reduce():
 
 
 def test_deepcopy_and_copy_give_twins(delta):
-    t = twin(Net())
+    m = Net()
+    t = twin(m)
     for c in (copy.deepcopy(t), copy.copy(t)):
         assert c.__class__ is Net and type(c) is type(t) and c.__dict__ is not t.__dict__
-        check(c, t)
+        check(c, m)
     d = copy.deepcopy(t)
     assert d.l.weight is not t.l.weight
     assert delta.eager_calls == 0
@@ -220,9 +221,12 @@ class Meta(type):
     made = []
 
     def __new__(mcs, name, bases, body, **kw):
-        cls = super().__new__(mcs, name, bases, body)
+        cls = super().__new__(mcs, name, bases, body, **kw)
         Meta.made.append(name)
         return cls
+
+    def __init__(cls, name, bases, body, **kw):
+        super().__init__(name, bases, body)
 
 
 def test_metaclass_and_init_subclass():
@@ -311,11 +315,21 @@ def test_lazy_module(twin_first):
     check(t, m)
 
 
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_script_modules():
     m = nn.Linear(3, 3)
     for s in (torch.jit.script(m), torch.jit.trace(m, X)):
         same(twin(s)(X), m(X))
     same(torch.jit.script(twin(m))(X), m(X))
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+def test_parameters_as_arguments(delta):
+    p = nn.Parameter(torch.ones(3), requires_grad=False)
+    f = vitrify.compile(lambda x: x * 2 if isinstance(x, nn.Parameter) else x * 3)
+    same(f(p), torch.full((3,), 2.0))
+    same(f(p.data), torch.full((3,), 3.0))
+    assert delta.captures == 2
 
 
 def test_weakrefs_and_collection():

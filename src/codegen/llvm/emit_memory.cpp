@@ -241,7 +241,7 @@ I* KernelEmitter::tag(I* inst, uint32_t buf, bool is_load) {
 Value* KernelEmitter::dummy_pointer() {
   if (!dummy_) {
     auto* a = make_slot(llvm::ArrayType::get(b_.getInt64Ty(), 8), "unused");
-    llvm::IRBuilder<> at(a->getNextNode());
+    llvm::IRBuilder<> at(entry_, std::next(a->getIterator()));
     at.CreateStore(Constant::getNullValue(a->getAllocatedType()), a);
     dummy_ = a;
   }

@@ -25,7 +25,7 @@ Constant* extreme(llvm::Type* type, DType t, bool lowest) {
 }
 }  // namespace
 
-// Long float sums are added up in two levels: the error grows with the root of the length instead of the length.
+// Long f32 sums are added up in two levels, short runs in f32 and their sums in f64: the error does not grow with the length.
 bool KernelEmitter::wants_two_level(const loop::Stage& s) {
   for (auto& a : s.accums)
     if (a.kind == AccumKind::Sum && a.type == DType::F32) return true;
@@ -72,7 +72,7 @@ AccSet KernelEmitter::make_accs(const loop::Stage& s, int lanes, int unroll, boo
     auto& totals = set.totals.emplace_back();
     for (int u = 0; u < unroll; ++u) {
       slots.push_back(fresh());
-      if (two_level && a.kind == AccumKind::Sum && a.type == DType::F32) totals.push_back(fresh());
+      if (two_level && a.kind == AccumKind::Sum && a.type == DType::F32) totals.push_back({make_slot(vec(b_.getDoubleTy(), lanes), "total")});
     }
     // every lane of every vector has seen as many elements: one scalar counts them
     if (shared_count) {
@@ -88,16 +88,16 @@ void KernelEmitter::reset(const loop::Stage& s, AccSet& set) {
     auto start = identity(s.accums[a], set.lanes);
     for (auto* group : {&set.slots[a], &set.totals[a]})
       for (auto& st : *group)
-        for (size_t c = 0; c < start.size(); ++c) b_.CreateStore(slot_type(st[c]) == start[c]->getType() ? start[c] : Constant::getNullValue(slot_type(st[c])), st[c]);
+        for (size_t c = 0; c < st.size(); ++c) b_.CreateStore(slot_type(st[c]) == start[c]->getType() ? start[c] : Constant::getNullValue(slot_type(st[c])), st[c]);
   }
 }
 
 void KernelEmitter::flush(const loop::Stage& s, AccSet& set) {
   for (size_t a = 0; a < s.accums.size(); ++a)
     for (size_t u = 0; u < set.totals[a].size(); ++u) {
-      auto* type = vec(b_.getFloatTy(), set.lanes);
+      auto *type = vec(b_.getFloatTy(), set.lanes), *wide = vec(b_.getDoubleTy(), set.lanes);
       Value *part = set.slots[a][u][0], *total = set.totals[a][u][0];
-      b_.CreateStore(b_.CreateFAdd(b_.CreateLoad(type, total), b_.CreateLoad(type, part)), total);
+      b_.CreateStore(b_.CreateFAdd(b_.CreateLoad(wide, total), b_.CreateFPExt(b_.CreateLoad(type, part), wide)), total);
       b_.CreateStore(Constant::getNullValue(type), part);
     }
 }
@@ -110,7 +110,10 @@ AccState KernelEmitter::read(const Accum& acc, AccSet& set, size_t a, int u) {
     Value* v = b_.CreateLoad(slot_type(slot), slot);
     st.push_back(v->getType() == start[c]->getType() ? v : b_.CreateVectorSplat(set.lanes, v));
   }
-  if (!set.totals[a].empty()) st[0] = b_.CreateFAdd(b_.CreateLoad(st[0]->getType(), set.totals[a][u][0]), st[0]);
+  if (!set.totals[a].empty()) {
+    auto* wide = vec(b_.getDoubleTy(), set.lanes);
+    st[0] = b_.CreateFPTrunc(b_.CreateFAdd(b_.CreateLoad(wide, set.totals[a][u][0]), b_.CreateFPExt(st[0], wide)), st[0]->getType());
+  }
   return st;
 }
 

@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ops/lowering.h"
 #include "torch/convert.h"
 #include "torch/passes/passes.h"
 
@@ -76,6 +77,25 @@ struct Hoister {
       const bool big = !(n->op->flags & ir::kView) && !csr && n->outs[0].numel().value() >= kMinNumel;
       if (heavy || big || always_worth(*n)) weighty.insert(n);
     }
+    // Whatever an extern call reads needs memory and a kernel that fills it, however small.
+    for (Node* n : g.nodes()) {
+      if (is_own(*n) || frozen.contains(n) || !is_extern(*n)) continue;
+      ir::for_each_input(*n, [&](Value& v) {
+        if (frozen.contains(v.node) && computes(v.node)) weighty.insert(v.node);
+      });
+    }
+  }
+  static bool is_extern(const Node& n) {
+    const ops::OpRow* row = ops::find_op(n.op->name);
+    return !row || !row->lower;
+  }
+  // Anything but views of inputs in its past.
+  bool computes(Node* n) const {
+    if (is_own(*n)) return false;
+    if (!(n->op->flags & ir::kView)) return true;
+    bool some = false;
+    ir::for_each_input(*n, [&](Value& v) { some = some || computes(v.node); });
+    return some;
   }
   bool weight_input(const Node* n) const { return input_of.at(n) >= state.num_args; }
 
