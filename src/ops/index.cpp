@@ -254,7 +254,7 @@ Shape shape_embedding_backward(sym::Context&, ArgSpan args) {
 Shape shape_index(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* list = args.size() > 1 ? std::get_if<std::vector<ir::Value>>(&args[1]) : nullptr;
-  if (!x || !list || list->size() > x->sizes.size() || !x->is_contiguous()) return {};
+  if (!x || !list || list->size() > x->sizes.size() || !(x->strides == ir::contiguous_strides(x->sizes))) return {};
   Dims shape, sizes;
   size_t groups = 0, position = 0, count = 0;
   for (size_t d = 0; d < list->size(); ++d) {

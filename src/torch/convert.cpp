@@ -1,5 +1,7 @@
 #include "torch/convert.h"
 
+#include "torch/sym_node.h"
+
 namespace vitrify {
 
 DType to_dtype(at::ScalarType t) {
@@ -134,7 +136,7 @@ ir::Arg number(const c10::IValue& v) {
   }
   if (v.isSymBool()) return v.toSymBool().guard_bool(__FILE__, __LINE__);
   if (v.isSymFloat()) return v.toSymFloat().guard_float(__FILE__, __LINE__);
-  return sym::Int(v.toInt());
+  return v.isSymInt() ? capture::from_sym_int(v.toSymInt()) : sym::Int(v.toInt());
 }
 
 c10::IValue number(const ir::Arg& a, const std::function<int64_t(sym::Int)>& int_of) {
@@ -164,20 +166,15 @@ ir::Arg to_arg(ir::Graph& g, const c10::IValue& v, ArgKind kind, const std::func
       for (const c10::IValue& e : v.toListRef()) r.push_back(e.isNone() ? ir::Value{} : value(e.toTensor()));
       return r;
     }
-    case ArgKind::IntList: {
-      std::vector<sym::Int> r;
-      if (v.isIntList()) for (int64_t i : v.toIntVector()) r.push_back(i);
-      else for (const c10::IValue& e : v.toListRef()) r.push_back(e.toInt());
-      return r;
-    }
+    case ArgKind::IntList: return capture::ints_of(v);
     case ArgKind::FloatList: return v.toDoubleVector();
     case ArgKind::BoolList: {
       std::vector<bool> r;
       for (bool b : v.toBoolList()) r.push_back(b);
       return r;
     }
-    case ArgKind::Int: return v.isBool() ? sym::Int(int64_t(v.toBool())) : sym::Int(v.toInt());
-    case ArgKind::Float: return v.isInt() ? double(v.toInt()) : number(v);
+    case ArgKind::Int: return v.isBool() ? ir::Arg(sym::Int(int64_t(v.toBool()))) : number(v);
+    case ArgKind::Float: return v.isInt() || v.isSymInt() ? double(v.toInt()) : number(v);
     case ArgKind::Bool: return v.isInt() ? ir::Arg(v.toInt() != 0) : number(v);
     case ArgKind::Scalar: return number(v);
     case ArgKind::String: return std::string(v.toStringRef());

@@ -1,5 +1,6 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -115,7 +116,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 }
 
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
-Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device) {
+Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize) {
   if (!info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
     fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
@@ -128,6 +129,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     FakeImpl* f = as_fake(fake);
     if (!first) first = f->device();
     if (!accelerator && !f->device().is_cpu()) accelerator = f->device();
+    if (specialize) f->specialize();
     return f->meta();
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -148,7 +150,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     } else if (v.isGenerator()) {
       metas.emplace_back();
     } else {
-      metas.push_back(v);
+      metas.push_back(capture::static_value(v, specialize));
     }
   }
   bool factory = !first;
@@ -180,7 +182,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   if (!ruled || options.check_shapes) {
     c10::Device device = c10::kCPU;
     try {
-      call.metas = run_meta(info, args, &device);
+      call.metas = run_meta(info, args, &device, !ruled);
     } catch (const CaptureError&) {
       if (!ruled) throw;
     }
@@ -196,7 +198,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       VT_CHECK(ruled->size() == call.types.size(), "{}: the shape rule gives {} results, ATen {}", info.name, ruled->size(), call.types.size());
       for (size_t i = 0; i < call.types.size(); ++i) {
         const TensorType &r = (*ruled)[i], &m = call.types[i];
-        if (is_undefined(m)) continue;
+        if (is_undefined(m) || info.name == "aten::native_batch_norm") continue;  // Meta is wrong about the statistics of eval mode
         VT_CHECK(r.dtype == m.dtype && values_of(r.sizes) == values_of(m.sizes) && values_of(r.strides) == values_of(m.strides) && r.device == m.device,
                  "{} result {}: the shape rule gives {} [{}] [{}], ATen {} [{}] [{}]", info.name, i, to_string(r.dtype), fmt::join(values_of(r.sizes), ","),
                  fmt::join(values_of(r.strides), ","), to_string(m.dtype), fmt::join(values_of(m.sizes), ","), fmt::join(values_of(m.strides), ","));
@@ -269,8 +271,16 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
     stack->emplace_back(std::move(r));
     return;
   }
+  // Without symbols ATen's own kernel says everything; with them it says where the view starts, and the shape rule the rest.
+  Value parent = read(*fake->view);
+  std::vector<Arg> converted{parent};
+  for (size_t i = 1; i < n; ++i) converted.push_back(to_arg(*graph, args[i], info.args[i], {}));
+  bool symbolic = !capture::is_static(fake->view->type);
+  for (const IValue& v : args) symbolic |= !capture::is_static(v);
+  std::optional<Types> ruled;
+  if (symbolic && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
   c10::Device device = c10::kCPU;
-  Stack metas = run_meta(info, args, &device);
+  Stack metas = run_meta(info, args, &device, !ruled);
   std::vector<at::Tensor> results;
   flatten_results(metas, results);
   std::vector<IValue> rest(args.begin() + 1, args.end());
@@ -281,9 +291,10 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
     t.wrapped_number = false;
     types->push_back(std::move(t));
   }
-  Value parent = read(*fake->view);
-  std::vector<Arg> converted{parent};
-  for (size_t i = 1; i < n; ++i) converted.push_back(to_arg(*graph, args[i], info.args[i], {}));
+  if (ruled) {
+    VT_CHECK(ruled->size() == types->size(), "{}: the shape rule gives {} results, ATen {}", info.name, ruled->size(), types->size());
+    types->assign(ruled->begin(), ruled->end());
+  }
   ir::Node* node = append(info, std::move(converted), Types(types->begin(), types->end()));
   c10::List<at::Tensor> made;
   for (size_t k = 0; k < results.size(); ++k) {
@@ -351,7 +362,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   for (size_t i = 0; i < targets.size(); ++i) {
     View& v = *as_fake(targets[i])->view;
     const TensorType& r = call.types[first + i];
-    if (values_of(r.sizes) != values_of(v.type.sizes))
+    if (!same_sizes(r.sizes, v.type.sizes))
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
     Value value = cast(call.node->out(first + i), v.type);

@@ -1,6 +1,9 @@
 #include "torch/fake.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify::capture {
@@ -17,12 +20,58 @@ FakeImpl::FakeImpl(std::shared_ptr<View> v, c10::DispatchKeySet keys, caffe2::Ty
 void FakeImpl::set_geometry() {
   set_sizes_and_strides(values_of(view->type.sizes), values_of(view->type.strides), view->offset);
   meta_ = at::Tensor();
+  sym_sizes_.clear();
+  sym_strides_.clear();
+  if (is_static(view->type)) {
+    set_custom_sizes_strides(SizesStridesPolicy::Default);
+    return;
+  }
+  for (const sym::Int& i : view->type.sizes) sym_sizes_.push_back(to_sym_int(view->storage->ctx, i));
+  for (const sym::Int& i : view->type.strides) sym_strides_.push_back(to_sym_int(view->storage->ctx, i));
+  set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
+}
+
+void FakeImpl::specialize() const {
+  for (const sym::Int& i : view->type.sizes) view->storage->ctx->specialize(i);
+  for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
+}
+
+c10::IntArrayRef FakeImpl::sizes_custom() const {
+  for (const sym::Int& i : view->type.sizes) view->storage->ctx->specialize(i);
+  return sizes_default();
+}
+c10::IntArrayRef FakeImpl::strides_custom() const {
+  for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
+  return strides_default();
+}
+int64_t FakeImpl::size_custom(int64_t d) const { return view->storage->ctx->specialize(view->type.sizes[c10::maybe_wrap_dim(d, sizes_default().size())]); }
+int64_t FakeImpl::numel_custom() const {
+  sizes_custom();
+  return numel_default();
+}
+c10::SymInt FakeImpl::sym_size_custom(int64_t d) const { return sym_sizes_[c10::maybe_wrap_dim(d, sizes_default().size())]; }
+c10::SymInt FakeImpl::sym_numel_custom() const { return to_sym_int(view->storage->ctx, view->type.numel()); }
+
+c10::SymBool FakeImpl::sym_is_contiguous_custom(at::MemoryFormat format) const {
+  if (format != at::MemoryFormat::Contiguous) {
+    specialize();
+    return is_contiguous_default(format);
+  }
+  sym::Context& ctx = *view->storage->ctx;
+  sym::Int expected = 1;
+  for (size_t d = view->type.dim(); d-- > 0;) {
+    const sym::Int& n = view->type.sizes[d];
+    if (ctx.guard_eq(n, 1)) continue;
+    if (!ctx.guard_eq(view->type.strides[d], expected)) return false;
+    expected *= n;
+  }
+  return true;
 }
 
 at::Tensor FakeImpl::meta() {
   if (!meta_.defined()) {
     c10::InferenceMode mode(is_inference());
-    meta_ = at::empty_strided(sizes(), strides(), at::TensorOptions(dtype()).device(at::kMeta));
+    meta_ = at::empty_strided(hint_sizes(), hint_strides(), at::TensorOptions(dtype()).device(at::kMeta));
     c10::TensorImpl* impl = meta_.unsafeGetTensorImpl();
     if (storage_offset()) impl->set_storage_offset(storage_offset());
     if (view->type.wrapped_number) impl->set_wrapped_number(true);

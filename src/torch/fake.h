@@ -19,6 +19,7 @@ struct ViewStep {
 // Memory that one or more fakes look at.
 struct StorageState {
   uint64_t trace = 0;             // the capture it belongs to
+  std::shared_ptr<sym::Context> ctx;
   c10::Storage storage;           // shared by its fakes, so that eager's aliasing checks agree
   ir::Value base;                 // current contents, in the root's geometry
   ir::TensorType type;            // the root's geometry
@@ -45,7 +46,22 @@ class FakeImpl final : public c10::TensorImpl {
  public:
   FakeImpl(std::shared_ptr<View> view, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
   void set_geometry();            // copies sizes, strides and offset from the view
-  at::Tensor meta();              // a meta tensor with the same metadata
+  at::Tensor meta();              // a meta tensor with the same metadata, symbols at their hints
+  c10::IntArrayRef hint_sizes() const { return sizes_default(); }
+  c10::IntArrayRef hint_strides() const { return strides_default(); }
+  void specialize() const;        // guards every symbol of the metadata
+
+  // Only called while some size or stride is symbolic; the base class holds the hints.
+  c10::IntArrayRef sizes_custom() const override;
+  c10::IntArrayRef strides_custom() const override;
+  int64_t size_custom(int64_t d) const override;
+  int64_t numel_custom() const override;
+  c10::SymIntArrayRef sym_sizes_custom() const override { return sym_sizes_; }
+  c10::SymIntArrayRef sym_strides_custom() const override { return sym_strides_; }
+  c10::SymInt sym_size_custom(int64_t d) const override;
+  c10::SymInt sym_numel_custom() const override;
+  c10::SymBool sym_is_contiguous_custom(at::MemoryFormat) const override;
+  c10::SymBool sym_is_non_overlapping_and_dense_custom() const override { return is_non_overlapping_and_dense_default(); }
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&, bool allow_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&, bool allow_metadata_change) const override;
@@ -55,6 +71,7 @@ class FakeImpl final : public c10::TensorImpl {
 
  private:
   at::Tensor meta_;
+  c10::SymDimVector sym_sizes_, sym_strides_;
 };
 
 FakeImpl* as_fake(const at::Tensor&);   // null for real and undefined tensors

@@ -3,6 +3,7 @@
 #include <ATen/TensorUtils.h>
 
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -56,6 +57,7 @@ std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of) {
 std::shared_ptr<capture::StorageState> Tracer::Impl::new_storage(Value base, TensorType type, int64_t offset, c10::Device device) {
   auto s = std::make_shared<StorageState>();
   s->trace = trace;
+  s->ctx = graph->shared_ctx();
   s->storage = capture::make_storage(device, type, offset);
   s->base = base;
   s->type = std::move(type);
@@ -152,7 +154,18 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
   if (reshapes && child.type.numel() == type.numel()) {
     TensorType t = value.type();
     t.sizes = type.sizes;
-    auto strides = at::detail::computeStride(values_of(value.type().sizes), values_of(value.type().strides), values_of(type.sizes));
+    std::optional<std::vector<sym::Int>> strides;
+    if (value.type().is_contiguous()) {
+      auto c = ir::contiguous_strides(type.sizes);
+      strides.emplace(c.begin(), c.end());
+    } else {
+      auto number = [&](const ir::Dims& d) {
+        std::vector<int64_t> r;
+        for (sym::Int i : d) r.push_back(graph->ctx().specialize(i));
+        return r;
+      };
+      if (auto c = at::detail::computeStride(number(value.type().sizes), number(value.type().strides), number(type.sizes))) strides.emplace(c->begin(), c->end());
+    }
     if (!strides) {
       TensorType dense = value.type();
       dense.strides = ir::contiguous_strides(dense.sizes);
@@ -169,7 +182,7 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
 // `value` with exactly the layout of `type`; `old` gives a value of that layout (its elements do not matter).
 Value Tracer::Impl::conform(Value value, const TensorType& type, const std::function<Value()>& old) {
   if (same_layout(value.type(), type)) return value;
-  if (!(value.type().sizes == type.sizes)) fail("a write changes the shape of a tensor");
+  if (!same_sizes(value.type().sizes, type.sizes)) fail("a write changes the shape of a tensor");
   if (value.type().device == type.device && value.type().strides == type.strides) {
     Value r = cast(value, type);
     if (same_layout(r.type(), type)) return r;
@@ -177,6 +190,13 @@ Value Tracer::Impl::conform(Value value, const TensorType& type, const std::func
   TensorType t = type;
   t.wrapped_number = false;
   return append("aten::copy", {old(), value, false}, {t})->out();
+}
+
+bool Tracer::Impl::same_sizes(const ir::Dims& a, const ir::Dims& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!graph->ctx().guard_eq(a[i], b[i])) return false;
+  return true;
 }
 
 // `value` in the dtype of `type`, whatever its strides; itself when ATen would not keep them.
@@ -213,16 +233,18 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   auto extent = [](const capture::FakeImpl& f) {
     int64_t n = 1;
     for (int64_t d = 0; d < f.dim(); ++d) {
-      if (f.sizes()[d] == 0) return int64_t(0);
-      n += (f.sizes()[d] - 1) * f.strides()[d];
+      if (f.hint_sizes()[d] == 0) return int64_t(0);
+      n += (f.hint_sizes()[d] - 1) * f.hint_strides()[d];
     }
     return n;
   };
   for (int64_t d = 0; d < w->dim(); ++d)
-    if (w->sizes()[d] > 1 && w->strides()[d] == 0) fail(fmt::format("{} writes to an expanded tensor", op));
+    if (w->hint_sizes()[d] > 1 && w->hint_strides()[d] == 0) fail(fmt::format("{} writes to an expanded tensor", op));
   auto check = [&](const at::Tensor& t) {
     capture::FakeImpl* f = capture::as_fake(t);
     if (!f || f == w || f->view->storage != w->view->storage) return;
+    f->specialize();  // what overlaps at these sizes may not at others
+    w->specialize();
     bool same = f->storage_offset() == w->storage_offset() && f->sizes() == w->sizes() && f->strides() == w->strides();
     if (same || !f->is_non_overlapping_and_dense() || !w->is_non_overlapping_and_dense()) return;
     int64_t a = w->storage_offset(), b = f->storage_offset();
@@ -237,8 +259,10 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
 std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
   std::vector<ResultSpec::ViewOp> path;
   for (const View* p = &v; p->parent; p = p->parent.get()) {
-    if (p->step.op) path.push_back({p->step.op->name, p->step.args, p->step.result});
-    else path.push_back({"aten::detach", {}, -1});
+    if (p->step.op) {
+      path.push_back({p->step.op->name, {}, p->step.result});
+      for (const c10::IValue& a : p->step.args) path.back().args.push_back(capture::static_value(a, true));
+    } else path.push_back({"aten::detach", {}, -1});
   }
   std::reverse(path.begin(), path.end());
   return path;

@@ -1,5 +1,6 @@
 // Ops the tracer knows by name.
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -24,11 +25,11 @@ Arg scalar_arg(const IValue& v) {
   return sym::Int(v.toInt());
 }
 
-bool broadcasts_to(const TensorType& from, const TensorType& to) {
+bool broadcasts_to(sym::Context& ctx, const TensorType& from, const TensorType& to) {
   if (from.dim() > to.dim()) return false;
   for (size_t i = 0; i < from.dim(); ++i) {
     sym::Int a = from.sizes[from.dim() - 1 - i], b = to.sizes[to.dim() - 1 - i];
-    if (!a.is(1) && !(a == b)) return false;
+    if (!a.is(1) && !ctx.guard_eq(a, b)) return false;
   }
   return true;
 }
@@ -70,7 +71,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::as_strided") {
     at::Tensor self = fake_of(args[0].toTensor());
     FakeImpl* f = as_fake(self);
-    auto sizes = args[1].toIntVector(), strides = args[2].toIntVector();
+    auto sizes = capture::static_value(args[1], true).toIntVector(), strides = capture::static_value(args[2], true).toIntVector();
     int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
     if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
       at::Tensor r = capture::make_fake(capture::detached_view(f->view), f->key_set());
@@ -89,7 +90,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     check_write(self, {IValue(self), IValue(src)}, name);
     View& v = *as_fake(self)->view;
     Value from = value_of_tensor(src);
-    if (!broadcasts_to(from.type(), v.type)) fail("aten::copy_ of a tensor of another shape");
+    if (!broadcasts_to(graph->ctx(), from.type(), v.type)) fail("aten::copy_ of a tensor of another shape");
     if (src.is_conj() || src.is_neg()) fail("aten::copy_ from a conjugate or negative view");
     Value value;
     if (from.type().sizes == v.type.sizes) value = cast(from, v.type);

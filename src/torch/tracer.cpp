@@ -40,6 +40,29 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return a0 && b0 && a0 < b1 && b0 < a1;
 }
 
+// Marked sizes become symbols (0 and 1 never do), and strides that are products of sizes the same products.
+void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark>& marks) {
+  std::vector<int64_t> sizes = values_of(type.sizes), strides = values_of(type.strides);
+  bool any = false;
+  for (size_t d = 0; d < marks.size() && d < sizes.size(); ++d) {
+    if (!marks[d].dynamic || sizes[d] < 2) continue;
+    type.sizes[d] = ctx.symbol(sym::SymbolKind::Size, sizes[d], {std::max<int64_t>(2, marks[d].min), marks[d].max});
+    any = true;
+  }
+  if (!any) return;
+  std::vector<size_t> order(sizes.size());
+  for (size_t d = 0; d < order.size(); ++d) order[d] = order.size() - 1 - d;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  sym::Int product = 1;
+  int64_t hint = 1;
+  for (size_t d : order) {
+    if (strides[d] != hint) break;
+    type.strides[d] = product;
+    product *= type.sizes[d];
+    hint *= sizes[d];
+  }
+}
+
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 }  // namespace
@@ -87,10 +110,11 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
   if (!t.has_storage()) no("a tensor without storage");
 }
 
-at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>&) {
+at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims) {
   const at::Tensor& real = s.real;
   TensorType type = type_of(real);
   type.wrapped_number = false;
+  mark_dynamic(graph->ctx(), type, dims);
   s.input = static_cast<int32_t>(inputs.size());
   Value value = graph->add_input(s.kind, s.name, type);
   inputs.push_back(&s);
@@ -300,6 +324,7 @@ bool disjoint(const View& a, const View& b) {
   if (x.op->name != "aten::select.int" && x.op->name != "aten::slice.Tensor") return false;
   int64_t dim = wrap(x.args[0].toInt(), rank);
   if (dim != wrap(y.args[0].toInt(), rank)) return false;
+  if (!ca[i - 1]->type.sizes[dim].is_const()) return false;
   int64_t n = value_of(ca[i - 1]->type.sizes[dim]);
   if (x.op->name == "aten::select.int") return wrap(x.args[1].toInt(), n) != wrap(y.args[1].toInt(), n);
   auto range = [&](const capture::ViewStep& s, const View& v) {

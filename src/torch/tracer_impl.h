@@ -83,7 +83,9 @@ struct Tracer::Impl final : capture::ModeHandler {
     compat::Stack metas;               // filled by the Meta path
   };
   std::vector<ir::Arg> convert_args(const OpInfo&, c10::ArrayRef<c10::IValue>);
-  compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device);
+  // Symbols at their hints; with `specialize` the result may depend on those, so they are guarded.
+  compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize);
+  bool same_sizes(const ir::Dims&, const ir::Dims&);   // guards
   Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
   ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);

@@ -2,8 +2,9 @@
 //
 //   f32, inline     exp 1, exp2 1, expm1 2, log 1, log2 2, log10 2, log1p 2, sin 1, cos 1, tanh 2, erf 2, sigmoid 2 (0 below -88.7)
 //   f32 sin, cos    beyond |x| = 12000, infinities, NaN: the host's sinf and cosf for that vector
-//   the others      Sleef's 1.0-ulp functions (erfc 1.5) where the process has them, else the host's libm lane by lane
-//   f64             as "the others"; sigmoid through exp
+//   the others      Sleef's 1.0-ulp functions (erfc 1.5) where the process has them, else the host's libm lane by lane; always libm for
+//                   lgamma (3), nextafter, fmod (exact), and sinh, cosh, asinh, acosh (1); erfinv is our own, in double (1)
+//   f64             as "the others", sinh to acosh included; erfinv 64 (far tail), lgamma 4; sigmoid through exp
 //
 // Constants are minimax fits of the function named at each.
 #include <llvm/IR/IntrinsicsX86.h>
@@ -238,7 +239,9 @@ Value* VectorMath::sleef(Op op, Value* x, Value* y) {
   int bits = lanes * (f64 ? 64 : 32);
   if (bits == 512 && t_.avx512) isa = "avx512f";
   if (bits == 256 && t_.avx2) isa = "avx2";
-  if (!isa || !resolve_ || op == Op::erfinv || op == Op::nextafter || op == Op::fmod) return nullptr;
+  if (!isa || !resolve_ || op == Op::erfinv || op == Op::nextafter || op == Op::fmod || op == Op::lgamma) return nullptr;
+  // the f32 forms of these overflow before their results do
+  if (!f64 && (op == Op::sinh || op == Op::cosh || op == Op::asinh || op == Op::acosh)) return nullptr;
   const char* ulp = op == Op::erfc ? "_u15" : op == Op::hypot ? "_u05" : "_u10";
   std::string name = fmt::format("Sleef_{}{}{}{}{}", loop::to_string(op), f64 ? "d" : "f", lanes, ulp, isa);
   if (!resolve_(name.c_str())) return nullptr;

@@ -113,4 +113,11 @@ TEST(Kernels, Rows) {
   }
 }
 
+TEST(Kernels, ErrorsCrossTheLibraryBoundary) {
+  auto k = loop::parse("kernel k(out f32* b0 extent(4)) outer() axis(inner):\n  stage inner(i0 < 4):\n    %0 = constant f32 1\n    store f32 b0[i0] = %0\n", context("i"));
+  TargetOptions o;
+  o.target = "z80";
+  EXPECT_THROW(llvm().compile({&k}, o), InternalError);
+}
+
 }  // namespace

@@ -42,7 +42,6 @@ TEST(Table, ViewsAndRandomOpsAreMarked) {
   EXPECT_TRUE(find_op("aten::bernoulli")->flags & ir::kRandom);
   EXPECT_EQ(find_op("aten::bernoulli")->lower, nullptr);
   EXPECT_TRUE(find_op("aten::nonzero")->flags & ir::kDataDependent);
-  EXPECT_EQ(find_op("aten::mm")->lower, nullptr);
 }
 
 TEST(Promotion, FollowsCategories) {
