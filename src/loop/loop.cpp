@@ -58,7 +58,7 @@ class Canon {
     for (auto& b : k_.buffers) put(uint64_t(b.dtype) | uint64_t(b.kind) << 8 | uint64_t(uint32_t(b.inplace_of)) << 16);
     put(k_.sizes.size());
     for (Int s : k_.sizes) symbol(s);
-    put(uint64_t(k_.vector_axis) << 1 | k_.may_fault);
+    put(uint64_t(k_.vector_axis) << 2 | uint64_t(k_.serial) << 1 | k_.may_fault);
     for (auto& [s, id] : k_.indirect) paired_.emplace(sym::view(s).symbol->id, id);
     put(k_.outer.size());
     for (auto& l : k_.outer) loop(l);

@@ -39,7 +39,7 @@ using sym::Int;
   _(index, 0, S)    /* i64 value of `at` */                                                                                        \
   _(load, 0, S)     /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */                         \
   _(store, 1, S)    /* buf[at] = a; operand b: optional mask */                                                                    \
-  _(store_add, 1, S) /* buf[at] += a, atomically when outer iterations may collide */                                              \
+  _(store_add, 1, S) /* buf[at] += a, atomically unless the kernel is serial */                                              \
   _(check_index, 1, S) /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */                   \
   _(cast, 1, S)     /* from the operand's type to `type` */                                                                        \
   _(bitcast, 1, S)                                                                                                                 \
@@ -137,6 +137,7 @@ struct Kernel {
   std::vector<std::pair<Int, int32_t>> indirect;
   std::shared_ptr<sym::Context> ctx;        // owns the expressions
   bool may_fault = false;                   // contains check_index or an integer division
+  bool serial = false;                      // never runs on two threads at once: store_add needs no atomics
 
   Int outer_numel() const;
 };

@@ -34,6 +34,7 @@ class Parser {
     expect(")");
     k.vector_axis = axis == "inner" ? VectorAxis::Inner : axis == "outer" ? VectorAxis::Outer : axis == "none" ? VectorAxis::None : fail<VectorAxis>("an axis");
     k.may_fault = eat("fault");
+    k.serial = eat("serial");
     while (eat("indirect")) {
       expect("(");
       Int v = expr("=");

@@ -66,6 +66,7 @@ std::string print(const Kernel& k) {
   for (size_t i = 0; i < k.sizes.size(); ++i) s += fmt::format("{}{}", i ? ", " : " ", sym::str(k.sizes[i]));
   s += fmt::format(") outer({}) axis({})", loops(k.outer), axes[int(k.vector_axis)]);
   if (k.may_fault) s += " fault";
+  if (k.serial) s += " serial";
   for (auto& [v, id] : k.indirect) s += fmt::format(" indirect({} = %{})", sym::str(v), id);
   s += ":\n";
   for (auto& st : k.stages) {

@@ -72,7 +72,7 @@ class Builder {
     inner_.assign(1, outer_.back());
     outer_.pop_back();
     if (outer_.empty()) return;
-    if (hint_or(rows, 1024) < kRowsWorthOuter || hint_or(inner_[0].extent, 1024) < kRowLength || group_.parts.front().node.scatter) {
+    if (hint_or(rows, 1024) < kRowsWorthOuter || hint_or(inner_[0].extent, 1024) < kRowLength) {
       inner_.insert(inner_.begin(), outer_.begin(), outer_.end());
       outer_.clear();
     }
@@ -330,7 +330,10 @@ class Builder {
     out_.grain = std::max<int64_t>(1, kWorkPerThread / per_iteration);
     out_.iterations = 1;
     for (auto& l : outer_.empty() ? inner_ : outer_) out_.iterations = out_.iterations * l.extent;
-    if (group_.parts.front().node.scatter) out_.grain = std::numeric_limits<int64_t>::max();  // colliding writes: one thread, in order
+    if (group_.parts.front().node.scatter) {  // colliding writes: one thread, in order
+      k_.serial = true;
+      out_.grain = std::numeric_limits<int64_t>::max();
+    }
     out_.kernel = std::move(k_);
     std::string name;
     for (auto& p : group_.parts)

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "ops/shapes.h"
 #include "pipeline/pipeline.h"
 #include "schedule/schedule.h"
 #include "support/counters.h"
@@ -118,7 +119,13 @@ class Compiled final : public CompiledGraph {
     state->captured = &program_.captured;
     state->written.resize(graph.inputs.size());
     for (const Mutation& m : program_.mutations) state->written[m.input] = 1;
-    plan_ = pipeline::compile(program_.graph, options, torch_stages(state));
+    {
+      struct DefaultFloat {  // rules of types ask for it while lowering too
+        DType before = std::exchange(ops::default_float(), to_dtype(c10::get_default_dtype_as_scalartype()));
+        ~DefaultFloat() { ops::default_float() = before; }
+      } default_float;
+      plan_ = pipeline::compile(program_.graph, options, torch_stages(state));
+    }
     for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
 
     for (const ResultSpec& r : program_.results) {

@@ -338,7 +338,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   Stack fakes = args;
   for (IValue& v : fakes) {
     if (v.isTensor() && v.toTensor().defined()) {
-      v = fake_of(v.toTensor());
+      if (!v.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) v = fake_of(v.toTensor());
     } else if (v.isTensorList()) {
       c10::List<at::Tensor> l;
       for (const at::Tensor& t : v.toTensorVector()) l.push_back(t.defined() ? fake_of(t) : t);

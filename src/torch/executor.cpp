@@ -5,7 +5,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
 
-#include "runtime/extern_table.h"
 #include "support/counters.h"
 
 namespace vitrify {
@@ -382,17 +381,22 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   }
 
   const NodeCall& call = calls_[i];
-  if (call.has_out() && e.results[0] >= 0 && plan_->slots[e.results[0]].kind != SlotKind::Extern) {
+  if (call.has_out() && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
+    const runtime::Slot& p = plan_->slots[slot];
     if (late_) start_late(f, {slot});
     SlotState& d = f.slots[slot];
-    if (plan_->slots[slot].kind == SlotKind::Output) {
-      call.call_out(tensors_[slot], s.pointers.data());
-    } else {
-      if (!s.result.tensor.defined()) s.result = make_window(d.sizes, d.strides, slot_scalar_type(plan_->slots[slot]), false, 0);
+    if (p.kind == SlotKind::Arena) {
+      if (!s.result.tensor.defined()) s.result = make_window(d.sizes, d.strides, slot_scalar_type(p), false, 0);
       s.result.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
       call.call_out(s.result.tensor, s.pointers.data());
+      return;
     }
+    if (p.kind == SlotKind::Extern) {
+      tensors_[slot] = new_result(d.sizes, d.strides, slot_scalar_type(p), d.contiguous);
+      if (input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
+    }
+    call.call_out(tensors_[slot], s.pointers.data());
     return;
   }
   call.call(s.pointers.data(), [&](sym::Int x) {

@@ -54,7 +54,6 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
   const std::string& name = n.op->name;
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;
-  if (name == "vitrify::segment_reduce") out_ = Out::SegmentReduce;
   if (name == "aten::addmm" || name == "aten::baddbmm") {
     auto beta = constant_scalar(n.args[3]), alpha = constant_scalar(n.args[4]);
     if (beta && alpha) {
@@ -88,7 +87,6 @@ void NodeCall::call_out(at::Tensor& out, const at::Tensor* const* o) const {
     case Out::Bmm: at::bmm_out(out, *o[0], *o[1]); return;
     case Out::Addmm: at::addmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_); return;
     case Out::Baddbmm: at::baddbmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_); return;
-    case Out::SegmentReduce:
     case Out::None: break;
   }
   VT_UNREACHABLE();

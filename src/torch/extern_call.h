@@ -32,7 +32,7 @@ class NodeCall {
   void call_out(at::Tensor& out, const at::Tensor* const* operands) const;
 
  private:
-  enum class Out : uint8_t { None, Mm, Addmm, Bmm, Baddbmm, SegmentReduce };
+  enum class Out : uint8_t { None, Mm, Addmm, Bmm, Baddbmm };
   struct TensorArg {
     uint32_t arg;
     uint32_t operand;  // first operand number

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/tracer_impl.h"
 
@@ -71,6 +72,8 @@ int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_c
 
 void Tracer::Impl::save_process_state() {
   Saved s;
+  s.default_float = ops::default_float();
+  ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);
   auto keep = [&](at::Generator g) { s.generators.emplace_back(g, g.get_state()); };
@@ -84,6 +87,7 @@ void Tracer::Impl::save_process_state() {
 
 void Tracer::Impl::restore_process_state() {
   if (!saved) return;
+  ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   for (auto& [g, state] : saved->generators) {
     std::lock_guard<std::mutex> lock(g.mutex());

@@ -48,6 +48,7 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   // --- process state put back at the end
   struct Saved {
+    DType default_float = DType::F32;
     bool autocast_cache = true;
     std::vector<std::pair<at::Generator, at::Tensor>> generators;
   };

@@ -383,6 +383,12 @@ void KernelEmitter::store_add(const Instr& in) {
   auto order = llvm::AtomicOrdering::Monotonic;
   llvm::Align align(std::max<size_t>(size_of(storage), 1));
   auto add = [&](Value* p, Value* v) {
+    if (k_.serial) {
+      Value* old = widen(b_.CreateAlignedLoad(storage_llvm(storage), p, align), storage);
+      Value* sum = storage == DType::Bool ? b_.CreateOr(old, v) : v->getType()->isFPOrFPVectorTy() ? b_.CreateFAdd(old, v) : b_.CreateAdd(old, v);
+      b_.CreateAlignedStore(narrow(sum, storage), p, align);
+      return;
+    }
     if (storage == DType::F16 || storage == DType::BF16) {
       auto* i16 = b_.getInt16Ty();
       Value* seen = b_.CreateAlignedLoad(i16, p, align);
@@ -409,6 +415,19 @@ void KernelEmitter::store_add(const Instr& in) {
   if (block_.lanes == 1) {
     auto act = [&] { add(element_pointer(in, 0), get(in.a, 0, false)); };
     masked ? if_then(get(in.b, 0, false), act) : act();
+    return;
+  }
+  // Lanes that are neighbours in memory cannot collide with each other.
+  auto aff = sym::affine_in(in.at, block_.var);
+  if (k_.serial && varies(in.at) && aff && aff->first.is(1) && !varies(aff->second) && storage != DType::Bool && t_.masked_access(size_of(storage))) {
+    auto* type = vec(storage_llvm(storage), block_.lanes);
+    for (int u = 0; u < block_.unroll; ++u) {
+      Value *mask = and_mask(masked ? get(in.b, u, true) : nullptr), *p = element_pointer(in, u);
+      Value* old = mask ? static_cast<Value*>(b_.CreateMaskedLoad(type, p, align, mask, Constant::getNullValue(type))) : b_.CreateAlignedLoad(type, p, align);
+      Value *x = widen(old, storage), *v = get(in.a, u, true);
+      Value* sum = narrow(is_float(storage) ? b_.CreateFAdd(x, v) : b_.CreateAdd(x, v), storage);
+      mask ? static_cast<void>(b_.CreateMaskedStore(sum, p, align, mask)) : static_cast<void>(b_.CreateAlignedStore(sum, p, align));
+    }
     return;
   }
   auto* i8 = b_.getInt8Ty();

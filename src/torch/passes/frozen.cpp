@@ -9,7 +9,7 @@ namespace vitrify {
 namespace {
 
 constexpr size_t kHashWhole = 4096;         // bytes hashed in full
-constexpr size_t kHashWholeIndex = 1 << 20; // the same for integers: edge lists, where one changed entry matters
+constexpr size_t kHashWholeIndex = 64 << 20;  // the same for integers: edge lists, where one changed entry matters and arrays of other libraries write unseen
 constexpr size_t kSamples = 16;
 
 uint64_t sample(const at::Tensor& t) {

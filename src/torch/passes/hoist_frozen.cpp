@@ -36,7 +36,7 @@ bool is_own(const Node& n) { return n.op->name.starts_with("graph::"); }
 
 int64_t bytes_of(const ir::TensorType& t) { return t.numel().value() * static_cast<int64_t>(size_of(t.dtype)); }
 
-bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || n.op->name == "vitrify::edge_csr"; }
+bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || n.op->name == "vitrify::edge_csr" || n.op->name == "aten::clone"; }
 
 struct Hoister {
   Graph& g;

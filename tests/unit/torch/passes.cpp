@@ -182,6 +182,47 @@ TEST(Passes, RandomNumbersAreNotHoisted) {
   EXPECT_TRUE(c.has("aten::bernoulli"));
 }
 
+at::Tensor sage_layer(const at::Tensor& x, const at::Tensor& edges) {
+  const int64_t n = x.size(0), e = edges.size(1), d = x.size(1);
+  at::Tensor to = edges.select(0, 1), m = at::index_select(x, -2, edges.select(0, 0));
+  at::Tensor count = at::scatter_add(m.new_zeros({n}), 0, to, m.new_ones({e})).clamp_min(1);
+  return at::scatter_add(m.new_zeros({n, d}), 0, to.view({-1, 1}).expand({e, d}), m) / count.view({-1, 1});
+}
+
+TEST(Passes, MessagesBecomeSumsOverNeighbours) {
+  at::Tensor edges = at::randint(0, 50, {2, 700}, at::kLong);
+  Captured c({at::randn({60, 70}), edges}, {}, [](auto& a, auto&) { return sage_layer(a[0], a[1]); });
+  EXPECT_TRUE(fuse_segments(*c.program.graph, {}, *c.state));
+  EXPECT_FALSE(c.has("aten::scatter_add"));
+  EXPECT_FALSE(c.has("aten::index_select"));
+  expect_close(c.interpreted(), c.eager());
+  EXPECT_TRUE(hoist_frozen(*c.program.graph, {}, *c.state));
+  EXPECT_FALSE(c.has("vitrify::edge_csr"));
+  EXPECT_FALSE(c.has("vitrify::edge_degree"));
+  expect_close(c.interpreted(), c.eager());
+}
+
+TEST(Passes, EdgesThatChangeAreGroupedAgain) {
+  at::Tensor edges = at::randint(0, 50, {2, 700}, at::kLong), x = at::randn({60, 70});
+  Captured c({x, edges}, {}, [](auto& a, auto&) { return sage_layer(a[0], a[1]); });
+  auto compiled = CompiledGraph::compile(std::move(c.program), {});
+  auto check = [&](const at::Tensor& e) { expect_close(compiled->run({x, e})[0], sage_layer(x, e)); };
+  check(edges);
+  edges.select(1, 5).fill_(7);
+  check(edges);
+  edges.data_ptr<int64_t>()[3] = 49;  // as numpy writes: no version is counted
+  check(edges);
+  check(at::randint(0, 50, {2, 700}, at::kLong));
+  check(edges);
+  edges[0][0] = 60;
+  EXPECT_THROW(compiled->run({x, edges}), c10::IndexError);
+  edges[0][0] = 0;
+  edges[1][0] = 60;
+  EXPECT_THROW(compiled->run({x, edges}), c10::Error);
+  edges[1][0] = 0;
+  check(edges);
+}
+
 // --- changes of weights, through the whole compiler
 struct Twice : testing::Test {
   at::Tensor w = at::randn({64, 64}), x = at::randn({4, 64});
