@@ -46,6 +46,8 @@ def bits_equal(a, b):
     if a.layout is not torch.strided or a.is_quantized:
         a, b = a.to_dense(), b.to_dense()
     a, b = a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
+    if a.dtype is torch.complex32:
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     return torch.equal(a, b) or bool(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 

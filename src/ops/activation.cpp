@@ -153,6 +153,14 @@ Shape shape_dropout(sym::Context& ctx, ArgSpan args) {
   return Types{t, m};
 }
 
+// A negative or unknown threshold is an error of eager's to raise.
+Shape shape_softshrink(sym::Context& ctx, ArgSpan args) {
+  auto* d = args.size() > 1 ? std::get_if<double>(&args[1]) : nullptr;
+  auto* n = args.size() > 1 ? std::get_if<Int>(&args[1]) : nullptr;
+  const bool known = (d && *d >= 0 && *d < 3e38) || (n && n->is_const() && n->value() >= 0);
+  return known ? float1(ctx, args) : Shape();
+}
+
 const OpRow kRows[] = {
     {"aten::gelu", 0, float1, lower<lower_gelu>},
     {"aten::relu", 0, same1, lower<lower_relu>},
@@ -168,7 +176,7 @@ const OpRow kRows[] = {
     {"aten::softplus", 0, float1, lower<lower_softplus>},
     {"aten::threshold", 0, same1, lower<lower_threshold>},
     {"aten::hardtanh", 0, float1, lower<lower_hardtanh>},
-    {"aten::softshrink", 0, float1, lower<lower_softshrink>},
+    {"aten::softshrink", 0, shape_softshrink, lower<lower_softshrink>},
     {"aten::hardshrink", 0, float1, lower<lower_hardshrink>},
     {"aten::_prelu_kernel", 0, shape_of<P::FloatOnly, 2>, lower<lower_prelu>},
     {"aten::glu", 0, shape_glu, lower<lower_glu>},

@@ -278,6 +278,21 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
   return one(contiguous_type(x->dtype, x->device, sizes));
 }
 
+// The index, and a source, must fit; eager says so otherwise.
+Shape shape_scatter(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *i = tensor_arg(args, 2), *src = tensor_arg(args, 3);
+  auto dim = int_arg(ctx, args, 1);
+  if (!x || !i || !dim || (i->dtype != DType::I64 && i->dtype != DType::I32)) return {};
+  auto rank = [](const TensorType& t) { return std::max<size_t>(t.sizes.size(), 1); };
+  const int64_t d = wrap_dim(*dim, x->sizes.size());
+  if (rank(*i) != rank(*x) || (src && (rank(*src) != rank(*x) || src->dtype != x->dtype)) || d < 0 || d >= static_cast<int64_t>(rank(*x))) return {};
+  for (size_t k = 0; k < i->sizes.size(); ++k) {
+    if (static_cast<int64_t>(k) != d && k < x->sizes.size() && ctx.guard_lt(x->sizes[k], i->sizes[k])) return {};
+    if (src && k < src->sizes.size() && ctx.guard_lt(src->sizes[k], i->sizes[k])) return {};
+  }
+  return shape_as_self(ctx, args);
+}
+
 const OpRow kRows[] = {
     {"aten::embedding", 0, shape_embedding, lower<lower_embedding>},
     {"aten::index_select", 0, shape_index_select, lower<lower_index_select>},
@@ -287,10 +302,10 @@ const OpRow kRows[] = {
     {"aten::index_put", 0, shape_preserved, lower<lower_index_put>},
     {"aten::_unsafe_index_put", 0, nullptr, lower<lower_index_put>},
     {"aten::_index_put_impl", 0, nullptr, lower<lower_index_put>},
-    {"aten::scatter.value", 0, shape_as_self, lower<lower_scatter_value>},
-    {"aten::scatter.src", 0, shape_as_self, nullptr},
-    {"aten::scatter_add", 0, shape_as_self, lower<lower_scatter_add>},
-    {"aten::scatter_reduce.two", 0, shape_as_self, nullptr},
+    {"aten::scatter.value", 0, shape_scatter, lower<lower_scatter_value>},
+    {"aten::scatter.src", 0, shape_scatter, nullptr},
+    {"aten::scatter_add", 0, shape_scatter, lower<lower_scatter_add>},
+    {"aten::scatter_reduce.two", 0, shape_scatter, nullptr},
     {"aten::index_add", 0, shape_as_self, lower<lower_index_add>},
     {"aten::index_fill.int_Scalar", 0, nullptr, lower<lower_index_fill>},
     {"aten::embedding_dense_backward", 0, shape_embedding_backward, lower<lower_embedding_backward>},

@@ -180,6 +180,10 @@ Shape shape_pair_loss(sym::Context& ctx, ArgSpan args) {
   if (!t || *reduction == 0) return one(t);
   return one(contiguous_type(d, t->device, {}));
 }
+Shape shape_huber(sym::Context& ctx, ArgSpan args) {
+  auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
+  return delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
+}
 Shape shape_nll(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
   auto reduction = int_arg(ctx, args, 3);
@@ -193,7 +197,7 @@ const OpRow kRows[] = {
     {"aten::mse_loss", 0, shape_pair_loss, lower<lower_mse>},
     {"aten::l1_loss", 0, nullptr, lower<lower_l1>},
     {"aten::smooth_l1_loss", 0, shape_pair_loss, lower<lower_smooth_l1>},
-    {"aten::huber_loss", 0, shape_pair_loss, lower<lower_huber>},
+    {"aten::huber_loss", 0, shape_huber, lower<lower_huber>},
     {"aten::mse_loss_backward", 0, nullptr, lower<lower_mse_backward>},
     {"aten::smooth_l1_loss_backward", 0, nullptr, lower<lower_smooth_l1_backward>},
     {"aten::huber_loss_backward", 0, nullptr, lower<lower_huber_backward>},

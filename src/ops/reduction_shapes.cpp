@@ -6,7 +6,7 @@ namespace vitrify::ops {
 Shape reduction_shape(sym::Context& ctx, ArgSpan args, ReductionDType rule, size_t dims_at, size_t keep_at, size_t dtype_at, int results) {
   using R = ReductionDType;
   const TensorType* x = tensor_arg(args, 0);
-  if (!x || !is_native(x->dtype)) return {};
+  if (!x || !is_native(x->dtype) || x->sizes.size() > 64) return {};
   if (rule == R::BoolDims && dims_at < args.size())
     if (auto* l = std::get_if<std::vector<Int>>(&args[dims_at]); l && l->empty()) return {};
   auto dims = dims_arg(ctx, args, dims_at, x->sizes.size());
@@ -80,6 +80,11 @@ Shape shape_layer_norm(sym::Context& ctx, ArgSpan args) {
   auto k = normalized_rank(ctx, *x, args[1]);
   if (!k) return {};
   const TensorType *w = tensor_arg(args, 2), *b = tensor_arg(args, 3);
+  for (const TensorType* p : {w, b}) {
+    if (p && p->sizes.size() != *k) return {};
+    for (size_t d = 0; p && d < *k; ++d)
+      if (!ctx.guard_eq(p->sizes[d], x->sizes[x->sizes.size() - *k + d])) return {};
+  }
   const DType param = w ? w->dtype : b ? b->dtype : x->dtype;
   const DType stat = x->device.kind == DeviceKind::CPU ? param : accumulate_type(x->dtype);
   auto s = contiguous_type(stat, x->device, statistics_sizes(*x, *k));

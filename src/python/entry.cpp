@@ -8,11 +8,13 @@
 #include "python/errors.h"
 #include "python/symbols.h"
 #include "support/counters.h"
+#include "torch/learned.h"
 #include "torch/tracer.h"
 
 namespace vitrify::python {
 namespace {
 
+constexpr int kMaxRefusals = 4;
 using Tensors = c10::SmallVector<PyObject*, 16>;
 
 // One call in either of the two forms CPython uses.
@@ -95,8 +97,28 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
   static thread_local std::vector<at::Tensor> spare;
   std::vector<at::Tensor> out = std::move(spare);
   out.clear();
+  auto has_effects = [&] {
+    const auto& nodes = e->graph->program().graph->nodes();
+    return std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
+  };
   try {
     run_graph(e.get(), in, out);
+  } catch (const IndexFault&) {
+    if (has_effects()) throw;
+    return nullptr;  // eager raises
+  } catch (const DivisionFault&) {
+    if (has_effects()) throw;
+    return nullptr;
+  } catch (const capture::PlanRefused& refusal) {
+    if (has_effects()) {
+      PyErr_SetString(error_types().compiler, refusal.what());
+      return nullptr;
+    }
+    // The next call is captured again, with what was learned; a program that keeps failing stays eager.
+    e->graph = nullptr;
+    e->stale = true;
+    counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
   } catch (const InternalError& bug) {
     if (!e->graph->program().mutations.empty()) {
       PyErr_SetString(error_types().compiler, bug.what());
@@ -134,6 +156,7 @@ PyObject* try_entries(State& s, const Call& c) {
     if (e->graph) {
       PyObject* r = run_entry(e, tensors);
       if (r || PyErr_Occurred()) return r;
+      if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
     }
     counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
     return call_target(s.original.get(), c);

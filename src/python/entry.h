@@ -41,6 +41,7 @@ struct Entry {
   std::shared_ptr<Symbols> symbols;                         // null: static sizes
   std::vector<uint32_t> alias_of;                           // per tensor: first one with the same storage; empty: not checked
   bool check_captured_aliases = false;
+  bool stale = false;                                       // recorded wrongly: to be captured again
   bool release_gil = false;
   bool debug_aten = false;                                  // run the captured graph op by op instead
 
@@ -54,6 +55,7 @@ struct State {
   Ref original, miss;
   std::vector<std::shared_ptr<Entry>> entries;
   bool off = false;  // everything eager
+  int refusals = 0;  // plans that did not fit what ATen gave
 };
 
 PyTypeObject* state_type();  // made at first use

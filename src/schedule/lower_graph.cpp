@@ -483,6 +483,8 @@ class GraphLowering final : public Lowering {
 
   // Non-overlapping and dense, provably: some order of the dims makes it contiguous.
   static bool is_dense(const ir::TensorType& t) {
+    for (Int s : t.sizes)
+      if (s.is(0)) return true;
     auto order = memory_order(t.sizes, t.strides);
     Int expect = 1;
     for (size_t k = order.size(); k-- > 0;) {
@@ -532,7 +534,9 @@ class GraphLowering final : public Lowering {
       Tensor t = get(v);
       const ir::TensorType& type = v.type();
       Dims want = type.strides;
-      if (!is_dense(type) && is_native(type.dtype)) want = ir::contiguous_strides(type.sizes);  // an expanded result of its own becomes dense
+      if (!is_dense(type) && is_native(type.dtype))  // an expanded result of its own becomes dense
+        for (size_t d = 0; d < type.dim(); ++d)
+          if (!type.sizes[d].is(1) && !sym::known_lt(Int(0), type.strides[d]).value_or(false)) want = ir::contiguous_strides(type.sizes);
       auto whole = [&](const Tensor& x) {
         const BufferInfo& b = program_.buffers[x.buffer];
         return x.offset.is(0) && b.sizes == x.sizes && b.strides == x.strides;

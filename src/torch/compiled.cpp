@@ -129,7 +129,7 @@ class Compiled final : public CompiledGraph {
     for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
 
     for (const ResultSpec& r : program_.results) {
-      VT_CHECK(r.kind != ResultSpec::Kind::Value || r.index < plan_->outputs.size());
+      VT_CHECK((r.kind != ResultSpec::Kind::Value && r.kind != ResultSpec::Kind::ViewOfOutput) || r.index < plan_->outputs.size());
       if (r.kind == ResultSpec::Kind::ViewOfValue) views_of_values_.push_back(static_cast<uint32_t>(result_paths_.size()));
       result_paths_.push_back(resolve(r.path));
     }
@@ -169,6 +169,7 @@ class Compiled final : public CompiledGraph {
       const ResultSpec& r = program_.results[i];
       switch (r.kind) {
         case ResultSpec::Kind::Value: out[i] = c.outputs[r.index]; break;
+        case ResultSpec::Kind::ViewOfOutput: out[i] = follow(result_paths_[i], c.outputs[r.index]); break;
         case ResultSpec::Kind::Input:
         case ResultSpec::Kind::ViewOfInput: out[i] = follow(result_paths_[i], *c.inputs[r.index]); break;
         case ResultSpec::Kind::ViewOfValue:
@@ -213,7 +214,7 @@ class Compiled final : public CompiledGraph {
   void find_copies() {
     std::vector<char> returned(plan_->outputs.size()), used(plan_->slots.size());
     for (const ResultSpec& r : program_.results)
-      if (r.kind == ResultSpec::Kind::Value) returned[r.index] = 1;
+      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
     std::vector<char> written(program_.graph->inputs.size());
     for (const Mutation& m : program_.mutations) written[m.input] = 1;
     for (uint32_t o = 0; o < plan_->outputs.size(); ++o) {

@@ -11,6 +11,10 @@
 
 namespace vitrify {
 
+// A kernel met data that eager raises for. Nothing outside the plan has been written: a door may run eager instead, for its very message.
+struct IndexFault final : c10::IndexError { using IndexError::IndexError; };
+struct DivisionFault final : c10::Error { using Error::Error; };
+
 class CompiledGraph {
  public:
   // Compiles; throws InternalError on a bug of ours (the door falls back to eager and writes the reproducer).

@@ -1,5 +1,6 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include "torch/convert.h"
+#include "torch/learned.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -94,6 +95,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
       if (info.op.schema().arguments()[i].name() == "dropout_p") draws = std::get<double>(args[i]) != 0;
     if (!draws) flags &= ~ir::kRandom;
   }
+  if ((flags & ir::kRandom) && generators_moved()) fail("sets the state of a random number generator");
   const ir::Op* op = graph->op(info.name, flags);
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
@@ -177,8 +179,13 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     auto kind = r.type()->kind();
     only_tensors &= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
   }
+  bool plain = true;  // rules know the types of the IR only
+  for (size_t i = 0; i < converted.size(); ++i) {
+    if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
+    if (auto* l = std::get_if<ir::Layout>(&converted[i]); l && *l != ir::Layout::Strided) fail(fmt::format("{} makes a tensor that is not strided", info.name));
+  }
   std::optional<Types> ruled;
-  if (only_tensors && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
+  if (only_tensors && plain && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
   if (!ruled || options.check_shapes) {
     c10::Device device = c10::kCPU;
     try {
@@ -212,6 +219,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   if (!has_tensor && !call.types.empty())  // a factory's dtype is the default dtype of now
     for (size_t i = 0; i < converted.size(); ++i)
       if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::None>(converted[i]) && call.types[0].dtype != DType::Opaque) converted[i] = call.types[0].dtype;
+  capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = append(info, std::move(converted), call.types);
   return call;
 }
@@ -352,18 +360,27 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     else if (!fakes[w].isNone()) fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
+  bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
+  // Elementwise kernels may write over what they read; for others eager decides.
+  if (writes_out && !info.op.hasTag(at::Tag::pointwise))
+    for (size_t i : info.functional_args)
+      for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
+        for (const at::Tensor& w : targets)
+          if (as_fake(t) && as_fake(t)->view->storage == as_fake(w)->view->storage) fail(fmt::format("{} writes over an argument", info.name));
+      });
   const OpInfo& f = *info.functional;
   Stack fargs;
   for (size_t i : info.functional_args) fargs.push_back(fakes[i]);
   Call call = record_call(f, fargs);
   if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
   size_t first = call.types.size() - targets.size();
-  bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
   for (size_t i = 0; i < targets.size(); ++i) {
     View& v = *as_fake(targets[i])->view;
     const TensorType& r = call.types[first + i];
     if (!same_sizes(r.sizes, v.type.sizes))
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
+    // Which other types an out argument may have differs from op to op.
+    if (writes_out && scalar_type_of(r) != scalar_type_of(v.type)) fail(fmt::format("{} converts to the type of its out argument", info.name));
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
     Value value = cast(call.node->out(first + i), v.type);
     if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });

@@ -1,11 +1,14 @@
 #include "torch/executor.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
 
 #include "support/counters.h"
+#include "torch/compiled.h"
+#include "torch/learned.h"
 
 namespace vitrify {
 
@@ -44,10 +47,23 @@ void parallel_chunks(int64_t n, int64_t grain, F&& f) {
   }
 }
 
+// True when the operands had the strides of the record, so that the result should too.
+bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*>& operands) {
+  bool same = e.node->op->name.starts_with("aten::");
+  size_t k = 0;
+  ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) {
+    const at::Tensor& t = *operands[k++];
+    const ir::TensorType& type = v.type();
+    for (size_t d = 0; same && d < type.dim(); ++d)
+      same = type.strides[d].is_const() && (t.size(static_cast<int64_t>(d)) <= 1 || t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
+  });
+  return same;
+}
+
 [[noreturn]] void raise_fault(int32_t fault) {
   switch (static_cast<KernelFault>(fault)) {
-    case KernelFault::IndexOutOfRange: TORCH_CHECK_INDEX(false, "index out of range in self");
-    case KernelFault::DivisionByZero: TORCH_CHECK(false, "ZeroDivisionError");
+    case KernelFault::IndexOutOfRange: throw IndexFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "index out of range in self");
+    case KernelFault::DivisionByZero: throw DivisionFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "ZeroDivisionError");
     case KernelFault::None: break;
   }
   VT_UNREACHABLE("fault {}", fault);
@@ -72,7 +88,11 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 }
 
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()) {
-  for (const ExternCall& e : plan_->externs) calls_.emplace_back(*e.node, *plan_->graph);
+  for (const ExternCall& e : plan_->externs) {
+    calls_.emplace_back(*e.node, *plan_->graph);
+    random_ = random_ || (e.node->op->flags & ir::kRandom);
+  }
+  find_in_place();
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
     if (slot.kind == SlotKind::Input) input_slots_.push_back(s);
@@ -100,7 +120,25 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), ten
         bind(inputs[i].value.type().sizes[d], i, d, false);
         bind(inputs[i].value.type().strides[d], i, d, true);
       }
+  for (const runtime::KernelRef& k : plan_->kernels) may_fault_ = may_fault_ || k.may_fault;
   for (const runtime::KernelRef& k : plan_->kernels) scratch_stride_ = std::max(scratch_stride_, (k.scratch_bytes + 127) / 64 * 64);
+}
+
+// Calls whose second operand dies with them and is laid out as their result.
+void PlanRun::find_in_place() {
+  in_place_.resize(plan_->externs.size());
+  for (size_t k = 0; k < plan_->steps.size(); ++k) {
+    if (plan_->steps[k].kind != runtime::Step::Kind::Extern) continue;
+    const uint32_t i = plan_->steps[k].index;
+    const ExternCall& e = plan_->externs[i];
+    if (!calls_[i].has_in_place() || e.results[0] < 0) continue;
+    const runtime::TensorRef& r = e.operands[1];
+    const runtime::Slot &from = plan_->slots[r.slot], &to = plan_->slots[e.results[0]];
+    size_t times = 0;
+    for (auto& o : e.operands) times += o.slot == r.slot;
+    in_place_[i] = times == 1 && from.kind == SlotKind::Extern && to.kind == SlotKind::Extern && from.last_step == static_cast<int32_t>(k) && r.offset.is(0) &&
+                   r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides && from.dtype == to.dtype;
+  }
 }
 
 PlanRun::~PlanRun() = default;
@@ -138,8 +176,8 @@ bool PlanRun::prepare_slot(Frame& f, uint32_t slot) {
   int64_t expect = 1;
   s.contiguous = true;
   for (size_t d = s.sizes.size(); d-- > 0;) {
-    if (s.sizes[d] != 1 && s.strides[d] != expect) s.contiguous = false;
-    expect *= s.sizes[d];
+    if (s.strides[d] != expect) s.contiguous = false;  // to the letter: strides of dims of size 1 are promised too
+    expect *= std::max<int64_t>(s.sizes[d], 1);
   }
   return s.ready = true;
 }
@@ -329,6 +367,18 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     start_late(f, {slot});
   }
   SlotState& s = f.slots[slot];
+  const bool strided = t.defined() && t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
+  bool same = true;
+  if (strided) {
+    const bool typed = t.sizes() == at::IntArrayRef(s.sizes) && to_dtype(t.scalar_type()) == p.dtype;
+    for (size_t d = 0; typed && d < s.sizes.size(); ++d) same = same && (s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d]);
+    if (!typed || (t.numel() && !same && called_as_recorded(e, state.pointers))) {
+      // Downstream of a wrong record everything may be wrong: this call is eager's, and the next capture knows better.
+      if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
+      throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r, to_string(to_dtype(t.scalar_type())), fmt::join(t.sizes(), ","),
+                                             fmt::join(t.strides(), ","), to_string(p.dtype), fmt::join(s.sizes, ","), fmt::join(s.strides, ",")));
+    }
+  }
   if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
     Window w = make_window(s.sizes, s.strides, slot_scalar_type(p), false, 0);
     w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
@@ -339,11 +389,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     tensors_[slot] = std::move(t);
     return;
   }
-  const bool strided = t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
   if (strided) {
-    TORCH_CHECK(t.sizes() == at::IntArrayRef(s.sizes), e.node->op->name, ": result ", r, " has sizes ", t.sizes(), ", recorded ", at::IntArrayRef(s.sizes));
-    bool same = true;
-    for (size_t d = 0; d < s.sizes.size(); ++d) same = same && (s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d]);
     if (t.numel() && !same) {
       at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous);
       u.copy_(t);
@@ -399,6 +445,16 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     call.call_out(tensors_[slot], s.pointers.data());
     return;
   }
+  if (in_place_[i]) {
+    at::Tensor& given = tensors_[e.operands[1].slot];
+    if (given.use_count() == 1 && given.storage().use_count() == 1) {
+      call.call_in_place(s.pointers.data(), stack_);
+      const auto slot = static_cast<uint32_t>(e.results[0]);
+      tensors_[slot] = std::move(given);
+      if (input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
+      return;
+    }
+  }
   call.call(s.pointers.data(), [&](sym::Int x) {
     auto v = f.symbols.eval(x);
     VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
@@ -443,6 +499,23 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     ~Drop() { run.drop_tensors(); }
   } drop{*this};
   fault_ = 0;
+  // The first run finds what was recorded wrongly, any run a fault in the data; eager then starts from the same random state.
+  at::Generator generator = !random_ || (proven_ && !may_fault_) ? at::Generator() : at::detail::getDefaultCPUGenerator();
+  at::Tensor random_state = generator.defined() ? generator.get_state() : at::Tensor();
+  try {
+    run_steps(f, inputs);
+  } catch (...) {
+    fault_ = 0;
+    if (generator.defined()) generator.set_state(random_state);
+    throw;
+  }
+  proven_ = true;
+  counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);
+  counters().externs_called.fetch_add(plan_->externs.size(), std::memory_order_relaxed);
+  make_outputs(f, inputs, outputs);
+}
+
+void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs) {
   for (uint32_t s : input_slots_)
     if (input_pointer_[s]) set_pointer(f, s, const_cast<void*>(inputs[plan_->slots[s].index]->const_data_ptr()));
   for (uint32_t s : output_slots_)
@@ -454,9 +527,6 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
       case Step::Kind::Free: tensors_[step.index].reset(); break;
     }
   }
-  counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);
-  counters().externs_called.fetch_add(plan_->externs.size(), std::memory_order_relaxed);
-  make_outputs(f, inputs, outputs);
 }
 
 }  // namespace vitrify

@@ -71,9 +71,11 @@ class PlanRun {
     bool stride;
   };
 
+  void run_steps(Frame&, const at::Tensor* const* inputs);
   Frame& frame_for(const at::Tensor* const* inputs);
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
   void place_arena(Frame&);
+  void find_in_place();
   bool prepare_slot(Frame&, uint32_t slot);
   bool prepare_launch(Frame&, uint32_t launch, bool patch);
   bool prepare_extern(Frame&, uint32_t ext, bool patch);
@@ -89,6 +91,7 @@ class PlanRun {
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
+  std::vector<char> in_place_;  // by extern call
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;
@@ -100,6 +103,9 @@ class PlanRun {
   std::vector<uint32_t> input_slots_, output_slots_;
   std::vector<char> input_pointer_;           // per slot: some kernel or window needs the address
   bool late_ = false;                         // some sizes are known only while running
+  bool random_ = false;                       // some call draws random numbers
+  bool may_fault_ = false;
+  bool proven_ = false;                       // has run to the end once
   int32_t fault_ = 0;
   std::vector<c10::IValue> stack_;
   std::vector<at::Tensor> results_;

@@ -52,6 +52,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
   }
 
   const std::string& name = n.op->name;
+  if (name == "mkldnn::_convolution_pointwise.binary" && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;
   if (name == "aten::addmm" || name == "aten::baddbmm") {
@@ -64,7 +65,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
   }
 }
 
-void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) const {
+void NodeCall::fill(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const {
   stack.assign(arguments_.begin(), arguments_.end());
   for (const TensorArg& t : tensors_) {
     if (kinds_[t.arg] == ArgKind::Tensor) {
@@ -74,6 +75,17 @@ void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std:
     uint32_t k = t.operand;
     stack[t.arg] = to_ivalue(graph_, node_.args[t.arg], kinds_[t.arg], [&](const ir::Value&) { return *operands[k++]; });
   }
+}
+
+void NodeCall::call_in_place(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const {
+  fill(operands, stack);
+  std::swap(stack[0], stack[1]);  // (self, other, ...) becomes (other!, self, ...)
+  in_place_->callBoxed(stack);
+  stack.clear();
+}
+
+void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) const {
+  fill(operands, stack);
   for (uint32_t i : symbolic_) stack[i] = to_ivalue(graph_, node_.args[i], kinds_[i], no_tensor, eval);
   op_.callBoxed(stack);
   results.clear();

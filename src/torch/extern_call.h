@@ -31,6 +31,10 @@ class NodeCall {
   bool has_out() const { return out_ != Out::None; }
   void call_out(at::Tensor& out, const at::Tensor* const* operands) const;
 
+  // An op whose second operand can be given up to become its result (a residual sum into the residual), at no cost of a copy.
+  bool has_in_place() const { return in_place_.has_value(); }
+  void call_in_place(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const;
+
  private:
   enum class Out : uint8_t { None, Mm, Addmm, Bmm, Baddbmm };
   struct TensorArg {
@@ -40,7 +44,9 @@ class NodeCall {
 
   const ir::Node& node_;
   const ir::Graph& graph_;
+  void fill(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const;
   c10::OperatorHandle op_;
+  std::optional<c10::OperatorHandle> in_place_;
   std::vector<ArgKind> kinds_;
   std::vector<c10::IValue> arguments_;   // tensors and symbolic ones empty
   std::vector<TensorArg> tensors_;

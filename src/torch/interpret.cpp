@@ -140,6 +140,7 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       using Kind = ResultSpec::Kind;
       if (r.kind == Kind::Undefined || (r.kind == Kind::ViewOfValue) != views) continue;
       if (r.kind == Kind::Value) results[i] = outputs.at(r.index);
+      else if (r.kind == Kind::ViewOfOutput) results[i] = run_path(outputs.at(r.index), r.path);
       else if (r.kind == Kind::ViewOfValue) results[i] = run_path(results.at(r.index), r.path);
       else results[i] = run_path(inputs.at(r.index), r.path);
     }

@@ -18,6 +18,7 @@ struct ResultSpec {
     ViewOfInput, // a view of input `index`, made by running `path` on it
     ViewOfValue, // a view of result `index` (an earlier Value result), made by running `path` on it
     Undefined,
+    ViewOfOutput, // a view of graph output `index`, which no result is, made by running `path` on it
   } kind = Kind::Value;
   uint32_t index = 0;
   // View ops to run for real, in order: ATen op names with the arguments after `self`, ints only ("aten::select.int", dim, index).

@@ -57,6 +57,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     fail("reads a tensor's value: aten::item");
   }
 
+  // Views in all but the schema.
+  if (name == "aten::unsafe_split.Tensor") return run_view(*ops.find("aten::split.Tensor"), stack);
+  if (name == "aten::unsafe_split_with_sizes") return run_view(*ops.find("aten::split_with_sizes"), stack);
+
   if (name == "aten::index.Tensor") {
     for (const IValue& e : args[1].toListRef())
       if (!e.isNone() && e.toTensor().defined() && (e.toTensor().scalar_type() == at::kBool || e.toTensor().scalar_type() == at::kByte))

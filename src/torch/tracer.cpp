@@ -85,8 +85,18 @@ void Tracer::Impl::save_process_state() {
   saved = std::move(s);
 }
 
+// The program draws from a generator as it was when the call began: a capture that seeds one cannot be replayed.
+bool Tracer::Impl::generators_moved() const {
+  for (auto& [g, state] : saved->generators) {
+    at::Tensor now = g.get_state();
+    if (now.nbytes() != state.nbytes() || std::memcmp(now.const_data_ptr(), state.const_data_ptr(), now.nbytes()) != 0) return true;
+  }
+  return false;
+}
+
 void Tracer::Impl::restore_process_state() {
   if (!saved) return;
+  if (!failure && generators_moved()) failure = "sets the state of a random number generator";
   ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   for (auto& [g, state] : saved->generators) {
@@ -297,51 +307,6 @@ Program Tracer::finish(const std::vector<at::Tensor>& outputs) {
 
 // ---- results
 
-namespace {
-
-using capture::View;
-
-// The views from the root to v.
-std::vector<const View*> chain_of(const View& v) {
-  std::vector<const View*> c;
-  for (const View* p = &v; p; p = p->parent.get()) c.push_back(p);
-  std::reverse(c.begin(), c.end());
-  return c;
-}
-
-// True when two views of one storage provably share no element: they part at different pieces of one split, or at different places of one dim.
-bool disjoint(const View& a, const View& b) {
-  auto ca = chain_of(a), cb = chain_of(b);
-  size_t i = 0;
-  while (i < ca.size() && i < cb.size() && ca[i] == cb[i]) ++i;
-  if (i == 0 || i == ca.size() || i == cb.size()) return false;
-  const auto &x = ca[i]->step, &y = cb[i]->step;
-  if (!x.op || x.op != y.op) return false;
-  if (x.result >= 0) {
-    if (x.result == y.result || x.args.size() != y.args.size()) return false;
-    for (size_t k = 0; k < x.args.size(); ++k)
-      if (!(x.args[k] == y.args[k])) return false;
-    return true;
-  }
-  int64_t rank = std::max<int64_t>(ca[i - 1]->type.dim(), 1);
-  auto wrap = [](int64_t v, int64_t n) { return v < 0 ? v + n : v; };
-  if (x.op->name != "aten::select.int" && x.op->name != "aten::slice.Tensor") return false;
-  int64_t dim = wrap(x.args[0].toInt(), rank);
-  if (dim != wrap(y.args[0].toInt(), rank)) return false;
-  if (!ca[i - 1]->type.sizes[dim].is_const()) return false;
-  int64_t n = value_of(ca[i - 1]->type.sizes[dim]);
-  if (x.op->name == "aten::select.int") return wrap(x.args[1].toInt(), n) != wrap(y.args[1].toInt(), n);
-  auto range = [&](const capture::ViewStep& s, const View& v) {
-    int64_t start = s.args[1].isNone() ? 0 : std::clamp<int64_t>(wrap(s.args[1].toInt(), n), 0, n);
-    return std::pair(start, start + (value_of(v.type.sizes[dim]) - 1) * s.args[3].toInt() + 1);
-  };
-  auto [a0, a1] = range(x, *ca[i]);
-  auto [b0, b1] = range(y, *cb[i]);
-  return a1 <= b0 || b1 <= a0;
-}
-
-}  // namespace
-
 // A graph output must be memory of its own: not an input's, a constant's, or another output's (unless eager shares it as well).
 Value Tracer::Impl::own_storage(Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots) {
   const ir::Node* n = v.node;
@@ -380,7 +345,11 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
     if (FakeImpl* f = as_fake(fakes[i]); f && !f->view->parent) root_result.try_emplace(f->view->storage.get(), i);
 
   std::unordered_map<const ir::Node*, const StorageState*> roots;
-  std::vector<std::pair<const View*, uint32_t>> loose;  // views of storages whose root is not returned
+  // Results that share memory with each other and not with a returned root are views of one hidden output, as in eager.
+  std::unordered_map<const StorageState*, std::unordered_set<const c10::TensorImpl*>> loose;
+  std::unordered_map<const StorageState*, uint32_t> root_output;
+  for (const at::Tensor& t : fakes)
+    if (FakeImpl* f = as_fake(t)) loose[f->view->storage.get()].insert(t.unsafeGetTensorImpl());
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
     FakeImpl* f = as_fake(fakes[i]);
@@ -392,6 +361,13 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
     View& v = *f->view;
     StorageState* s = v.storage.get();
     auto [same, first] = by_impl.try_emplace(fakes[i].unsafeGetTensorImpl(), i);
+    auto emit_view_of_output = [&] {
+      auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
+      if (fresh) graph->outputs.push_back(own_storage(s->base, s, roots));
+      r.kind = ResultSpec::Kind::ViewOfOutput;
+      r.index = it->second;
+      r.path = path_of(v);
+    };
     auto emit_value = [&] {
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
@@ -416,12 +392,9 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
       r.kind = ResultSpec::Kind::ViewOfValue;
       r.index = it->second;
       r.path = path_of(v);
+    } else if (it == root_result.end() && v.parent && (loose[s].size() > 1 || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg())) {
+      emit_view_of_output();
     } else {
-      if (it == root_result.end()) {
-        for (auto& [other, index] : loose)
-          if (other->storage.get() == s && !disjoint(*other, v)) fail("returns overlapping views of a tensor it does not return");
-        loose.emplace_back(&v, i);
-      }
       emit_value();
     }
     p.results.push_back(std::move(r));
@@ -448,10 +421,11 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
       graph->outputs.push_back(own_storage(s->base, s, roots));
       p.mutations.push_back(std::move(w));
     }
-    if (metadata) {
+    const bool only_counted = !metadata && !s->generation && src.bumps > 0;  // t_() on a view of it
+    if (metadata || only_counted) {
       change.input = i;
       change.metadata_only = true;
-      change.version_bumps = metadata;
+      change.version_bumps = only_counted ? static_cast<int32_t>(src.bumps) : metadata;
       p.mutations.push_back(std::move(change));
     }
   }

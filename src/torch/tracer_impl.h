@@ -55,6 +55,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::optional<Saved> saved;
   void save_process_state();
   void restore_process_state();
+  bool generators_moved() const;
 
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);

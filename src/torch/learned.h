@@ -1,0 +1,20 @@
+// What ATen's kernels gave where its Meta kernels, or a shape rule of ours, said something else: found when a plan runs, used by the next capture.
+#pragma once
+#include <span>
+#include <string>
+
+#include "ir/graph.h"
+#include "support/error.h"
+
+namespace vitrify::capture {
+
+// A call cannot be served by its plan, found before anything outside the plan was written. Eager runs it.
+struct PlanRefused : InternalError { using InternalError::InternalError; };
+
+// A call by op, attributes and operand types. Empty when something symbolic is among them.
+std::string call_key(const std::string& op, std::span<const ir::Arg> args);
+void learn(const std::string& key, uint32_t result, const ir::TensorType&);
+// Replaces what is known better.
+void apply_learned(const std::string& op, std::span<const ir::Arg> args, std::span<ir::TensorType> outs);
+
+}  // namespace vitrify::capture
