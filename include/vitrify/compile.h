@@ -4,13 +4,17 @@
 //   auto fast = vitrify::compile(net);          // a shared_ptr to a module or a module holder; calls net->forward(...)
 //   at::Tensor y = fast(x);
 //
-// Arguments and results may be tensors, integers, floats, bools, strings, std::optional, std::vector, std::array, std::pair, std::tuple of these, and
-// structs for which `auto fields(S& s) { return std::tie(s.a, s.b); }` is found by argument-dependent lookup in namespace vitrify or the struct's own.
+// Arguments and results may be tensors, numbers, bools, enums, strings, at::Scalar, c10::Device, std::optional, std::vector, std::array, std::map, std::pair,
+// std::tuple of these, and structs for which `auto fields(S& s) { return std::tie(s.a, s.b); }` stands in the struct's own namespace. A result may be void.
 //
 // The callable runs once per signature on placeholder tensors; what it does besides tensor ops happens then and not on later calls. Guards: dtype, sizes,
 // strides, device of every tensor, every other argument's value, the module's training flags and the metadata of its parameters, grad mode, inference mode,
-// autocast, thread count. A read of a tensor's value (item(), data_ptr) cannot be captured: such a call runs the callable itself, with one warning, or throws
-// CaptureError if fullgraph is set. Tensors the callable holds (captured by value or by reference, globals) are taken by identity at capture.
+// autocast, thread count. Tensors the callable holds (captured by value or by reference, globals) are taken by identity at capture and read live; a module's
+// parameters and buffers may be written in place, but after replace_module or another change of its structure call reset().
+//
+// A call runs the callable itself, with one warning for each kind of reason, when it reads a tensor's value (item(), data_ptr), when it assigns to an argument
+// that it takes by reference, when it needs gradients, or when there are recompile_limit signatures already. Under fullgraph the first two throw CaptureError.
+// What the callable throws, it throws as if called directly.
 //
 // Thread-safe: one compiled object may be called from many threads.
 #pragma once
@@ -19,14 +23,17 @@
 
 #include <any>
 #include <array>
+#include <complex>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -35,7 +42,11 @@
 
 namespace vitrify {
 
+// On the CPU all modes give the same code: there are no launch graphs to record, and a kernel is tuned when it is built. They are accepted so that a program
+// written for a GPU runs.
 enum class Mode { Default, ReduceOverhead, MaxAutotune, MaxAutotuneNoCudagraphs };
+// Which sizes of the arguments one compiled signature serves. Auto: the sizes of the first call, and from the second signature on, any value of those that
+// changed. Always: any value of every size (0 and 1 are still signatures of their own). Never: every set of sizes is a signature.
 enum class Dynamic { Auto, Always, Never };
 
 struct CompileOptions {
@@ -65,10 +76,15 @@ struct Flat {
     std::memcpy(b, &v, sizeof(T));
     key.append(b, sizeof(T));
   }
+  void text(std::string_view s) { bytes(s.size()), key.append(s); }
 };
 
 template <class T>
 concept HasFields = requires(T& t) { fields(t); };
+template <class T>
+concept IsRange = requires(T& v) { v.begin(); v.end(); v.size(); };
+template <class>
+inline constexpr bool kUnsupported = false;
 
 // Visits the leaves of v in order: on_tensor(at::Tensor&) for tensors, `flat` (may be null) gets everything else.
 template <class T, class F>
@@ -76,24 +92,39 @@ void walk(T& v, Flat* flat, F&& on_tensor) {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_base_of_v<at::Tensor, U>) {
     on_tensor(const_cast<U&>(v));
-  } else if constexpr (std::is_arithmetic_v<U> || std::is_enum_v<U>) {
+  } else if constexpr (std::is_arithmetic_v<U> || std::is_enum_v<U> || std::is_same_v<U, c10::Device>) {
     if (flat) flat->tag('n'), flat->bytes(v);
-  } else if constexpr (std::is_same_v<U, std::string>) {
-    if (flat) flat->tag('s'), flat->bytes(v.size()), flat->key.append(v);
+  } else if constexpr (std::is_convertible_v<const U&, std::string_view>) {
+    if (flat) flat->tag('s'), flat->text(std::string_view(v));
+  } else if constexpr (std::is_same_v<U, at::Scalar>) {
+    if (flat) {
+      flat->tag('c'), flat->bytes(v.type());
+      if (v.isIntegral(/*includeBool=*/true)) flat->bytes(v.toLong());
+      else flat->bytes(v.toComplexDouble());
+    }
+  } else if constexpr (HasFields<U>) {
+    std::apply([&](auto&... x) { (walk(x, flat, on_tensor), ...); }, fields(const_cast<U&>(v)));
   } else if constexpr (requires { v.has_value(); *v; }) {
     if (flat) flat->tag(v.has_value() ? 'o' : '-');
     if (v.has_value()) walk(*v, flat, on_tensor);
-  } else if constexpr (HasFields<U>) {
-    std::apply([&](auto&... x) { (walk(x, flat, on_tensor), ...); }, fields(const_cast<U&>(v)));
   } else if constexpr (requires { std::tuple_size<U>::value; }) {
     std::apply([&](auto&... x) { (walk(x, flat, on_tensor), ...); }, v);
-  } else if constexpr (requires { v.begin(); v.end(); v.size(); }) {
+  } else if constexpr (std::is_same_v<U, std::vector<bool>>) {
+    if (flat) {
+      flat->tag('['), flat->bytes(v.size());
+      for (bool x : v) flat->tag(x ? '1' : '0');
+    }
+  } else if constexpr (IsRange<U>) {
+    using Element = std::decay_t<decltype(*v.begin())>;
+    static_assert(!std::is_trivially_copyable_v<U> || std::is_trivially_copyable_v<Element>, "vitrify::compile: pass tensors in a container that owns them, a std::vector");
     if (flat) flat->tag('['), flat->bytes(v.size());
     for (auto&& x : v) walk(x, flat, on_tensor);
   } else if constexpr (std::is_same_v<U, std::nullopt_t> || std::is_same_v<U, std::monostate>) {
     if (flat) flat->tag('0');
+  } else if constexpr (requires { v.real(); v.imag(); }) {
+    if (flat) flat->tag('z'), flat->bytes(v.real()), flat->bytes(v.imag());
   } else {
-    static_assert(!sizeof(U), "vitrify::compile: this argument or result type is not supported; give it a vitrify::fields overload");
+    static_assert(kUnsupported<U>, "vitrify::compile: this argument or result type is not supported; give it a `fields` function in its namespace");
   }
 }
 
@@ -107,7 +138,8 @@ class Engine {
   using Trace = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& placeholders, std::any& blueprint)>;
   // The entry for this call, compiled now if there is none; null: run the callable itself.
   std::shared_ptr<Entry> find(const Flat&, const Trace&);
-  std::vector<at::Tensor> run(Entry&, const std::vector<at::Tensor>& args);
+  // False: nothing was written, run the callable itself.
+  bool run(const std::shared_ptr<Entry>&, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out);
   const std::any& blueprint(const Entry&) const;
   void reset();
   std::string explain() const;
@@ -117,49 +149,18 @@ class Engine {
   std::shared_ptr<Impl> impl_;
 };
 
-}  // namespace detail
+[[noreturn]] inline void argument_assigned() { throw CaptureError("it assigns to an argument that it takes by reference"); }
 
+// An argument as the callable gets it: the copy made for the capture, with the value category of the call.
+template <class Arg, class Copy>
+decltype(auto) pass(Copy& copy) {
+  if constexpr (std::is_array_v<std::remove_reference_t<Arg>>) return (copy);
+  else return std::forward<Arg>(copy);
+}
+
+// Takes the same parameters whatever it is called with: not a template, not an overload set.
 template <class F>
-class Compiled {
- public:
-  Compiled(F f, CompileOptions o, std::shared_ptr<torch::nn::Module> m) : f_(std::move(f)), engine_(std::make_shared<detail::Engine>(std::move(o), std::move(m))) {}
-
-  template <class... Args>
-  auto operator()(Args&&... args) -> std::invoke_result_t<F&, Args...> {
-    using Result = std::decay_t<std::invoke_result_t<F&, Args...>>;
-    detail::Flat flat;
-    auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
-    (detail::walk(args, &flat, add), ...);
-    auto entry = engine_->find(flat, [&](const std::vector<at::Tensor>& fakes, std::any& blueprint) {
-      std::tuple<std::decay_t<Args>...> copy{args...};
-      size_t next = 0;
-      auto fill = [&](at::Tensor& t) { t = fakes[next++]; };
-      detail::walk(copy, nullptr, fill);
-      Result r = std::apply([&](auto&... a) -> Result { return f_(std::forward<Args>(a)...); }, copy);
-      std::vector<at::Tensor> out;
-      auto take = [&](at::Tensor& t) { out.push_back(t), t = at::Tensor(); };
-      detail::walk(r, nullptr, take);
-      blueprint = std::move(r);
-      return out;
-    });
-    if (!entry) return f_(std::forward<Args>(args)...);
-    std::vector<at::Tensor> out = engine_->run(*entry, flat.tensors);
-    Result r = std::any_cast<const Result&>(engine_->blueprint(*entry));
-    size_t next = 0;
-    auto fill = [&](at::Tensor& t) { t = std::move(out[next++]); };
-    detail::walk(r, nullptr, fill);
-    return r;
-  }
-
-  void reset() { engine_->reset(); }                         // forgets what was compiled
-  std::string explain() const { return engine_->explain(); }  // graphs, kernels and plans as text
-
- private:
-  F f_;
-  std::shared_ptr<detail::Engine> engine_;
-};
-
-namespace detail {
+inline constexpr bool kOneSignature = requires { &F::operator(); } || std::is_pointer_v<F>;
 template <class M>
 struct Forward {
   std::shared_ptr<M> module;
@@ -168,7 +169,78 @@ struct Forward {
     return module->forward(std::forward<A>(a)...);
   }
 };
+template <class M>
+inline constexpr bool kOneSignature<Forward<M>> = requires { &M::forward; };
+
 }  // namespace detail
+
+template <class F>
+class Compiled {
+ public:
+  Compiled(F f, CompileOptions o, std::shared_ptr<torch::nn::Module> m) : f_(std::move(f)), engine_(std::make_shared<detail::Engine>(std::move(o), std::move(m))) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) -> std::decay_t<std::invoke_result_t<F&, Args...>> {
+    using Returned = std::decay_t<std::invoke_result_t<F&, Args...>>;
+    constexpr bool is_void = std::is_void_v<Returned>;
+    using Result = std::conditional_t<is_void, std::monostate, Returned>;
+    detail::Flat flat;
+    using Types = std::conditional_t<detail::kOneSignature<F>, std::tuple<std::decay_t<Args>...>, std::tuple<Args...>>;
+    flat.bytes(typeid(Types*).hash_code());  // a generic callable is another one for other types
+    auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
+    (detail::walk(args, &flat, add), ...);
+    auto entry = engine_->find(flat, [&](const std::vector<at::Tensor>& fakes, std::any& blueprint) {
+      std::tuple<std::decay_t<Args>...> copy{args...};
+      size_t next = 0;
+      auto fill = [&](at::Tensor& t) { t = fakes[next++]; };
+      detail::walk(copy, nullptr, fill);
+      const auto before = assignable<Args...>(copy, std::index_sequence_for<Args...>());
+      Result r = std::apply(
+          [&](auto&... a) -> Result {
+            if constexpr (is_void) return f_(detail::pass<Args>(a)...), std::monostate();
+            else return f_(detail::pass<Args>(a)...);
+          },
+          copy);
+      const auto after = assignable<Args...>(copy, std::index_sequence_for<Args...>());
+      if (before.key != after.key) detail::argument_assigned();
+      for (size_t i = 0; i < before.tensors.size(); ++i)
+        if (!before.tensors[i].is_same(after.tensors[i])) detail::argument_assigned();
+      std::vector<at::Tensor> out;
+      auto take = [&](at::Tensor& t) { out.push_back(t), t = at::Tensor(); };
+      detail::walk(r, nullptr, take);
+      blueprint = std::move(r);
+      return out;
+    });
+    std::vector<at::Tensor> out;
+    if (!entry || !engine_->run(entry, flat.tensors, out)) return f_(std::forward<Args>(args)...);
+    if constexpr (!is_void) {
+      Result r = std::any_cast<const Result&>(engine_->blueprint(*entry));
+      size_t next = 0;
+      auto fill = [&](at::Tensor& t) { t = std::move(out[next++]); };
+      detail::walk(r, nullptr, fill);
+      return r;
+    }
+  }
+
+  void reset() { engine_->reset(); }                         // forgets what was compiled, looks at the module anew
+  std::string explain() const { return engine_->explain(); }  // graphs, kernels and plans as text
+
+ private:
+  // The arguments that the callable could assign to.
+  template <class... Args, class Copies, size_t... I>
+  static detail::Flat assignable(Copies& copies, std::index_sequence<I...>) {
+    detail::Flat flat;
+    auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
+    auto one = [&]<class Arg>(std::type_identity<Arg>, auto& copy) {
+      if constexpr (std::is_lvalue_reference_v<Arg> && !std::is_const_v<std::remove_reference_t<Arg>>) detail::walk(copy, &flat, add);
+    };
+    (one(std::type_identity<Args>(), std::get<I>(copies)), ...);
+    return flat;
+  }
+
+  F f_;
+  std::shared_ptr<detail::Engine> engine_;
+};
 
 template <class M>
   requires std::is_base_of_v<torch::nn::Module, M>

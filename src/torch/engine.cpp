@@ -4,11 +4,16 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "support/counters.h"
 #include "torch/compiled.h"
+#include "torch/learned.h"
 #include "torch/tracer.h"
 #include "vitrify/compile.h"
 
@@ -25,7 +30,10 @@ namespace detail {
 
 namespace {
 
-void add_tensor(Flat& k, const at::Tensor& t) {
+constexpr int kMaxAttempts = 3;  // captures that the callable's own exceptions ended, and plans that were refused, before a signature stays eager
+
+// Everything but sizes and strides.
+void add_kind(Flat& k, const at::Tensor& t) {
   if (!t.defined()) return k.tag('u');
   k.tag('T');
   k.bytes(t.scalar_type());
@@ -33,25 +41,38 @@ void add_tensor(Flat& k, const at::Tensor& t) {
   k.bytes(t.key_set().raw_repr());
   k.bytes(t.requires_grad());
   k.bytes(t.dim());
+}
+
+void add_tensor(Flat& k, const at::Tensor& t) {
+  add_kind(k, t);
+  if (!t.defined() || t.layout() != at::kStrided) return;
   for (int64_t d = 0; d < t.dim(); ++d) k.bytes(t.size(d)), k.bytes(t.stride(d));
+}
+
+std::string metadata(const std::vector<at::Tensor>& tensors) {
+  Flat k;
+  for (auto& t : tensors) add_tensor(k, t);
+  return std::move(k.key);
 }
 
 void add_process_state(Flat& k) {
   k.bytes(c10::GradMode::is_enabled());
   k.bytes(c10::InferenceMode::is_enabled());
-  k.bytes(at::autocast::is_autocast_enabled(at::kCPU));
-  k.bytes(at::autocast::get_autocast_dtype(at::kCPU));
+  for (auto device : {at::kCPU, at::kCUDA}) {
+    k.bytes(at::autocast::is_autocast_enabled(device));
+    k.bytes(at::autocast::get_autocast_dtype(device));
+  }
   k.bytes(at::get_num_threads());
   k.bytes(at::globalContext().deterministicAlgorithms());
   k.bytes(c10::get_default_dtype_as_scalartype());
 }
 
-bool needs_grad(const std::vector<at::Tensor>& args, const std::vector<at::Tensor>& params) {
-  if (!c10::GradMode::is_enabled()) return false;
-  for (auto* list : {&args, &params})
-    for (auto& t : *list)
-      if (t.defined() && t.requires_grad()) return true;
-  return false;
+bool any_requires_grad(const std::vector<at::Tensor>& list) {
+  return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+bool has_effects(const Program& p) {
+  return std::any_of(p.graph->nodes().begin(), p.graph->nodes().end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
 }
 
 Options to_options(const CompileOptions& c) {
@@ -60,133 +81,359 @@ Options to_options(const CompileOptions& c) {
   return o;
 }
 
+// Sizes and strides of a call's tensors, end to end: size 0, stride 0, size 1, ...
+std::vector<int64_t> shape_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> shape;
+  for (auto& t : tensors)
+    if (t.defined() && t.layout() == at::kStrided)
+      for (int64_t d = 0; d < t.dim(); ++d) shape.push_back(t.size(d)), shape.push_back(t.stride(d));
+  return shape;
+}
+
+struct Again {};        // leaves an entry's once_flag unset
+struct NotDynamic {};   // the program needs its sizes fixed
+
+bool share_memory(const at::Tensor& a, const at::Tensor& b) { return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b); }
+
 }  // namespace
 
 struct Engine::Entry {
+  // Before the capture, fixed: the shape it is made at, and which of its numbers may differ.
+  std::vector<int64_t> shape;
+  std::vector<char> free;
+
+  std::once_flag once;
+  std::atomic<bool> ready{false};
+  // After the capture, fixed.
   std::shared_ptr<CompiledGraph> graph;  // null: this signature runs eagerly
   std::any blueprint;
-  std::once_flag once;
+  std::vector<std::pair<uint32_t, uint32_t>> bindings;  // symbol, index into shape
+  std::vector<std::pair<uint32_t, sym::Int>> equal;     // index into shape, its expression
+  std::vector<sym::Guard> guards;
+  std::vector<at::Tensor> held;  // tensors of the callable's own met by the capture
+  std::string held_metadata;
+
+  int attempts = 0;
+  std::atomic<bool> stale{false};    // serves nobody any more
+  std::atomic<bool> refused{false};  // its plan was wrong: eager
+
+  bool dynamic() const {
+    return std::any_of(free.begin(), free.end(), [](char c) { return c; });
+  }
+
+  bool may_serve(const std::vector<int64_t>& s) const {
+    if (stale) return false;
+    for (size_t i = 0; i < s.size(); ++i) {
+      if (!free[i] && s[i] != shape[i]) return false;
+      if (free[i] && i % 2 == 0 && s[i] < 2) return false;  // 0 and 1 broadcast and vanish
+    }
+    return true;
+  }
+  // Of a ready entry that may serve.
+  bool serves(const std::vector<int64_t>& s) const {
+    if (!graph || bindings.empty()) return true;
+    std::vector<int64_t> values;
+    const auto& ctx = graph->program().graph->ctx();
+    for (auto& [symbol, at] : bindings) {
+      if (values.size() <= symbol) values.resize(symbol + 1);
+      values[symbol] = s[at];
+      const sym::Symbol& info = ctx.symbol_info(ctx.symbol_at(symbol));
+      if (s[at] < info.range.lo || s[at] > info.range.hi || s[at] % info.multiple_of) return false;
+    }
+    const std::function<int64_t(uint32_t)> value = [&](uint32_t id) { return values.at(id); };
+    for (auto& [at, e] : equal)
+      if (sym::eval(e, value) != s[at]) return false;
+    for (const sym::Guard& g : guards) {
+      const int64_t v = sym::eval(g.expr, value);
+      if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
+    }
+    return true;
+  }
+  void take_guards(const Program& p) {
+    uint32_t at = 0;
+    const auto& ctx = p.graph->ctx();
+    for (uint32_t i = 0; i < p.num_args; ++i) {
+      const ir::TensorType& type = p.graph->inputs[i].value.type();
+      for (uint32_t d = 0; d < type.dim(); ++d)
+        for (sym::Int e : {type.sizes[d], type.strides[d]}) {
+          const uint32_t here = at++;
+          if (e.is_const()) {
+            if (free[here]) equal.emplace_back(here, e);
+            continue;
+          }
+          const bool bound = sym::is_symbol(e) && std::any_of(bindings.begin(), bindings.end(), [&](auto& b) { return b.first == ctx.symbol_info(e).id; });
+          if (sym::is_symbol(e) && !bound) bindings.emplace_back(ctx.symbol_info(e).id, here);
+          else equal.emplace_back(here, e);
+        }
+    }
+  }
+};
+
+// What a module consisted of when last looked at.
+struct ModuleView {
+  std::vector<std::pair<std::string, at::Tensor>> sources;  // parameters and buffers
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+
+  explicit ModuleView(const torch::nn::Module* m) {
+    if (!m) return;
+    for (auto& p : m->named_parameters()) sources.emplace_back(p.key(), p.value());
+    for (auto& b : m->named_buffers()) sources.emplace_back(b.key(), b.value());
+    modules = const_cast<torch::nn::Module*>(m)->modules();
+  }
+  bool has(const at::Tensor& t) const {
+    return std::any_of(sources.begin(), sources.end(), [&](auto& s) { return s.second.is_same(t); });
+  }
+  bool requires_grad() const {
+    return std::any_of(sources.begin(), sources.end(), [](auto& s) { return s.second.defined() && s.second.requires_grad(); });
+  }
 };
 
 struct Engine::Impl {
+  using Entries = std::vector<std::shared_ptr<Entry>>;
   CompileOptions spec;
   Options options;
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<std::pair<std::string, at::Tensor>> sources;  // parameters and buffers
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;
-  std::vector<at::Tensor> params;
 
   mutable std::shared_mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<Entry>> entries;
+  std::shared_ptr<const ModuleView> view;
+  std::unordered_map<std::string, Entries> entries;         // by everything but sizes and strides of the arguments
+  size_t count = 0;
+  std::unordered_set<std::string> fixed;                    // keys of `entries` whose programs need their sizes fixed
   bool warned_grad = false, warned_limit = false;
+  std::atomic<int> refusals{0};
+
+  bool needs_grad(const ModuleView& view, const std::vector<at::Tensor>& args) const {
+    return c10::GradMode::is_enabled() && (any_requires_grad(args) || view.requires_grad());
+  }
+  void warn_grad() {
+    if (std::unique_lock lock(mutex); std::exchange(warned_grad, true)) return;
+    TORCH_WARN("vitrify: ", spec.name, " ran eagerly: it needs gradients, and this version compiles inference only. Call it under torch::NoGradGuard.");
+  }
+  std::string key(const ModuleView&, const Flat& call) const;
+  std::shared_ptr<Entry> entry_for(const std::string& key, const std::vector<int64_t>& shape, const std::vector<at::Tensor>& args);
+  void remove(const Entry&);
+  void capture(Entry&, const ModuleView&, const Flat& call, const Trace&);
 };
 
 Engine::Engine(CompileOptions o, std::shared_ptr<torch::nn::Module> m) : impl_(std::make_shared<Impl>()) {
   impl_->spec = std::move(o);
   impl_->options = to_options(impl_->spec);
   impl_->module = std::move(m);
-  if (impl_->module) {
-    for (auto& p : impl_->module->named_parameters()) impl_->sources.emplace_back(p.key(), p.value()), impl_->params.push_back(p.value());
-    for (auto& b : impl_->module->named_buffers()) impl_->sources.emplace_back(b.key(), b.value());
-    impl_->modules = impl_->module->modules();
-  }
+  impl_->view = std::make_shared<ModuleView>(impl_->module.get());
 }
 Engine::~Engine() = default;
 
-std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace) {
-  Impl& im = *impl_;
-  if (im.spec.disable || Tracer::current()) return nullptr;
-  if (needs_grad(call.tensors, im.params)) {
-    counters().eager_calls++;
-    std::unique_lock lock(im.mutex);
-    if (!std::exchange(im.warned_grad, true))
-      TORCH_WARN("vitrify: ", im.spec.name, " ran eagerly: it needs gradients, and this version compiles inference only. Call it under torch::NoGradGuard.");
-    return nullptr;
-  }
-  Flat key = {{}, call.key};
-  for (auto& t : call.tensors) add_tensor(key, t);
+std::string Engine::Impl::key(const ModuleView& view, const Flat& call) const {
+  Flat k;
+  k.key.reserve(call.key.size() + 64 * (call.tensors.size() + view.sources.size()));
+  k.key = call.key;
+  for (auto& t : call.tensors) add_kind(k, t);
   // which arguments are one tensor, or share memory
   for (size_t i = 0; i < call.tensors.size(); ++i)
-    for (size_t j = i + 1; j < call.tensors.size(); ++j)
-      if (call.tensors[i].defined() && call.tensors[j].defined() && call.tensors[i].is_alias_of(call.tensors[j]))
-        key.bytes(i), key.bytes(j), key.bytes(call.tensors[i].is_same(call.tensors[j])), key.bytes(call.tensors[j].storage_offset() - call.tensors[i].storage_offset());
-  add_process_state(key);
-  for (auto& m : im.modules) key.bytes(m->is_training());
-  for (auto& [n, t] : im.sources) key.bytes(t.unsafeGetTensorImpl()), add_tensor(key, t);
+    for (size_t j = i + 1; j < call.tensors.size(); ++j) {
+      const at::Tensor &a = call.tensors[i], &b = call.tensors[j];
+      if (share_memory(a, b)) k.bytes(i), k.bytes(j), k.bytes(a.is_same(b)), k.bytes(b.storage_offset() - a.storage_offset());
+    }
+  add_process_state(k);
+  for (auto& m : view.modules) k.bytes(m->is_training());
+  for (auto& [n, t] : view.sources) add_tensor(k, t);
+  return std::move(k.key);
+}
 
-  std::shared_ptr<Entry> e;
+// The entry that serves this call, or may once it has been captured; null: run eagerly.
+std::shared_ptr<Engine::Entry> Engine::Impl::entry_for(const std::string& key, const std::vector<int64_t>& shape, const std::vector<at::Tensor>& args) {
+  auto look = [&]() -> std::shared_ptr<Entry> {
+    auto it = entries.find(key);
+    if (it == entries.end()) return nullptr;
+    for (auto& e : it->second)
+      if (e->may_serve(shape) && (!e->ready || (e->serves(shape) && (e->held.empty() || metadata(e->held) == e->held_metadata)))) return e;
+    return nullptr;
+  };
+  {
+    std::shared_lock lock(mutex);
+    if (auto e = look()) return e;
+  }
+  std::unique_lock lock(mutex);
+  if (auto e = look()) return e;
+  Entries& list = entries[key];
+  // What the callable's own tensors no longer match will not be used again, unless they change back.
+  count -= std::erase_if(list, [&](auto& e) { return e->stale || (e->ready && !e->held.empty() && metadata(e->held) != e->held_metadata); });
+  if (count && options.error_on_recompile) throw RecompileError("vitrify: " + spec.name + " was called with a new signature");
+  if (static_cast<int64_t>(count) >= options.recompile_limit) {
+    if (std::exchange(warned_limit, true)) return nullptr;
+    lock.unlock();
+    TORCH_WARN("vitrify: ", spec.name, " has ", options.recompile_limit, " compiled signatures (recompile_limit); new ones run eagerly.");
+    return nullptr;
+  }
+  auto e = std::make_shared<Entry>();
+  e->shape = shape;
+  e->free.resize(shape.size());
+  bool aliases = false;  // how they overlap depends on their sizes
+  for (size_t i = 0; i < args.size(); ++i)
+    for (size_t j = i + 1; j < args.size(); ++j) aliases = aliases || share_memory(args[i], args[j]);
+  if (spec.dynamic != Dynamic::Never && !aliases && !fixed.count(key))
+    for (size_t i = 0; i < shape.size(); i += 2) {
+      bool differs = spec.dynamic == Dynamic::Always;
+      for (auto& other : list) differs = differs || other->free[i] || other->shape[i] != shape[i];
+      e->free[i] = differs && shape[i] >= 2;
+    }
+  if (e->dynamic())
+    for (size_t i = 1; i < shape.size(); i += 2) e->free[i] = 1;  // strides follow sizes: checked against their expressions
+  list.push_back(e);
+  if (count++) counters().recompiles++;
+  return e;
+}
+
+void Engine::Impl::remove(const Entry& gone) {
+  std::unique_lock lock(mutex);
+  for (auto& [k, list] : entries) count -= std::erase_if(list, [&](auto& e) { return e.get() == &gone; });
+}
+
+void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, const Trace& trace) {
+  auto eager = [&](auto&&... why) {
+    counters().fallbacks++;
+    TORCH_WARN("vitrify: ", spec.name, " runs eagerly for this signature: ", why...);
+  };
+  Tracer tracer;
+  try {
+    std::vector<at::Tensor> fakes;
+    size_t at = 0;
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      const at::Tensor& t = call.tensors[i];
+      if (!t.defined()) {
+        fakes.emplace_back();
+        continue;
+      }
+      if (t.unsafeGetTensorImpl()->is_wrapped_number()) throw CaptureError("an argument is a wrapped number");
+      std::vector<DimMark> marks;
+      if (t.layout() == at::kStrided)
+        for (int64_t d = 0; d < t.dim(); ++d, at += 2) marks.push_back({bool(e.free[at])});
+      fakes.push_back(tracer.add_input(t, ir::InputKind::Argument, "arg" + std::to_string(i), marks));
+    }
+    for (auto& [n, t] : view.sources) tracer.declare_source(t, t.requires_grad() ? ir::InputKind::Parameter : ir::InputKind::Buffer, n);
+    tracer.accept_unknown_tensors(true);
+    tracer.start();
+    std::vector<at::Tensor> out = trace(fakes, e.blueprint);
+    const bool grad = c10::GradMode::is_enabled() && (any_requires_grad(out) || any_requires_grad(fakes));
+    if (grad) {
+      out.clear();
+      tracer.abort();
+      warn_grad();
+      return;
+    }
+    Program p = tracer.finish(out);
+    counters().captures++;
+    for (auto& t : p.captured)
+      if (!view.has(t)) e.held.push_back(t);
+    e.held_metadata = metadata(e.held);
+    e.take_guards(p);
+    auto graph = CompiledGraph::compile(std::move(p), options);
+    e.guards = graph->program().graph->ctx().guards();
+    e.graph = std::move(graph);
+  } catch (const CaptureError& err) {
+    if (e.dynamic()) throw NotDynamic();
+    if (spec.fullgraph) throw;
+    eager(err.what());
+  } catch (const InternalError& err) {
+    if (e.dynamic()) throw NotDynamic();
+    if (spec.fullgraph) throw;
+    eager("internal error while compiling: ", err.what());
+  } catch (const std::bad_alloc&) {
+    eager("out of memory while compiling");
+  } catch (...) {
+    // The callable's own exception, or what it made of a failed capture.
+    if (e.dynamic()) throw NotDynamic();
+    if (auto& why = tracer.failure()) {
+      if (spec.fullgraph) throw CaptureError(*why);
+      return eager(*why);
+    }
+    // The eager call decides, raises what eager raises and leaves what eager leaves.
+    if (++e.attempts < kMaxAttempts) throw Again();
+    eager("it throws while it is captured");
+  }
+}
+
+std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace) {
+  Impl& im = *impl_;
+  if (im.spec.disable || Tracer::current() || compat::any_mode_on_stack()) return nullptr;
+  std::shared_ptr<const ModuleView> view;
   {
     std::shared_lock lock(im.mutex);
-    if (auto it = im.entries.find(key.key); it != im.entries.end()) e = it->second;
+    view = im.view;
   }
-  if (!e) {
-    std::unique_lock lock(im.mutex);
-    if (static_cast<int64_t>(im.entries.size()) >= im.options.recompile_limit && !im.entries.count(key.key)) {
-      counters().eager_calls++;
-      if (im.options.error_on_recompile) throw RecompileError("vitrify: " + im.spec.name + " reached recompile_limit");
-      if (!std::exchange(im.warned_limit, true))
-        TORCH_WARN("vitrify: ", im.spec.name, " has ", im.entries.size(), " compiled signatures (recompile_limit); new ones run eagerly.");
-      return nullptr;
-    }
-    auto& slot = im.entries[key.key];
-    if (!slot) slot = std::make_shared<Entry>();
-    e = slot;
+  if (im.needs_grad(*view, call.tensors)) {
+    counters().eager_calls++;
+    im.warn_grad();
+    return nullptr;
   }
-  std::call_once(e->once, [&] {
+  const std::string key = im.key(*view, call);
+  const std::vector<int64_t> shape = shape_of(call.tensors);
+  std::shared_ptr<Entry> e;
+  // An entry still being made may turn out not to serve this call's sizes.
+  do {
+    e = im.entry_for(key, shape, call.tensors);
+    if (!e || e->ready) break;
     try {
-      Tracer tracer;
-      std::vector<at::Tensor> fakes;
-      for (size_t i = 0; i < call.tensors.size(); ++i)
-        fakes.push_back(call.tensors[i].defined() ? tracer.add_input(call.tensors[i], ir::InputKind::Argument, "arg" + std::to_string(i)) : at::Tensor());
-      for (auto& [n, t] : im.sources) tracer.declare_source(t, t.requires_grad() ? ir::InputKind::Parameter : ir::InputKind::Buffer, n);
-      tracer.accept_unknown_tensors(true);
-      tracer.start();
-      std::vector<at::Tensor> out = trace(fakes, e->blueprint);
-      Program p = tracer.finish(out);
-      counters().captures++;
-      e->graph = CompiledGraph::compile(std::move(p), im.options);
-    } catch (const CaptureError& err) {
-      if (im.spec.fullgraph) throw;
-      counters().fallbacks++;
-      TORCH_WARN("vitrify: ", im.spec.name, " runs eagerly for this signature: ", err.what());
-    } catch (const InternalError& err) {
-      if (im.spec.fullgraph) throw;
-      counters().fallbacks++;
-      TORCH_WARN("vitrify: internal error while compiling ", im.spec.name, ", running it eagerly: ", err.what());
-    } catch (const std::bad_alloc&) {
-      counters().fallbacks++;
-      TORCH_WARN("vitrify: out of memory while compiling ", im.spec.name, ", running it eagerly");
-    } catch (const c10::Error&) {
-      // The callable itself failed, or a placeholder was misused: the eager call decides, and raises what eager raises.
-      if (im.spec.fullgraph) throw;
-      counters().fallbacks++;
+      std::call_once(e->once, [&] {
+        im.capture(*e, *view, call, trace);
+        e->ready = true;
+      });
+    } catch (const Again&) {
+      e = nullptr;
+    } catch (const NotDynamic&) {
+      std::unique_lock lock(im.mutex);
+      im.fixed.insert(key);
+      e->stale = true;
+    } catch (...) {
+      im.remove(*e);
+      throw;
     }
-  });
-  if (!e->graph) {
+  } while (e && (e->stale || !e->serves(shape)));
+  if (!e || !e->graph || e->refused) {
     counters().eager_calls++;
     return nullptr;
   }
   return e;
 }
 
-std::vector<at::Tensor> Engine::run(Entry& e, const std::vector<at::Tensor>& args) {
-  bool all = true;
-  for (auto& t : args) all = all && t.defined();
-  if (all) return e.graph->run(args);
-  std::vector<at::Tensor> given;
-  for (auto& t : args)
-    if (t.defined()) given.push_back(t);
-  return e.graph->run(given);
+bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) {
+  try {
+    if (std::all_of(args.begin(), args.end(), [](const at::Tensor& t) { return t.defined(); })) {
+      e->graph->run(args, out);
+    } else {
+      std::vector<at::Tensor> given;
+      std::copy_if(args.begin(), args.end(), std::back_inserter(given), [](const at::Tensor& t) { return t.defined(); });
+      e->graph->run(given, out);
+    }
+    return true;
+  } catch (const std::exception& err) {
+    // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state eager leaves.
+    if (has_effects(e->graph->program())) throw;
+    counters().eager_calls++;
+    if (dynamic_cast<const InternalError*>(&err)) {
+      counters().fallbacks++;
+      if (!dynamic_cast<const capture::PlanRefused*>(&err)) TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
+      e->refused = true;
+      if (impl_->refusals++ < kMaxAttempts) e->stale = true;  // captured again, with what was learned
+    }
+    out.clear();
+    return false;
+  }
 }
+
 const std::any& Engine::blueprint(const Entry& e) const { return e.blueprint; }
 void Engine::reset() {
   std::unique_lock lock(impl_->mutex);
   impl_->entries.clear();
+  impl_->fixed.clear();
+  impl_->count = 0;
+  impl_->view = std::make_shared<ModuleView>(impl_->module.get());
 }
 std::string Engine::explain() const {
   std::shared_lock lock(impl_->mutex);
   std::string s;
-  for (auto& [k, e] : impl_->entries) s += e->graph ? e->graph->describe() : "eager\n";
+  for (auto& [k, list] : impl_->entries)
+    for (auto& e : list) s += e->ready && e->graph ? e->graph->describe() : "eager\n";
   return s;
 }
 

@@ -227,7 +227,10 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
 
 int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool reduction) const {
   int cost = 0;
+  bool loops = false;
+  for (auto& s : stages) loops = loops || !s.inner.empty();
   for (auto& s : stages) {
+    if (loops && s.inner.empty()) continue;  // runs once where the loops run many times: their chains decide
     int c = 0;
     for (auto& i : s.body) {
       if (VectorMath::is_math(i.op))

@@ -140,10 +140,11 @@ Value* KernelEmitter::cast(Value* v, DType from, DType to) {
   return is_unsigned(from) ? b_.CreateZExtOrTrunc(v, type) : b_.CreateSExtOrTrunc(v, type);
 }
 
-// max(a, b): as the host's maxps, which yields b when equal or unordered, but NaN from either side.
+// max(a, b): as the host's maxps, which yields b when equal, but NaN from either side. Not "unordered(a) ? a : a > b ? a : b": InstCombine of LLVM 19
+// turns (|x| unordered or |x| > 0) into (x unordered or x > 0).
 Value* KernelEmitter::float_max(Value* a, Value* b, bool is_max) {
-  Value* pick = b_.CreateSelect(is_max ? b_.CreateFCmpOGT(a, b) : b_.CreateFCmpOLT(a, b), a, b);
-  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, pick);
+  Value* pick = b_.CreateSelect(is_max ? b_.CreateFCmpUGT(a, b) : b_.CreateFCmpULT(a, b), a, b);
+  return b_.CreateSelect(b_.CreateFCmpUNO(b, b), b, pick);
 }
 
 Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
@@ -191,8 +192,8 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::max: return float_max(a, b, true);
     case Op::fmin:
     case Op::fmax: {
-      Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpOGT(a, b) : b_.CreateFCmpOLT(a, b), a, b);
-      return b_.CreateSelect(b_.CreateFCmpUNO(b, b), a, pick);
+      Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpUGT(a, b) : b_.CreateFCmpULT(a, b), a, b);
+      return b_.CreateSelect(b_.CreateFCmpUNO(a, a), b, pick);
     }
     default: break;
   }

@@ -27,11 +27,6 @@ Constant* extreme(llvm::Type* type, DType t, bool lowest) {
 
 // Long f32 sums are added up in two levels, short runs in f32 and their sums in f64: the error does not grow with the length.
 bool KernelEmitter::wants_two_level(const loop::Stage& s) {
-  // A sum known to be short stays in f32: rows are spread over lanes and vectors, columns are one chain per lane.
-  int64_t n = 1;
-  const int64_t chain = k_.vector_axis == loop::VectorAxis::Inner ? 8192 : 512;
-  for (auto& l : s.inner) n = l.extent.is_const() && n <= chain ? n * l.extent.value() : chain + 1;
-  if (n <= chain) return false;
   for (auto& a : s.accums)
     if (a.kind == AccumKind::Sum && a.type == DType::F32) return true;
   return false;
