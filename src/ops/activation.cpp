@@ -161,6 +161,14 @@ Shape shape_softshrink(sym::Context& ctx, ArgSpan args) {
   return known ? float1(ctx, args) : Shape();
 }
 
+// ATen's CPU kernel ignores the strides of its input, which its Meta kernel does not say.
+Shape shape_log_sigmoid(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || !is_float(x->dtype) || x->device.kind != DeviceKind::CPU) return {};
+  auto t = contiguous_type(x->dtype, x->device, x->sizes);
+  return Types{t, t};
+}
+
 const OpRow kRows[] = {
     {"aten::gelu", 0, float1, lower<lower_gelu>},
     {"aten::relu", 0, same1, lower<lower_relu>},
@@ -180,7 +188,7 @@ const OpRow kRows[] = {
     {"aten::hardshrink", 0, float1, lower<lower_hardshrink>},
     {"aten::_prelu_kernel", 0, shape_of<P::FloatOnly, 2>, lower<lower_prelu>},
     {"aten::glu", 0, shape_glu, lower<lower_glu>},
-    {"aten::log_sigmoid_forward", 0, nullptr, lower<lower_log_sigmoid>},
+    {"aten::log_sigmoid_forward", 0, shape_log_sigmoid, lower<lower_log_sigmoid>},
     {"aten::dropout", 0, nullptr, lower<lower_dropout>},
     {"aten::native_dropout", 0, shape_dropout, lower<lower_dropout>},
 };

@@ -9,18 +9,18 @@ namespace {
 
 // Multiply-adds up to which a product is a loop nest, and the longest sum (one chain of FMAs per result).
 constexpr int64_t kMaxWork = 600'000, kMaxDepth = 512;
-constexpr int64_t kMinColumns = 4;
+constexpr int64_t kVectorColumns = 16;  // fewer columns than lanes: sums run along k instead
 
 bool small(const Tensor& a, const Tensor& b) {
   if (a.sizes.size() != 2 || b.sizes.size() != 2) return false;
   for (Int s : {a.sizes[0], a.sizes[1], b.sizes[1]})
     if (!s.is_const() || s.value() == 0) return false;
   const int64_t m = a.sizes[0].value(), k = a.sizes[1].value(), n = b.sizes[1].value();
-  return m * k * n <= kMaxWork && k <= kMaxDepth && (n >= kMinColumns || k <= 64);
+  return m * k * n <= kMaxWork && k <= kMaxDepth;
 }
 
-// Vector lanes run over the columns, so the right operand's rows must be dense; a one-column result sums along k instead.
-bool columns_dense(const Tensor& b) { return b.buffer >= 0 && b.strides[1].is(1); }
+// Vector lanes run over the columns, so the right operand's rows must be dense; narrow results need dense columns.
+bool readable(const Tensor& b) { return b.buffer >= 0 && (b.strides[1].is(1) || (b.sizes[1].value() < kVectorColumns && b.strides[0].is(1))); }
 
 Tensor product(Lowering& L, const Tensor& a0, const Tensor& b0) {
   const Tensor a = L.realize(a0), b = L.realize(b0);
@@ -33,7 +33,7 @@ Tensor product(Lowering& L, const Tensor& a0, const Tensor& b0) {
 
 bool plain(const Args& a, size_t x, size_t w) {
   const Tensor l = a.tensor(x), r = a.tensor(w);
-  return l.dtype == DType::F32 && r.dtype == DType::F32 && a.out().dtype == DType::F32 && small(l, r) && (columns_dense(r) || r.sizes[1].value() < kMinColumns);
+  return l.dtype == DType::F32 && r.dtype == DType::F32 && a.out().dtype == DType::F32 && small(l, r) && readable(r);
 }
 
 }  // namespace

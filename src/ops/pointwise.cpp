@@ -439,6 +439,13 @@ Shape shape_as_self(sym::Context& ctx, ArgSpan args) {  // aten::copy: clone of 
   return shape_preserved(ctx, args);
 }
 
+// A number to the power of a tensor: always row-major.
+Shape shape_pow_scalar_base(sym::Context& ctx, ArgSpan args) {
+  auto r = pointwise_shape(ctx, args, P::Promote, 2);
+  if (r) (*r)[0].strides = ir::contiguous_strides((*r)[0].sizes);
+  return r;
+}
+
 // In ATen every binary op has a family of overloads; they differ only in which operand is a number.
 #define VT_UNARY_FLOAT(name, op, cost) {"aten::" #name, 0, float1, lower<unary_float<LOp::op, cost>>}
 #define VT_COMPARE(name) \
@@ -467,7 +474,7 @@ const OpRow kRows[] = {
     {"aten::deg2rad", 0, float1, lower<lower_angle_unit<true>>},
     {"aten::rad2deg", 0, float1, lower<lower_angle_unit<false>>},
     {"aten::logit", 0, float1, lower<lower_logit>},
-    {"aten::nan_to_num", 0, same1, lower<lower_nan_to_num>},
+    {"aten::nan_to_num", 0, shape_preserved, lower<lower_nan_to_num>},
     {"aten::isnan", 0, bool1, lower<lower_isnan>},
     {"aten::isinf", 0, bool1, lower<lower_isinf>},
     {"aten::isfinite", 0, bool1, lower<lower_isfinite>},
@@ -498,7 +505,7 @@ const OpRow kRows[] = {
     {"aten::fmod.Scalar", 0, same2, lower<lower_fmod>},
     {"aten::pow.Tensor_Scalar", 0, shape_of<P::Clamp, 1>, lower<lower_pow_scalar>},
     {"aten::pow.Tensor_Tensor", 0, same2, lower<binary_float<LOp::pow, 30>>},
-    {"aten::pow.Scalar", 0, same2, lower<binary_float<LOp::pow, 30>>},
+    {"aten::pow.Scalar", 0, shape_pow_scalar_base, lower<binary_float<LOp::pow, 30>>},
     {"aten::atan2", 0, float2, lower<binary_float<LOp::atan2, 20>>},
     {"aten::hypot", 0, same2, lower<binary_float<LOp::hypot, 8>>},
     {"aten::copysign.Tensor", 0, float2, lower<binary_float<LOp::copysign, 1>>},

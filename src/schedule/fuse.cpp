@@ -13,6 +13,7 @@ using loop::Loop;
 namespace {
 
 constexpr size_t kMaxBuffers = 40, kMaxInstrs = 400;
+constexpr int64_t kSmallWork = 6'000'000;  // instructions
 constexpr int64_t kSmall = 16384;  // elements below which losing parallelism costs nothing
 
 Int product(const std::vector<Loop>& l) {
@@ -210,6 +211,7 @@ class Fuser {
         for (uint32_t b : n.reads)
           if (mine[b]) bytes += bytes_of(b);
         if (bytes > 0) shared[g] += bytes;
+        else if (is_small(groups_[g]) && is_small(groups_[h])) shared.try_emplace(g, 0);
       }
       std::vector<std::pair<int64_t, size_t>> order;
       for (auto& [g, bytes] : shared) order.emplace_back(bytes, g);
@@ -268,6 +270,12 @@ class Fuser {
     items = std::move(sorted);
   }
 
+  // Little enough work that starting a kernel counts: worth merging with any other group of the same space.
+  static bool is_small(const Group& g) {
+    int64_t instrs = 0;
+    for (auto& p : g.parts) instrs += static_cast<int64_t>(p.node.body.instrs.size());
+    return hint_or(numel(g), kSmallWork) * instrs < kSmallWork;
+  }
   static Int numel(const Group& g) { return product(g.outer) * product(g.inner); }
 
   bool space_may_match(const Group& a, const Group& b) {

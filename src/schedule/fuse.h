@@ -5,7 +5,7 @@
 //   Reduce      over inner, one result per outer iteration
 //   OuterPoint  over outer only
 // Two groups merge when their spaces have a common refinement, every value passed between them is read at the index it was written at, and no third
-// item stands between them. Sharing no buffer, they do not merge.
+// item stands between them. Groups that share no buffer merge only when both are small.
 #pragma once
 #include <memory>
 

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "support/counters.h"
+#include "torch/compat.h"
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
@@ -375,6 +376,7 @@ std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace
     if (!e || e->ready) break;
     try {
       std::call_once(e->once, [&] {
+        if (e->stale) throw NotDynamic();
         im.capture(*e, *view, call, trace);
         e->ready = true;
       });

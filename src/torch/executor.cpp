@@ -29,23 +29,17 @@ at::ScalarType slot_scalar_type(const runtime::Slot& s) {
 // Kernels write whole lines: chunk borders between threads fall on multiples of this.
 constexpr int64_t kChunkMultiple = 16;
 
-template <class F>
-void parallel_chunks(int64_t n, int64_t grain, F&& f) {
-  int64_t threads = n / std::max<int64_t>(grain, 1);
-  if (threads > 1) threads = std::min<int64_t>(threads, at::get_num_threads());
-  if (threads <= 1 || at::in_parallel_region()) {
-    f(0, 0, n);
-    return;
-  }
+// How a launch is cut for at most `limit` threads.
+struct Cut {
+  int64_t threads, chunk;
+};
+Cut cut(int64_t n, int64_t grain, int64_t limit) {
+  const int64_t threads = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, limit);
   int64_t chunk = (n + threads - 1) / threads;
-  if (chunk >= 8 * kChunkMultiple) chunk = (chunk + kChunkMultiple - 1) / kChunkMultiple * kChunkMultiple;
-#pragma omp parallel num_threads(static_cast<int>(threads))
-  {
-    // The runtime may give fewer threads than asked for.
-    const int64_t team = omp_get_num_threads();
-    for (int64_t t = omp_get_thread_num(); t * chunk < n; t += team) f(static_cast<int>(t), t * chunk, std::min(n, (t + 1) * chunk));
-  }
+  if (threads > 1 && chunk >= 8 * kChunkMultiple) chunk = (chunk + kChunkMultiple - 1) / kChunkMultiple * kChunkMultiple;
+  return {threads, std::max<int64_t>(chunk, 1)};
 }
+int64_t threads_now() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 // True when the operands had the strides of the record, so that the result should too.
 bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*>& operands) {
@@ -93,6 +87,9 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), ten
     random_ = random_ || (e.node->op->flags & ir::kRandom);
   }
   find_in_place();
+  launch_run_.resize(plan_->steps.size());
+  for (size_t k = plan_->steps.size(); k-- > 0;)
+    if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() ? launch_run_[k + 1] : 0);
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
     if (slot.kind == SlotKind::Input) input_slots_.push_back(s);
@@ -326,32 +323,75 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
     VT_CHECK(prepare_launch(f, i, false), "sizes of a launch are unknown");
   }
   if (s.iterations == 0) return;
-  if (!k.scratch_bytes) {
-    void* const* args = s.args.data();
-    const int64_t* sizes = s.sizes.data();
-    parallel_chunks(s.iterations, l.grain, [&](int, int64_t b, int64_t e) { k.fn(args, sizes, b, e); });
+  const int64_t limit = threads_now();
+  reserve_scratch(limit);
+  const Cut c = cut(s.iterations, l.grain, limit);
+  if (c.threads == 1) {
+    run_chunk(f, i, 0, 0, s.iterations);
   } else {
-    const auto threads = static_cast<size_t>(at::get_num_threads());
-    if (threads > scratch_threads_) {
-      scratch_ = runtime::Arena(threads * scratch_stride_);
-      scratch_threads_ = threads;
+#pragma omp parallel num_threads(static_cast<int>(c.threads))
+    {
+      // The runtime may give fewer threads than asked for.
+      const int64_t team = omp_get_num_threads();
+      for (int64_t t = omp_get_thread_num(); t * c.chunk < s.iterations; t += team)
+        run_chunk(f, i, omp_get_thread_num(), t * c.chunk, std::min(s.iterations, (t + 1) * c.chunk));
     }
-    const size_t at = l.slots.size() + k.may_fault;
-    parallel_chunks(s.iterations, l.grain, [&](int t, int64_t b, int64_t e) {
-      constexpr size_t kInline = 64;
-      void* local[kInline];
-      std::unique_ptr<void*[]> heap;
-      void** args = local;
-      if (at + 1 > kInline) {
-        heap = std::make_unique<void*[]>(at + 1);
-        args = heap.get();
-      }
-      std::copy_n(s.args.data(), at, args);
-      args[at] = scratch_.data() + static_cast<size_t>(t) * scratch_stride_;
-      k.fn(args, s.sizes.data(), b, e);
-    });
   }
   if (k.may_fault && fault_ != 0) raise_fault(std::exchange(fault_, 0));
+}
+
+void PlanRun::reserve_scratch(int64_t threads) {
+  if (scratch_stride_ == 0 || static_cast<size_t>(threads) <= scratch_threads_) return;
+  scratch_threads_ = static_cast<size_t>(threads);
+  scratch_ = runtime::Arena(scratch_threads_ * scratch_stride_);
+}
+
+// Iterations [b, e) of a launch, on one thread.
+void PlanRun::run_chunk(Frame& f, uint32_t i, int thread, int64_t b, int64_t e) {
+  const runtime::Launch& l = plan_->launches[i];
+  LaunchState& s = f.launches[i];
+  const runtime::KernelRef& k = plan_->kernels[l.kernel];
+  if (!k.scratch_bytes) return k.fn(s.args.data(), s.sizes.data(), b, e);
+  const size_t at = l.slots.size() + k.may_fault;
+  constexpr size_t kInline = 64;
+  void* local[kInline];
+  std::unique_ptr<void*[]> heap;
+  void** args = local;
+  if (at + 1 > kInline) {
+    heap = std::make_unique<void*[]>(at + 1);
+    args = heap.get();
+  }
+  std::copy_n(s.args.data(), at, args);
+  args[at] = scratch_.data() + static_cast<size_t>(thread) * scratch_stride_;
+  k.fn(args, s.sizes.data(), b, e);
+}
+
+// Consecutive launches in one parallel region with barriers between: the team is woken once. False when they are better run one by one.
+bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
+  const int64_t limit = threads_now();
+  if (limit == 1) return false;
+  int64_t threads = 1, shared = 0;
+  for (size_t k = step; k < step + count; ++k) {
+    const uint32_t i = plan_->steps[k].index;
+    const int64_t t = cut(f.launches[i].iterations, plan_->launches[i].grain, limit).threads;
+    threads = std::max(threads, t);
+    shared += t > 1;
+  }
+  if (shared < 2) return false;
+  reserve_scratch(limit);
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  {
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    for (size_t k = step; k < step + count; ++k) {
+      const uint32_t i = plan_->steps[k].index;
+      const int64_t n = f.launches[i].iterations;
+      const Cut c = cut(n, plan_->launches[i].grain, threads);
+      for (int64_t t = me; t * c.chunk < n; t += team) run_chunk(f, i, static_cast<int>(me), t * c.chunk, std::min(n, (t + 1) * c.chunk));
+#pragma omp barrier
+    }
+  }
+  if (fault_ != 0) raise_fault(std::exchange(fault_, 0));
+  return true;
 }
 
 void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor t, const ExternState& state) {
@@ -520,7 +560,12 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs) {
     if (input_pointer_[s]) set_pointer(f, s, const_cast<void*>(inputs[plan_->slots[s].index]->const_data_ptr()));
   for (uint32_t s : output_slots_)
     if (f.slots[s].ready) allocate_output(f, s);
-  for (const Step& step : plan_->steps) {
+  for (size_t k = 0; k < plan_->steps.size(); ++k) {
+    const Step& step = plan_->steps[k];
+    if (!late_ && launch_run_[k] > 1 && run_together(f, k, launch_run_[k])) {
+      k += launch_run_[k] - 1;
+      continue;
+    }
     switch (step.kind) {
       case Step::Kind::Launch: run_launch(f, step.index); break;
       case Step::Kind::Extern: run_extern(f, step.index, inputs); break;

@@ -84,6 +84,9 @@ class PlanRun {
   void start_late(Frame&, const std::vector<uint32_t>& slots);
   void allocate_output(Frame&, uint32_t slot);
   void run_launch(Frame&, uint32_t launch);
+  void run_chunk(Frame&, uint32_t launch, int thread, int64_t begin, int64_t end);
+  bool run_together(Frame&, size_t step, size_t count);
+  void reserve_scratch(int64_t threads);
   void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
@@ -92,6 +95,7 @@ class PlanRun {
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
   std::vector<char> in_place_;  // by extern call
+  std::vector<uint32_t> launch_run_;  // by step: how many launches follow each other from here
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;

@@ -159,9 +159,9 @@ class Inconclusive(Exception):
 
 def reference_of(program):
     """fp64 leaves, with how far eager moves when every float input moves by one rounding: a program's conditioning is not ours to answer for."""
-    from compare import attempt, copied, flat, relative, widen
+    from compare import attempt, attempt_wide, copied, flat, relative, widen
 
-    def leaves(fn, given):
+    def leaves(fn, given, attempt=attempt):
         out, problem = attempt(fn, *given)
         return None if problem else [v for _, v in flat(out)] + [v for _, v in flat(given, "in")]
 
@@ -170,7 +170,7 @@ def reference_of(program):
 
     def run(fn, sample, count):
         plain = leaves(fn, copied(sample))
-        wide = leaves(program.function(wide=True), list(widen(copied(sample))))
+        wide = leaves(program.function(wide=True), list(widen(copied(sample))), attempt_wide)
         spread = [0.0] * count
         for factor in (1 + 2e-7, 1 - 2e-7):
             moved = leaves(fn, nudged(copied(sample), factor))

@@ -38,13 +38,14 @@ BEFORE = {"": lambda x: x, "abs": torch.abs, "-abs": lambda x: -torch.abs(x)}
 @pytest.mark.parametrize("name", sorted(UNARY))
 def test_special_values(name, dtype):
     op = UNARY[name]
-    plain = torch.tensor(VALUES, dtype=dtype)
+    values = [v for v in VALUES if v == v or name not in ("signbit", "copysign")]  # the sign of a NaN is nobody's promise
+    plain = torch.tensor(values, dtype=dtype)
     with torch.no_grad():
         for before, f in BEFORE.items():
             # Each value alone in a vector's tail, and in a full vector: eager's and our own kernels differ between the two.
             for x in (plain, plain.repeat(4)[:67], plain[:5], plain.repeat(3).view(3, -1).t()):
                 try:
-                    compare.compare(lambda x: op(f(x)), (x,), elementwise=False)
+                    compare.compare(lambda x: op(f(x)), (x,))
                 except compare.Mismatch as wrong:
                     pytest.fail(f"{name} of {before or 'x'} {tuple(x.shape)}: {wrong}")
                 finally:

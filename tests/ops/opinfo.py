@@ -93,7 +93,14 @@ def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
             variants = [("", function_of(op))]
             if op.inplace_variant is not None and number < 2 and not sample.broadcasts_input:
                 variants.append((" in place", inplace_of(op)))
-            for label, fn in variants:
+            runs = [(label, fn, packed) for label, fn in variants]
+            if number == 0 and has_value:
+                try:
+                    strided = sample.noncontiguous()
+                    runs.append((" noncontiguous", function_of(op), (strided.input, strided.args, strided.kwargs)))
+                except Exception:  # samples that cannot be made so
+                    pass
+            for label, fn, packed in runs:
                 result.samples += 1
                 try:
                     tally(result, compare(fn, packed, has_value, elementwise=pointwise))
