@@ -21,6 +21,10 @@ class TextReader {
   explicit TextReader(std::string_view text) : s_(text) {}
 
   Graph run() {
+    while (s_.substr(i_, 1) == "#") {  // what a reproducer says about itself
+      const size_t end = s_.find('\n', i_);
+      i_ = end == std::string_view::npos ? s_.size() : end + 1;
+    }
     try {
       return graph();
     } catch (const LocatedError&) {

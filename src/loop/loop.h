@@ -136,7 +136,7 @@ struct Kernel {
   // An Indirect symbol used in `at` stands for the i64 SSA value paired with it here.
   std::vector<std::pair<Int, int32_t>> indirect;
   std::shared_ptr<sym::Context> ctx;        // owns the expressions
-  bool may_fault = false;                   // contains check_index or an integer division
+  bool may_fault = false;                   // contains check_index or an integer division by what is not a constant other than 0
   bool serial = false;                      // never runs on two threads at once: store_add needs no atomics
 
   Int outer_numel() const;

@@ -41,6 +41,12 @@ class Verifier {
     if (!ok) [[unlikely]]
       throw InternalError(fmt::format("kernel {}: {}\n{}", k_.name, fmt::format(f, std::forward<A>(a)...), print(k_)));
   }
+  bool nonzero_constant(int32_t v) const {
+    for (auto& s : k_.stages)
+      for (auto& i : s.body)
+        if (i.result == v) return i.op == Op::constant && i.iimm != 0;
+    return false;
+  }
   static uint32_t id(Int s) { return sym::view(s).symbol->id; }
 
   void enter(const Loop& l) {
@@ -160,7 +166,7 @@ class Verifier {
     if (float_only) check(is_float(t), "{} of {}", to_string(i.op), to_string(t));
     if (i.op >= Op::and_ && i.op <= Op::shr) check(!is_float(t), "{} of {}", to_string(i.op), to_string(t));
     bool divides = i.op == Op::div || i.op == Op::floordiv || i.op == Op::fmod || i.op == Op::remainder;
-    if (divides && !is_float(t)) check(k_.may_fault, "integer division without may_fault");
+    if (divides && !is_float(t)) check(k_.may_fault || nonzero_constant(i.b), "integer division without may_fault");
     make(i.result, compare ? DType::Bool : t);
   }
 

@@ -250,7 +250,7 @@ Shape shape_embedding_backward(sym::Context&, ArgSpan args) {
   if (!g || !n || g->sizes.empty()) return {};
   return one(contiguous_type(g->dtype, g->device, Dims{*n, g->sizes.back()}));
 }
-// Integer indices over a contiguous operand: the result is contiguous. Other strides depend on how eager restrides; Meta knows.
+// Contiguous integer indices over a contiguous operand: the result is contiguous. Other strides depend on how eager restrides; Meta knows.
 Shape shape_index(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* list = args.size() > 1 ? std::get_if<std::vector<ir::Value>>(&args[1]) : nullptr;
@@ -263,16 +263,18 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
     if ((i.dtype != DType::I64 && i.dtype != DType::I32) || !is_contiguous(ctx, i)) return {};
     if (count++ == 0) shape = i.sizes, position = d;
     else {
-      if (shape.size() != i.sizes.size()) return {};
-      for (size_t k = 0; k < shape.size(); ++k)
-        if (!ctx.guard_eq(shape[k], i.sizes[k])) return {};
+      Dims merged;
+      if (!broadcast_sizes(ctx, shape, i.sizes, merged)) return {};
+      shape = merged;
     }
     if (groups == 0 || !(*list)[d - 1]) ++groups;
   }
-  // One leading run of indices: the iterator's order is the logical order.
-  if (count == 0 || groups != 1 || position != 0) return {};
-  sizes = shape;
-  for (size_t d = count; d < x->sizes.size(); ++d) sizes.push_back(x->sizes[d]);
+  if (count == 0) return {};
+  if (groups > 1) position = 0;
+  for (size_t d = 0; d < x->sizes.size(); ++d) {
+    if (sizes.size() == position) sizes.insert(sizes.end(), shape.begin(), shape.end());
+    if (d >= list->size() || !(*list)[d]) sizes.push_back(x->sizes[d]);
+  }
   for (auto& s : sizes)
     if (ctx.guard_eq(s, 0)) return {};
   return one(contiguous_type(x->dtype, x->device, sizes));

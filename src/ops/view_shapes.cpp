@@ -275,8 +275,10 @@ Shape shape_unbind(sym::Context& ctx, ArgSpan args) {
 Shape shape_like_self(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *s = tensor_arg(args, 1);
   if (!x || !s || s->dtype != x->dtype) return {};
+  // A clone that keeps gaps between elements too.
   TensorType t = plain(*x);
-  t.strides = preserved_strides(ctx, *x);
+  for (size_t d = 0; d < t.sizes.size(); ++d)
+    if (!ctx.guard_lt(0, t.strides[d]) && ctx.guard_lt(1, t.sizes[d])) return t.strides = preserved_strides(ctx, *x), one(t);
   return one(t);
 }
 Shape shape_backward_of_view(sym::Context&, ArgSpan args) {

@@ -103,6 +103,8 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
   };
   try {
     run_graph(e.get(), in, out);
+  } catch (const capture::CallRefused&) {
+    return nullptr;
   } catch (const IndexFault&) {
     if (has_effects()) throw;
     return nullptr;  // eager raises

@@ -4,6 +4,7 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include "python/entry.h"
 #include "python/errors.h"
@@ -22,7 +23,25 @@ namespace {
 // One capture on this thread, and the program it recorded.
 struct Session {
   Tracer tracer;
-  explicit Session(py::object mode) : tracer(TracerOptions{mode.is_none() ? nullptr : mode.ptr()}) {}
+  explicit Session(py::object mode) : tracer(tracer_options(mode)) {}
+
+  static TracerOptions tracer_options(py::object mode) {
+    TracerOptions o;
+    o.python_mode = mode.is_none() ? nullptr : mode.ptr();
+    o.symbolic_number = symbolic_number;
+    return o;
+  }
+  // torch keeps the symbolic number as an attribute; the tensor's value says nothing.
+  static std::optional<c10::Scalar> symbolic_number(const at::Tensor& t) {
+    py::gil_scoped_acquire gil;
+    auto* o = t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    if (!o || !PyObject_HasAttrString(o, "_wrapped_number")) return std::nullopt;
+    py::object n = py::reinterpret_borrow<py::object>(o).attr("_wrapped_number");
+    if (torch::is_symint(n)) return c10::Scalar(n.cast<c10::SymInt>());
+    if (torch::is_symfloat(n)) return c10::Scalar(n.cast<c10::SymFloat>().guard_float(__FILE__, __LINE__));
+    if (torch::is_symbool(n)) return c10::Scalar(n.cast<c10::SymBool>().guard_bool(__FILE__, __LINE__));
+    return std::nullopt;
+  }
 };
 
 py::object to_python(const OptionValue& v) {

@@ -45,6 +45,7 @@ struct Launch {
   std::vector<uint32_t> slots;       // one per non-scratch buffer
   std::vector<Int> sizes;            // kernel size arguments
   Int iterations = 0;                // flattened parallel iterations
+  Int scratch_bytes = 0;             // per thread
   int64_t grain = 1;                 // fewest iterations worth a thread
 };
 
@@ -61,7 +62,7 @@ struct Step {
 
 struct KernelRef {
   KernelFn fn = nullptr;
-  size_t scratch_bytes = 0;          // per thread
+  size_t scratch_bytes = 0;          // per thread at the hints; nonzero: the kernel takes scratch memory
   bool may_fault = false;
   std::string name;
 };

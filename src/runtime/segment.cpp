@@ -6,7 +6,7 @@
 namespace vitrify::runtime {
 
 int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges, int64_t nodes, int32_t* begins,
-                    int32_t* columns) {
+                    int32_t* columns, int32_t* order) {
   std::fill_n(begins, nodes + 1, 0);
   for (int64_t e = 0; e < edges; ++e) {
     const int64_t d = destination[e * destination_stride];
@@ -15,7 +15,11 @@ int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t*
   }
   for (int64_t i = 0; i < nodes; ++i) begins[i + 1] += begins[i];
   std::vector<int32_t> next(begins, begins + nodes);
-  for (int64_t e = 0; e < edges; ++e) columns[next[static_cast<size_t>(destination[e * destination_stride])]++] = static_cast<int32_t>(source[e * source_stride]);
+  for (int64_t e = 0; e < edges; ++e) {
+    const int32_t k = next[static_cast<size_t>(destination[e * destination_stride])]++;
+    columns[k] = static_cast<int32_t>(source[e * source_stride]);
+    if (order) order[k] = static_cast<int32_t>(e);
+  }
   return -1;
 }
 

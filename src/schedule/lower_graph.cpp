@@ -496,10 +496,22 @@ class GraphLowering final : public Lowering {
     return true;
   }
 
+  static bool takes_any_strides(std::string_view op) {
+    if (!op.starts_with("aten::")) return true;
+    for (std::string_view s : {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"})
+      if (op.substr(6) == s) return true;
+    return false;
+  }
+
   void lower_extern(const ir::Node& n) {
     ExternNode e;
     e.node = &n;
-    ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) { e.operands.push_back(realize(get(v))); });
+    ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
+      Tensor t = realize(get(v));
+      // Kernels of ATen may rely on what was made contiguous before them.
+      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && is_dense(v.type()) && !same_strides(t, v.type().strides)) t = realize_as(t, v.type().strides);
+      e.operands.push_back(t);
+    });
     const bool view = n.op->flags & ir::kView;
     for (uint32_t i = 0; i < n.outs.size(); ++i) {
       const ir::TensorType& t = n.outs[i];
@@ -537,10 +549,6 @@ class GraphLowering final : public Lowering {
       if (!is_dense(type) && is_native(type.dtype))  // an expanded result of its own becomes dense
         for (size_t d = 0; d < type.dim(); ++d)
           if (!type.sizes[d].is(1) && !sym::known_lt(Int(0), type.strides[d]).value_or(false)) want = ir::contiguous_strides(type.sizes);
-      auto whole = [&](const Tensor& x) {
-        const BufferInfo& b = program_.buffers[x.buffer];
-        return x.offset.is(0) && b.sizes == x.sizes && b.strides == x.strides;
-      };
       bool reuse = false;
       if (t.buffer >= 0) {
         const BufferInfo& b = program_.buffers[t.buffer];
@@ -549,7 +557,6 @@ class GraphLowering final : public Lowering {
         const bool covers = t.offset.is(0) && b.extent == n;
         reuse = b.role == BufferRole::Intermediate && covers && (same_strides(t, want)) && (static_cast<size_t>(t.buffer) >= taken.size() || !taken[t.buffer]);
         if (!is_native(type.dtype)) reuse = true;
-        (void)whole;
       }
       if (!reuse) t = t.buffer < 0 && t.lazy >= 0 && !lazies_[t.lazy].realized ? realize_output(t, want) : realize_as(t, want);
       taken.resize(program_.buffers.size());

@@ -134,6 +134,8 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
     l.sizes = built.kernel.sizes;
     l.iterations = built.iterations;
     l.grain = built.grain;
+    for (auto& b : built.kernel.buffers)
+      if (b.kind == loop::BufferKind::Scratch) l.scratch_bytes += sym::ceildiv(b.extent * static_cast<int64_t>(size_of(b.dtype)), 64) * 64;
     plan.steps.push_back({runtime::Step::Kind::Launch, static_cast<uint32_t>(plan.launches.size())});
     plan.launches.push_back(std::move(l));
   }
@@ -141,10 +143,15 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
     if (!o) plan.outputs.push_back({false, {}});
     else plan.outputs.push_back({true, pb.ref(*o)});
   }
-  for (auto& s : plan.slots)
-    for (Int d : s.sizes) plan.dynamic = plan.dynamic || !d.is_const();
+  for (uint32_t id = 0; id < program.ctx->num_symbols(); ++id) {  // also those no slot has: a size may be read as a number only
+    const auto kind = program.ctx->symbol_info(program.ctx->symbol_at(id)).kind;
+    plan.dynamic = plan.dynamic || kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked;
+  }
   for (size_t k = 0; k < out.kernels.size(); ++k)
-    plan.kernels[k].scratch_bytes = loop::scratch_bytes(out.kernels[k], [&](uint32_t id) { return sym::hint(program.ctx->symbol_at(id)); });
+    plan.kernels[k].scratch_bytes = loop::scratch_bytes(out.kernels[k], [&](uint32_t id) {
+      const Int s = program.ctx->symbol_at(id);
+      return sym::has_hint(s) ? sym::hint(s) : int64_t{1};
+    });
   place_memory(plan);
   return out;
 }

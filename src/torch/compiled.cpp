@@ -8,6 +8,7 @@
 #include "schedule/schedule.h"
 #include "support/counters.h"
 #include "torch/executor.h"
+#include "torch/learned.h"
 #include "torch/passes/passes.h"
 
 namespace vitrify {
@@ -119,6 +120,10 @@ class Compiled final : public CompiledGraph {
     state->captured = &program_.captured;
     state->written.resize(graph.inputs.size());
     for (const Mutation& m : program_.mutations) state->written[m.input] = 1;
+    // Sizes that follow from the content of arguments, before the compiler adds symbols of its own.
+    std::vector<sym::Int> found;
+    for (uint32_t i = 0; i < graph.ctx().num_symbols(); ++i)
+      if (sym::Int s = graph.ctx().symbol_at(i); graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args)) found.push_back(s);
     {
       struct DefaultFloat {  // rules of types ask for it while lowering too
         DType before = std::exchange(ops::default_float(), to_dtype(c10::get_default_dtype_as_scalartype()));
@@ -126,6 +131,12 @@ class Compiled final : public CompiledGraph {
       } default_float;
       plan_ = pipeline::compile(program_.graph, options, torch_stages(state));
     }
+    for (sym::Int s : found) {
+      auto at = size_of_input(graph, s, program_.num_args, static_cast<uint32_t>(graph.inputs.size()));
+      VT_CHECK(at.has_value(), "{} follows from nothing that is kept", sym::str(s));
+      found_.push_back({s, *at});
+    }
+    if (!found_.empty()) guards_ = graph.ctx().guards();
     for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
 
     for (const ResultSpec& r : program_.results) {
@@ -201,10 +212,55 @@ class Compiled final : public CompiledGraph {
     return c;
   }
 
+  using InputDim = std::pair<uint32_t, uint32_t>;
+  // Which of the inputs [from, to) has size s, and where.
+  static std::optional<InputDim> size_of_input(const ir::Graph& g, sym::Int s, uint32_t from, uint32_t to) {
+    for (uint32_t i = from; i < to; ++i)
+      for (uint32_t d = 0; d < g.inputs[i].value.type().dim(); ++d)
+        if (g.inputs[i].value.type().sizes[d] == s) return InputDim{i, d};
+    return {};
+  }
+
+  // What the compile assumed of sizes that follow from content: the door has not checked it.
+  bool content_fits(const Context& c) const {
+    const auto& graph = *program_.graph;
+    std::unordered_map<uint32_t, int64_t> values;
+    for (auto& [s, at] : found_) {
+      const sym::Symbol& info = *sym::view(s).symbol;
+      const int64_t v = c.inputs[at.first]->size(at.second);
+      if (v < info.range.lo || v > info.range.hi || v % info.multiple_of) return false;
+      values[info.id] = v;
+    }
+    auto value = [&](uint32_t id) { return values.at(id); };
+    for (const sym::Guard& g : guards_) {
+      const int64_t v = sym::eval(g.expr, value);
+      if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
+    }
+    for (auto& f : frozen_)
+      for (uint32_t r : f->group().results) {
+        const ir::TensorType& type = graph.inputs[r].value.type();
+        const at::Tensor& t = *c.inputs[r];
+        if (t.dim() != static_cast<int64_t>(type.dim())) return false;
+        for (size_t d = 0; d < type.dim(); ++d) {
+          const auto k = static_cast<int64_t>(d);
+          if (t.size(k) != sym::eval(type.sizes[d], value) || (t.size(k) > 1 && t.stride(k) != sym::eval(type.strides[d], value))) return false;
+        }
+      }
+    return true;
+  }
+
   void refresh(Context& c) {
+    bool fresh = false;
+    refresh(c, fresh);
+    if (!fresh || found_.empty() || content_fits(c)) return;
+    for (auto& f : c.frozen) f = nullptr;
+    throw capture::CallRefused("the content of an argument is not what the plan is for");
+  }
+  void refresh(Context& c, bool& fresh) {
     for (size_t i = 0; i < frozen_.size(); ++i) {
       if (c.frozen[i] && c.frozen[i]->valid(c.inputs.data())) continue;
       c.frozen[i] = frozen_[i]->get(c.inputs.data());
+      fresh = true;
       const FrozenGroup& g = frozen_[i]->group();
       for (size_t k = 0; k < g.results.size(); ++k) c.inputs[g.results[k]] = &c.frozen[i]->values[k];
     }
@@ -248,6 +304,8 @@ class Compiled final : public CompiledGraph {
   Program program_;
   std::shared_ptr<runtime::Plan> plan_;
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
+  std::vector<std::pair<sym::Int, InputDim>> found_;
+  std::vector<sym::Guard> guards_;         // checked here: they may speak of found sizes
   std::vector<ViewPath> result_paths_, mutation_paths_;
   std::vector<uint32_t> copies_;           // outputs to be given memory of their own
   std::vector<uint32_t> views_of_values_;  // results made after the others

@@ -126,7 +126,14 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   metas.reserve(args.size());
   auto convert = [&](const at::Tensor& t) -> at::Tensor {
     // A number stays the CPU tensor it is: Python Meta kernels read its value.
-    if (!t.defined() || (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t))) return t;
+    if (!t.defined()) return t;
+    if (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t)) {
+      auto n = symbolic_number(t);
+      if (!n) return t;
+      at::Tensor number = at::scalar_tensor(n->isSymbolic() ? c10::Scalar(capture::static_value(n->toSymInt(), specialize).toInt()) : *n, at::TensorOptions(t.scalar_type()));
+      number.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return number;
+    }
     at::Tensor fake = fake_of(t);
     FakeImpl* f = as_fake(fake);
     if (!first) first = f->device();

@@ -408,6 +408,10 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
       e->graph->run(given, out);
     }
     return true;
+  } catch (const capture::CallRefused&) {
+    counters().eager_calls++;
+    out.clear();
+    return false;
   } catch (const std::exception& err) {
     // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state eager leaves.
     if (has_effects(e->graph->program())) throw;

@@ -118,7 +118,6 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), ten
         bind(inputs[i].value.type().strides[d], i, d, true);
       }
   for (const runtime::KernelRef& k : plan_->kernels) may_fault_ = may_fault_ || k.may_fault;
-  for (const runtime::KernelRef& k : plan_->kernels) scratch_stride_ = std::max(scratch_stride_, (k.scratch_bytes + 127) / 64 * 64);
 }
 
 // Calls whose second operand dies with them and is laid out as their result.
@@ -184,6 +183,12 @@ bool PlanRun::prepare_launch(Frame& f, uint32_t i, bool patch) {
   LaunchState& s = f.launches[i];
   auto iterations = f.symbols.eval(l.iterations);
   if (!iterations || !f.symbols.eval(l.sizes, s.sizes)) return false;
+  auto scratch = f.symbols.eval(l.scratch_bytes);
+  if (!scratch) return false;
+  if (*scratch > 0 && (static_cast<size_t>(*scratch) + 127) / 64 * 64 > scratch_stride_) {
+    scratch_stride_ = (static_cast<size_t>(*scratch) + 127) / 64 * 64;
+    scratch_threads_ = 0;
+  }
   s.iterations = *iterations;
   s.args.assign(l.slots.size() + 2, nullptr);
   for (size_t a = 0; a < l.slots.size(); ++a) {

@@ -79,6 +79,9 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     flatten_results(stack, results);
     VT_CHECK(results.size() >= n->outs.size(), "%{} {}: {} results, {} recorded", n->id, name, results.size(), n->outs.size());
     for (size_t i = 0; i < n->outs.size(); ++i) {
+      if (results[i].defined() && results[i].dim() == static_cast<int64_t>(n->outs[i].dim()))  // sizes found while running
+        for (size_t d = 0; d < n->outs[i].dim(); ++d)
+          if (const sym::Int e = n->outs[i].sizes[d]; !e.is_const() && sym::is_symbol(e)) symbols.emplace(sym::view(e).symbol->id, results[i].size(static_cast<int64_t>(d)));
       if (n->outs[i].wrapped_number) results[i].unsafeGetTensorImpl()->set_wrapped_number(true);
       if (check && result_uses.at(n)[i]) check_result(*n, i, results[i]);
     }

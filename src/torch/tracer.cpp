@@ -8,6 +8,7 @@
 
 #include "ops/shapes.h"
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -64,6 +65,25 @@ void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark
   }
 }
 
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) { return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0; }
+
+// True if drawing from `before` leads to `now`: other threads draw from the generators of the process as well, and that is no fault of the program.
+// The numbers followed are those of a few big models' initialisation.
+bool reached_by_drawing(at::mt19937 before, const at::mt19937& now) {
+  const auto to = now.data();
+  auto from = before.data();
+  if (from.seed_ != to.seed_) return false;
+  if (from.state_ == to.state_) return to.left_ <= from.left_;
+  for (int block = 0; block < 100'000; ++block) {
+    from.left_ = 1;  // the next draw makes the next block
+    before.set_data(from);
+    before();
+    from = before.data();
+    if (from.state_ == to.state_) return true;
+  }
+  return false;
+}
+
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 }  // namespace
@@ -76,7 +96,20 @@ void Tracer::Impl::save_process_state() {
   ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);
-  auto keep = [&](at::Generator g) { s.generators.emplace_back(g, g.get_state()); };
+  auto keep = [&](at::Generator g) {
+    std::lock_guard<std::mutex> lock(g.mutex());
+    s.generators.push_back({g, g.get_state(), {}});
+    if (g.device().is_cpu()) {
+      auto* cpu = at::check_generator<at::CPUGeneratorImpl>(g);
+      s.cpu_engine = cpu->engine();
+      if (s.cpu_engine.data().left_ == 1) {  // as just seeded: seeding it again would not show
+        s.cpu_engine();
+        cpu->set_engine(s.cpu_engine);
+        s.generators.back().during = g.get_state();
+      }
+    }
+    if (!s.generators.back().during.defined()) s.generators.back().during = s.generators.back().before;
+  };
   keep(at::detail::getDefaultCPUGenerator());
   std::unordered_set<int> devices;
   for (const Source& src : sources)
@@ -87,21 +120,29 @@ void Tracer::Impl::save_process_state() {
 
 // The program draws from a generator as it was when the call began: a capture that seeds one cannot be replayed.
 bool Tracer::Impl::generators_moved() const {
-  for (auto& [g, state] : saved->generators) {
-    at::Tensor now = g.get_state();
-    if (now.nbytes() != state.nbytes() || std::memcmp(now.const_data_ptr(), state.const_data_ptr(), now.nbytes()) != 0) return true;
+  for (auto& [g, before, state] : saved->generators) {
+    at::mt19937 engine;
+    at::Tensor now;
+    {
+      std::lock_guard<std::mutex> lock(g.mutex());
+      if (g.device().is_cpu()) engine = at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+      now = g.get_state();
+    }
+    if (same_bytes(now, state)) continue;
+    if (!g.device().is_cpu() || !reached_by_drawing(saved->cpu_engine, engine)) return true;
   }
   return false;
 }
 
 void Tracer::Impl::restore_process_state() {
   if (!saved) return;
-  if (!failure && generators_moved()) failure = "sets the state of a random number generator";
+  const bool moved = generators_moved();
+  if (!failure && moved) failure = "sets the state of a random number generator";
   ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
-  for (auto& [g, state] : saved->generators) {
+  for (auto& [g, before, during] : saved->generators) {
     std::lock_guard<std::mutex> lock(g.mutex());
-    g.set_state(state);
+    if (moved || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
   }
   saved.reset();
 }
@@ -163,7 +204,7 @@ at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const s
     m.sources.push_back({real, {}, kind, name});
     Impl::Source& s = m.sources.back();
     s.input = static_cast<int32_t>(m.inputs.size());
-    TensorType type = type_of(real);
+    TensorType type = m.inputs[known->input]->fake.defined() ? as_fake(known->fake)->view->type : type_of(real);
     type.wrapped_number = false;
     m.graph->add_input(kind, name, type);
     m.inputs.push_back(&s);
@@ -210,8 +251,22 @@ Value Tracer::Impl::value_of_tensor(const at::Tensor& t) {
   return read(*as_fake(f)->view);
 }
 
+std::optional<c10::Scalar> Tracer::Impl::symbolic_number(const at::Tensor& t) const {
+  if (!options.symbolic_number || graph->ctx().num_symbols() == 0) return std::nullopt;
+  return options.symbolic_number(t);
+}
+
 // A 0-d CPU tensor of a known value, as a node: the compiler folds it into the kernel that reads it.
 Value Tracer::Impl::scalar_value(const at::Tensor& real, bool wrapped) {
+  if (auto n = wrapped ? symbolic_number(real) : std::nullopt) {
+    if (!n->isSymbolic()) {
+      at::Tensor t = at::scalar_tensor(*n, at::TensorOptions(real.scalar_type()));
+      return scalar_value(t, true);
+    }
+    TensorType type = type_of(real);
+    type.wrapped_number = true;
+    return append("aten::scalar_tensor", {capture::from_sym_int(n->toSymInt()), type.dtype, ir::None{}, ir::None{}, ir::None{}}, {type})->out();
+  }
   char bytes[16] = {};
   std::memcpy(bytes, real.const_data_ptr(), std::min<size_t>(real.element_size(), sizeof bytes));
   std::string key(bytes, sizeof bytes);
@@ -369,6 +424,8 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
       r.path = path_of(v);
     };
     auto emit_value = [&] {
+      for (size_t d = 0; d < v.type.dim() && !v.parent; ++d)
+        if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
       graph->outputs.push_back(own_storage(read(v), s, roots));

@@ -17,6 +17,8 @@ namespace vitrify {
 struct TracerOptions {
   // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
   void* python_mode = nullptr;
+  // In a Python process: the number that a 0-d tensor stands for when torch made it from a symbolic one, whose value it does not hold; null: no such tensors.
+  std::function<std::optional<c10::Scalar>(const at::Tensor&)> symbolic_number;
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
   bool check_shapes = false;
   // Which dims are symbolic: per declared input, per dim. Empty: all static.

@@ -1,5 +1,7 @@
 // The state of one capture. Split over tracer.cpp (public calls), dispatch.cpp (one op arrives), functionalize.cpp (storages, views, writes).
 #pragma once
+#include <ATen/core/MT19937RNGEngine.h>
+
 #include <deque>
 #include <unordered_map>
 #include <unordered_set>
@@ -45,12 +47,18 @@ struct Tracer::Impl final : capture::ModeHandler {
   uint32_t num_args = 0;
   std::vector<std::shared_ptr<StorageState>> input_storages;        // one per distinct input tensor
   std::unordered_map<std::string, ir::Value> scalars;               // scalar constants made so far
+  std::vector<std::pair<ir::Value, ir::Value>> masks;               // masks indexed with, and the positions they set
 
   // --- process state put back at the end
   struct Saved {
     DType default_float = DType::F32;
     bool autocast_cache = true;
-    std::vector<std::pair<at::Generator, at::Tensor>> generators;
+    struct Generator {
+      mutable at::Generator g;    // for its mutex
+      at::Tensor before, during;  // states; during: what it is left in while the program runs
+    };
+    std::vector<Generator> generators;
+    at::mt19937 cpu_engine;       // the CPU generator's, as in `during`
   };
   std::optional<Saved> saved;
   void save_process_state();
@@ -63,6 +71,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   at::Tensor fake_of(const at::Tensor& t);                          // t itself, or the placeholder of a real tensor
   ir::Value value_of_tensor(const at::Tensor&);
   ir::Value scalar_value(const at::Tensor& real, bool wrapped);
+  std::optional<c10::Scalar> symbolic_number(const at::Tensor&) const;
   at::Tensor constant(const at::Tensor& real);
 
   // --- one op (dispatch.cpp)
@@ -76,6 +85,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   void run_write(const OpInfo&, compat::Stack*);
   void run_effect(const OpInfo&, compat::Stack*);
   void run_batch_norm(const OpInfo&, compat::Stack*);
+  ir::Value positions(ir::Value mask);
+  at::Tensor index_by_mask(const at::Tensor& self, c10::ArrayRef<c10::IValue> indices);
   void decompose(const OpInfo&, compat::Stack*);
 
   // Results of a call as recorded: `results` is the boxed result with fakes' places still holding meta tensors (Meta path) or nothing (shape rule).

@@ -71,7 +71,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
     Node*& c = csrs[{from.edges.node, from.row, to.row, sources, nodes}];
     if (!c) {
       c = g.insert_before(first, g.op("vitrify::edge_csr"), {from.edges, sym::Int(from.row), sym::Int(to.row), sym::Int(sources), sym::Int(nodes)},
-                          {dense(DType::I32, {sym::Int(nodes + 1)}), dense(DType::I32, {from.edges.type().sizes[1]})});
+                          {dense(DType::I32, {sym::Int(nodes + 1)}), dense(DType::I32, {from.edges.type().sizes[1]}), dense(DType::I32, {from.edges.type().sizes[1]})});
     }
     return c;
   };

@@ -6,6 +6,7 @@
 #include "ops/lowering.h"
 #include "torch/convert.h"
 #include "torch/passes/passes.h"
+#include "torch/slice.h"
 
 namespace vitrify {
 
@@ -36,7 +37,9 @@ bool is_own(const Node& n) { return n.op->name.starts_with("graph::"); }
 
 int64_t bytes_of(const ir::TensorType& t) { return t.numel().value() * static_cast<int64_t>(size_of(t.dtype)); }
 
-bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || n.op->name == "vitrify::edge_csr" || n.op->name == "aten::clone"; }
+// May read arguments: their key is their content.
+bool reads_content(const Node& n) { return n.op->name == "vitrify::edge_csr" || n.op->name == "vitrify::mask_positions"; }
+bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || reads_content(n) || n.op->name == "aten::clone"; }
 
 struct Hoister {
   Graph& g;
@@ -46,20 +49,26 @@ struct Hoister {
   std::unordered_set<const Node*> frozen;                   // compute nodes that may move
   std::unordered_set<const Node*> weighty;                  // of these: with compute worth moving in their past
   std::unordered_set<const Node*> keyed;                    // of these: read an argument
+  std::unordered_set<const Node*> wanted;                   // what is keyed for certain
   std::unordered_map<const Node*, int64_t> order;
 
   void find_frozen() {
     for (uint32_t i = 0; i < g.inputs.size(); ++i)
       if (i >= state.num_args && !(i < state.written.size() && state.written[i]) && static_type(g.inputs[i].value.type())) input_of[g.inputs[i].value.node] = i;
+    find_wanted();
+    std::unordered_set<const Node*> fills;  // pure and of nothing
     for (Node* n : g.nodes()) {
       order[n] = static_cast<int64_t>(order.size());
-      if (is_own(*n) || !pure(*n) || !static_args(*n)) continue;
-      bool ok = true, reads_weight = false, heavy = false, key = false;
-      const bool csr = n->op->name == "vitrify::edge_csr";  // may read arguments: its key is their content
+      if (is_own(*n) || !pure(*n)) continue;
+      bool ok = true, reads_weight = false, heavy = false, key = wanted.contains(n), filled = false, only_fills = true;
       ir::for_each_input(*n, [&](Value& v) {
-        if (csr && v.node->op->name == "graph::input") {
-          input_of.try_emplace(v.node, static_cast<uint32_t>(std::get<sym::Int>(v.node->args[0]).value()));
+        only_fills = only_fills && fills.contains(v.node);
+        if (v.node->op->name == "graph::input" && input_of.contains(v.node) && !weight_input(v.node)) {
           key = reads_weight = true;
+          return;
+        }
+        if (fills.contains(v.node)) {
+          filled = true;
           return;
         }
         const bool in = input_of.contains(v.node) && v.node->op->name == "graph::input" && weight_input(v.node);
@@ -69,12 +78,15 @@ struct Hoister {
         heavy = heavy || weighty.contains(v.node);
         key = key || keyed.contains(v.node);
       });
-      if (!csr)
+      if (only_fills && n->op->name.find("::empty") == std::string::npos) fills.insert(n);
+      if (!key) {  // keyed values come and go with the sizes of their arguments
+        ok = ok && !filled && static_args(*n);
         for (auto& t : n->outs) ok = ok && static_type(t);
+      }
       if (!ok || !reads_weight) continue;
       frozen.insert(n);
       if (key) keyed.insert(n);
-      const bool big = !(n->op->flags & ir::kView) && !csr && n->outs[0].numel().value() >= kMinNumel;
+      const bool big = !(n->op->flags & ir::kView) && !key && n->outs[0].numel().value() >= kMinNumel;
       if (heavy || big || always_worth(*n)) weighty.insert(n);
     }
     // Whatever an extern call reads needs memory and a kernel that fills it, however small.
@@ -84,6 +96,17 @@ struct Hoister {
         if (frozen.contains(v.node) && computes(v.node)) weighty.insert(v.node);
       });
     }
+  }
+  // What ops that may read arguments need of them.
+  void find_wanted() {
+    auto unwritten = [&](uint32_t i) { return !(i < state.written.size() && state.written[i]); };
+    std::function<void(Node*)> visit = [&](Node* n) {
+      if (n->op->name == "graph::input") input_of.try_emplace(n, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
+      if (is_own(*n) || !wanted.insert(n).second) return;
+      ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
+    };
+    for (Node* n : g.nodes())
+      if (reads_content(*n) && follows_from_integers(g, std::get<Value>(n->args[0]), unwritten)) visit(n);
   }
   static bool is_extern(const Node& n) {
     const ops::OpRow* row = ops::find_op(n.op->name);
@@ -110,47 +133,15 @@ struct Hoister {
       if (!weighty.contains(n)) ir::for_each_input(*n, [&](Value& v) { use(v); });
     for (Value& v : g.outputs)
       if (v) use(v);
+    for (Node* n : g.nodes())  // their sizes are those of the plan
+      if (n->op->name == "vitrify::mask_positions") use(n->out());
     return out;
   }
 
-  // A copy of everything `outs` need, as a graph of its own.
   FrozenGroup extract(const std::vector<Value>& outs) {
-    FrozenGroup group;
-    group.graph = std::make_shared<Graph>();
-    Graph& p = *group.graph;
-    p.name = g.name + ".frozen";
-    std::vector<Node*> need;
-    std::unordered_set<Node*> seen;
-    std::function<void(Node*)> visit = [&](Node* n) {
-      if (!seen.insert(n).second) return;
-      ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
-      need.push_back(n);
-    };
-    for (const Value& v : outs) visit(v.node);
-    std::unordered_map<Node*, Node*> copy;
-    p.constants = g.constants;
-    for (Node* n : need) {
-      if (n->op->name == "graph::input") {
-        const uint32_t i = input_of.at(n);
-        copy[n] = p.add_input(g.inputs[i].kind, g.inputs[i].name, n->outs[0]).node;
-        group.sources.push_back(i);
-        continue;
-      }
-      if (n->op->name == "graph::constant") {
-        copy[n] = p.add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]).node;
-        continue;
-      }
-      auto args = n->args;
-      for (ir::Arg& a : args) {
-        if (auto* v = std::get_if<Value>(&a); v && *v) v->node = copy.at(v->node);
-        if (auto* l = std::get_if<std::vector<Value>>(&a))
-          for (Value& v : *l)
-            if (v) v.node = copy.at(v.node);
-      }
-      copy[n] = p.append(p.op(n->op->name, n->op->flags), std::move(args), n->outs);
-    }
-    for (const Value& v : outs) p.outputs.push_back({copy.at(v.node), v.index});
-    return group;
+    Slice cut = slice(g, outs);
+    cut.graph->name = g.name + ".frozen";
+    return {std::move(cut.graph), std::move(cut.sources), {}};
   }
 
   void inputs_below(Node* n, std::unordered_set<const Node*>& seen, std::vector<uint32_t>& out) {

@@ -526,7 +526,10 @@ TEST_F(DoorTest, InputsThatAlias) {
 }
 
 TEST_F(DoorTest, ResultsThatAliasArguments) {
-  auto fast = compile([](Tensor x) { return std::make_tuple(x, x.t(), x.select(0, 1).view({2, 2}), x + 1, x.mul_(2)); });
+  auto fast = compile([](Tensor x) {
+    Tensor fresh = x + 1;
+    return std::make_tuple(x, x.t(), x.select(0, 1).view({2, 2}), fresh, x.mul_(2));
+  });
   Tensor x = torch::randn({3, 4});
   for (int i = 0; i < 2; ++i) {
     auto before = x.clone();
@@ -582,6 +585,27 @@ TEST_F(DoorTest, Nested) {
   EXPECT_EQ(count("captures"), 1u);
   EXPECT_SAME(inner(x), x.relu() + 1);
   EXPECT_EQ(count("captures"), 2u);
+}
+
+TEST_F(DoorTest, RandomState) {
+  auto fast = compile([](Tensor x) { return x + torch::rand({5}); });
+  Tensor x = torch::zeros({5});
+  torch::manual_seed(3);
+  Tensor a = fast(x), b = fast(x), after = torch::rand({2});
+  torch::manual_seed(3);
+  EXPECT_SAME(a, torch::rand({5}));
+  EXPECT_SAME(b, torch::rand({5}));
+  EXPECT_SAME(after, torch::rand({2}));
+  // A program that seeds cannot be captured, also when the seed is the one that is set already.
+  auto seeds = [](Tensor x) {
+    torch::manual_seed(3);
+    return x + torch::rand({5});
+  };
+  Warnings warnings;
+  auto seeded = compile(seeds);
+  torch::manual_seed(3);
+  for (int i = 0; i < 2; ++i) EXPECT_SAME(seeded(x), seeds(x));
+  EXPECT_THAT(warnings.seen, ElementsAre(HasSubstr("random number generator")));
 }
 
 TEST_F(DoorTest, ExplainAndCounters) {

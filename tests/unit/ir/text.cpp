@@ -106,6 +106,11 @@ struct Random {
   }
 };
 
+TEST(Text, LinesOfCommentBeforeTheGraph) {
+  const std::string graph = "graph @g() {\n  return undefined\n}\n";
+  EXPECT_EQ(print(parse("# options: {}\n# inputs: []\n" + graph)), print(parse(graph)));
+}
+
 TEST(IrText, example) {
   const char* text =
       "graph @name(%0: f32[2,s0*3] arg \"x\", %1: f32[4,3]{1,4} cuda:0 param \"w\") syms(s0 hint=8 range=[2,1024]) {\n"

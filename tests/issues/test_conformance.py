@@ -1,0 +1,189 @@
+"""Where a compiled call once differed from eager: one small case each."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import compare  # noqa: E402
+
+NAN = float("nan")
+
+
+def check(fn, *sample):
+    with torch.no_grad():
+        return compare.compare(fn, sample)
+
+
+def same_error(fn, *sample):
+    """Eager's exception, to the letter."""
+    with torch.no_grad():
+        _, eager = compare.attempt(fn, *compare.copied(sample))
+        compiled = vitrify.compile(fn)
+        for _ in range(2):
+            _, ours = compare.attempt(compiled, *compare.copied(sample))
+            assert type(ours) is type(eager) and str(ours).partition("\n")[0] == str(eager).partition("\n")[0]
+    assert eager is not None
+
+
+# ---- values
+
+@pytest.mark.parametrize("op", [torch.relu, lambda x: torch.clamp_min(x, 0), lambda x: torch.fmax(x, torch.zeros_like(x)), lambda x: -torch.relu(x), F.softshrink, torch.nan_to_num])
+def test_maximum_behind_abs(op):
+    check(lambda x: op(torch.abs(x)), torch.tensor([1.0, -2.0, 0.0, -0.0, NAN, float("inf"), -float("inf")] * 9))
+
+
+def test_default_dtype_is_followed():
+    def fn(i, mask):
+        return i * 0.5, torch.arange(3) / 2, torch.full((2,), 1.5), torch.zeros(2), i < 0.1, mask.to(torch.int32) + 0.1, torch.sqrt(i)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for (_, ours), (_, eager) in zip(compare.flat(vitrify.compile(fn)(torch.arange(5), torch.tensor([True, False]))), compare.flat(fn(torch.arange(5), torch.tensor([True, False])))):
+            compare.check_meta("out", ours, eager)
+            assert torch.equal(ours, eager)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_meta_says_another_type():
+    """ATen's Meta kernel promises float32 statistics, its CPU kernel gives bfloat16: nothing may be read as what it is not."""
+    def fn(x, w, b, mean, var):
+        return torch.ops.aten._batch_norm_with_update(x, w, b, mean, var, 0.1, 1e-5)[0], mean + 1
+    torch.manual_seed(0)
+    check(fn, *(torch.rand(s, dtype=torch.bfloat16) for s in ((3, 4, 5), 4, 4, 4, 4)))
+
+
+def test_extern_gets_the_contiguous_copy_it_was_given():
+    ids = torch.tensor([0, 9, 1, 9, 2, 9, 3, 9])
+    check(lambda i, w, o: F.embedding_bag(i, w, o), ids[::2], torch.randn(5, 3), torch.tensor([0, 7, 2, 7])[::2])
+
+
+# ---- random numbers
+
+def test_seeding_inside_is_not_captured():
+    def fn(x):
+        torch.manual_seed(5)
+        return x + torch.rand(4)
+    assert check(fn, torch.zeros(4))["kernels_launched"] == 0
+
+
+def test_seeding_inside_and_putting_it_back():
+    def fn(x):
+        state = torch.get_rng_state()
+        torch.manual_seed(5)
+        r = torch.rand(4)
+        torch.set_rng_state(state)
+        return x + r
+    check(fn, torch.zeros(4))
+
+
+def test_drawing_is_captured():
+    check(lambda x: F.dropout(x, 0.5) + torch.rand(8), torch.ones(8))
+
+
+# ---- metadata
+
+@pytest.mark.parametrize("fn", [torch.linalg.eig, lambda x: torch.svd_lowrank(x)[2], torch.fft.rfftn, torch.fft.ifft, torch.fft.ihfft, lambda x: torch.fft.ifft(x).imag])
+def test_strides_and_conj_of_results_as_eager(fn):
+    check(fn, torch.randn(6, 6))
+
+
+def test_what_meta_got_wrong_is_learned():
+    fn = vitrify.compile(torch.linalg.eig)
+    x = torch.randn(7, 7)
+    with torch.no_grad():
+        before = dict(vitrify.counters)
+        for _ in range(4):
+            out = fn(x)
+        after = dict(vitrify.counters)
+    assert out[1].stride() == torch.linalg.eig(x)[1].stride()
+    assert after["fallbacks"] - before["fallbacks"] <= 1
+    assert after["compiled_calls"] - before["compiled_calls"] >= 3
+
+
+@pytest.mark.parametrize("sizes, strides", [((1,), (4,)), ((1, 3), (1, 1)), ((3, 1, 2), (2, 7, 1)), ((4,), (3,)), ((2, 3), (1, 4)), ((2, 0), (5, 1)), ((3, 2), (0, 1))])
+def test_strides_to_the_letter(sizes, strides):
+    compiled = vitrify.compile(lambda: torch.empty_strided(sizes, strides))
+    assert compiled().stride() == strides == compiled().stride()
+
+
+@pytest.mark.parametrize("fn", [torch.nan_to_num, F.logsigmoid, lambda x: 2.0 ** x, lambda x: x.std(-1, keepdim=True) + (x > 0), lambda x: x + 0, lambda x: x * 1])
+def test_strides_of_odd_layouts(fn):
+    check(fn, torch.randn(40).as_strided((1, 7, 1, 2), (7, 1, 14, 7)))
+    check(fn, torch.randn(40)[:28:2].view(7, 2).t())
+    check(fn, torch.randn(4, 5).t())
+    check(fn, torch.randn(1, 5).expand(4, 5))
+
+
+@pytest.mark.parametrize("name", ["select_scatter", "slice_scatter", "diagonal_scatter"])
+def test_scatters_keep_gaps(name):
+    x = torch.randn(10, 12)[::2, ::2]
+    src = {"select_scatter": (torch.randn(6), 0, 1), "slice_scatter": (torch.randn(2, 6), 0, 1, 3), "diagonal_scatter": (torch.randn(5),)}[name]
+    check(getattr(torch, name), x, *src)
+
+
+def test_complex_half():
+    check(lambda x: x.chalf(), torch.randn(4))
+
+
+# ---- aliasing and versions
+
+@pytest.mark.parametrize("fn", [
+    lambda x: (x + 1).chunk(2), lambda x: (x * 2).unbind(0), lambda x: torch.unsafe_chunk(x, 2), lambda x: torch.unsafe_split_with_sizes(x + 1, [1, 3]),
+    lambda x: ((y := x + 1)[1:], y[:-1]), lambda x: (x + 1).expand(3, 4, 6), lambda x: ((y := x.exp()).t(), y.view(-1)), lambda x: ((y := x + 1)[0], y.mul_(2)[1]),
+])
+def test_results_share_memory_as_in_eager(fn):
+    check(fn, torch.randn(4, 6))
+
+
+def test_view_changed_in_place_counts():
+    def fn(x):
+        v = x.view(2, 6)
+        v.t_()
+        return v + 1
+    check(fn, torch.randn(3, 4))
+
+
+# ---- errors
+
+@pytest.mark.parametrize("fn, sample", [
+    (lambda x, i: torch.gather(x, 1, i), (torch.randn(2, 2), torch.tensor([[0, 23]]))),
+    (lambda x, i: torch.zeros(3).scatter_add(0, i, x), (torch.randn(2), torch.tensor([0, 34]))),
+    (lambda x, i: F.embedding(i, x), (torch.randn(4, 3), torch.tensor([1, 9]))),
+    (lambda x, i: x[i], (torch.randn(4, 3), torch.tensor([1, -9]))),
+    (lambda x, i: torch.index_select(x, 0, i), (torch.randn(4, 3), torch.tensor([1, 9]))),
+    (lambda x, i: i // (i - i), (torch.randn(4), torch.arange(4))),
+    (lambda x, i: torch.scatter_add(x, 0, i, torch.randn(2, 2)), (torch.randn(3), torch.tensor([0]))),
+    (lambda x, i: F.softshrink(x, -0.5), (torch.randn(3), None)),
+    (lambda x, i: F.huber_loss(x, x, delta=-1.0), (torch.randn(3), None)),
+    (lambda x, i: F.layer_norm(x, (3,), torch.ones(1, 3)), (torch.randn(2, 3), None)),
+    (lambda x, i: torch.amax(x.view((1,) * 65), 0), (torch.randn(1), None)),
+    (lambda x, i: torch.cat([x, x], out=x.view(-1)[:0]), (torch.randn(2, 3), None)),
+    (lambda x, i: torch.gather(x, 0, i, out=torch.empty(2, dtype=torch.float64)), (torch.randn(3), torch.tensor([0, 1]))),
+    (lambda x, i: torch.complex(x, x, out=torch.empty(3, dtype=torch.complex128)), (torch.randn(3), None)),
+])
+@pytest.mark.filterwarnings("ignore")
+def test_errors_are_eagers(fn, sample):
+    try:
+        same_error(fn, *sample)
+    except AssertionError:
+        if compare.attempt(fn, *sample)[1] is not None:
+            raise
+        check(fn, *sample)  # eager accepts it: then its result
+
+
+def test_a_fault_leaves_the_inputs_alone():
+    def fn(x, i):
+        x.add_(1)
+        return x[i]
+    x = torch.zeros(4)
+    compiled = vitrify.compile(fn)
+    with torch.no_grad():
+        compiled(x, torch.tensor([1]))
+        assert x.eq(1).all()
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([7]))
+    assert x.eq(2).all()  # as eager: the write came before the fault
