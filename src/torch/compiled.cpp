@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "ops/shapes.h"
 #include "pipeline/pipeline.h"
@@ -42,8 +43,9 @@ class ContextPool {
       (void)c.release();
       return;
     }
+    static const size_t most = std::max(8u, 2 * std::thread::hardware_concurrency());  // each holds the memory of a run
     std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(c));
+    if (idle_.size() < most) idle_.push_back(std::move(c));
   }
   ~ContextPool() { delete hot_.load(); }
 

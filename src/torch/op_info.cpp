@@ -64,7 +64,7 @@ void OpTable::classify(OpInfo& info) {
   if (info.op.hasTag(at::Tag::nondeterministic_seeded)) info.flags |= ir::kRandom;
   if (info.op.hasTag(at::Tag::dynamic_output_shape)) info.flags |= ir::kDataDependent;
   bool aten = ns == "aten" || ns == "prims";
-  if (!aten && ns != "mkldnn" && ns != "quantized") info.flags |= ir::kEffect;
+  if (!aten && ns != "mkldnn" && ns != "quantized" && ns != "vitrify") info.flags |= ir::kEffect;
 
   if (ns == "profiler" || ns == "vitrify" || ns == "prim") {
     info.kind = OpKind::Pass;
