@@ -7,11 +7,6 @@ if(_llvm_sources)
   target_include_directories(vitrify_llvm PRIVATE src)
   target_include_directories(vitrify_llvm SYSTEM PRIVATE ${LLVM_INCLUDE_DIRS})
   target_compile_options(vitrify_llvm PRIVATE -fno-rtti -fvisibility=hidden)
-  if("undefined" IN_LIST VITRIFY_SANITIZE)
-    # LLVM has no RTTI, so what derives from its classes has none either, nor have our classes in the same object: nothing to check against.
-    target_compile_options(vitrify_llvm PRIVATE -fno-sanitize=vptr)
-    target_compile_options(vt_codegen PUBLIC -fno-sanitize=vptr)
-  endif()
   llvm_map_components_to_libnames(_llvm_libs orcjit x86codegen x86asmparser passes)
   target_link_libraries(vitrify_llvm PRIVATE vt_loop ${_llvm_libs} Threads::Threads)
   # What LLVM compresses with goes inside too, where the static libraries are installed: the wheel must not ask for the machine's.

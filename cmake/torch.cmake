@@ -34,9 +34,6 @@ if(_torch_sources)
   # -fpch-preprocess lets ccache hash a file that uses the precompiled header.
   target_compile_options(vitrify PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_precompile_headers(vitrify PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <fmt/format.h> <vector> <string>)
-  if("undefined" IN_LIST VITRIFY_SANITIZE)
-    target_compile_options(vitrify PUBLIC -fno-sanitize=vptr)  # as in llvm.cmake
-  endif()
   if(NOT VITRIFY_SANITIZE)
     target_link_options(vitrify PRIVATE -Wl,-z,defs)  # a symbol that nobody defines is an error here, not when Python imports the package
   endif()

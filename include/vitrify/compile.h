@@ -4,17 +4,18 @@
 //   auto fast = vitrify::compile(net);          // a shared_ptr to a module or a module holder; calls net->forward(...)
 //   at::Tensor y = fast(x);
 //
-// Arguments and results may be tensors, numbers, bools, enums, strings, at::Scalar, c10::Device, std::optional, std::vector, std::array, std::map, std::pair,
-// std::tuple of these, and structs for which `auto fields(S& s) { return std::tie(s.a, s.b); }` stands in the struct's own namespace. A result may be void.
+// Arguments and results may be tensors, numbers, bools, enums, strings, at::Scalar, c10::Device, std::optional, std::vector, std::array, std::map,
+// std::pair, std::tuple of these, and structs for which `auto fields(S& s) { return std::tie(s.a, s.b); }` stands in the struct's own namespace. A
+// result may be void.
 //
-// The callable runs once per signature on placeholder tensors; what it does besides tensor ops happens then and not on later calls. Guards: dtype, sizes,
-// strides, device of every tensor, every other argument's value, the module's training flags and the metadata of its parameters, grad mode, inference mode,
-// autocast, thread count. Tensors the callable holds (captured by value or by reference, globals) are taken by identity at capture and read live; a module's
-// parameters and buffers may be written in place, but after replace_module or another change of its structure call reset().
+// The callable runs once per signature on placeholder tensors; what it does besides tensor ops happens then and not on later calls. Guards: dtype,
+// sizes, strides, device of every tensor, every other argument's value, the module's training flags and the metadata of its parameters, grad mode,
+// inference mode, autocast, thread count. Tensors the callable holds (captured by value or by reference, globals) are taken by identity at capture
+// and read live; a module's parameters and buffers may be written in place, but after replace_module or another change of its structure call reset().
 //
-// A call runs the callable itself, with one warning for each kind of reason, when it reads a tensor's value (item(), data_ptr), when it assigns to an argument
-// that it takes by reference, when it needs gradients, or when there are recompile_limit signatures already. Under fullgraph the first two throw CaptureError.
-// What the callable throws, it throws as if called directly.
+// A call runs the callable itself, with one warning for each kind of reason, when it reads a tensor's value (item(), data_ptr), when it assigns to an
+// argument that it takes by reference, when it needs gradients, or when there are recompile_limit signatures already. Under fullgraph the first two
+// throw CaptureError. What the callable throws, it throws as if called directly.
 //
 // Thread-safe: one compiled object may be called from many threads.
 #pragma once
@@ -42,11 +43,11 @@
 
 namespace vitrify {
 
-// On the CPU all modes give the same code: there are no launch graphs to record, and a kernel is tuned when it is built. They are accepted so that a program
-// written for a GPU runs.
+// On the CPU all modes give the same code: there are no launch graphs to record, and a kernel is tuned when it is built. They are accepted so that a
+// program written for a GPU runs.
 enum class Mode { Default, ReduceOverhead, MaxAutotune, MaxAutotuneNoCudagraphs };
-// Which sizes of the arguments one compiled signature serves. Auto: the sizes of the first call, and from the second signature on, any value of those that
-// changed. Always: any value of every size (0 and 1 are still signatures of their own). Never: every set of sizes is a signature.
+// Which sizes of the arguments one compiled signature serves. Auto: the sizes of the first call, and from the second signature on, any value of those
+// that changed. Always: any value of every size (0 and 1 are still signatures of their own). Never: every set of sizes is a signature.
 enum class Dynamic { Auto, Always, Never };
 
 struct CompileOptions {
@@ -82,7 +83,11 @@ struct Flat {
 template <class T>
 concept HasFields = requires(T& t) { fields(t); };
 template <class T>
-concept IsRange = requires(T& v) { v.begin(); v.end(); v.size(); };
+concept IsRange = requires(T& v) {
+  v.begin();
+  v.end();
+  v.size();
+};
 template <class>
 inline constexpr bool kUnsupported = false;
 
@@ -99,12 +104,17 @@ void walk(T& v, Flat* flat, F&& on_tensor) {
   } else if constexpr (std::is_same_v<U, at::Scalar>) {
     if (flat) {
       flat->tag('c'), flat->bytes(v.type());
-      if (v.isIntegral(/*includeBool=*/true)) flat->bytes(v.toLong());
-      else flat->bytes(v.toComplexDouble());
+      if (v.isIntegral(/*includeBool=*/true))
+        flat->bytes(v.toLong());
+      else
+        flat->bytes(v.toComplexDouble());
     }
   } else if constexpr (HasFields<U>) {
     std::apply([&](auto&... x) { (walk(x, flat, on_tensor), ...); }, fields(const_cast<U&>(v)));
-  } else if constexpr (requires { v.has_value(); *v; }) {
+  } else if constexpr (requires {
+                         v.has_value();
+                         *v;
+                       }) {
     if (flat) flat->tag(v.has_value() ? 'o' : '-');
     if (v.has_value()) walk(*v, flat, on_tensor);
   } else if constexpr (requires { std::tuple_size<U>::value; }) {
@@ -116,12 +126,16 @@ void walk(T& v, Flat* flat, F&& on_tensor) {
     }
   } else if constexpr (IsRange<U>) {
     using Element = std::decay_t<decltype(*v.begin())>;
-    static_assert(!std::is_trivially_copyable_v<U> || std::is_trivially_copyable_v<Element>, "vitrify::compile: pass tensors in a container that owns them, a std::vector");
+    static_assert(!std::is_trivially_copyable_v<U> || std::is_trivially_copyable_v<Element>,
+                  "vitrify::compile: pass tensors in a container that owns them, a std::vector");
     if (flat) flat->tag('['), flat->bytes(v.size());
     for (auto&& x : v) walk(x, flat, on_tensor);
   } else if constexpr (std::is_same_v<U, std::nullopt_t> || std::is_same_v<U, std::monostate>) {
     if (flat) flat->tag('0');
-  } else if constexpr (requires { v.real(); v.imag(); }) {
+  } else if constexpr (requires {
+                         v.real();
+                         v.imag();
+                       }) {
     if (flat) flat->tag('z'), flat->bytes(v.real()), flat->bytes(v.imag());
   } else {
     static_assert(kUnsupported<U>, "vitrify::compile: this argument or result type is not supported; give it a `fields` function in its namespace");
@@ -154,8 +168,10 @@ class Engine {
 // An argument as the callable gets it: the copy made for the capture, with the value category of the call.
 template <class Arg, class Copy>
 decltype(auto) pass(Copy& copy) {
-  if constexpr (std::is_array_v<std::remove_reference_t<Arg>>) return (copy);
-  else return std::forward<Arg>(copy);
+  if constexpr (std::is_array_v<std::remove_reference_t<Arg>>)
+    return (copy);
+  else
+    return std::forward<Arg>(copy);
 }
 
 // Takes the same parameters whatever it is called with: not a template, not an overload set.
@@ -177,7 +193,8 @@ inline constexpr bool kOneSignature<Forward<M>> = requires { &M::forward; };
 template <class F>
 class Compiled {
  public:
-  Compiled(F f, CompileOptions o, std::shared_ptr<torch::nn::Module> m) : f_(std::move(f)), engine_(std::make_shared<detail::Engine>(std::move(o), std::move(m))) {}
+  Compiled(F f, CompileOptions o, std::shared_ptr<torch::nn::Module> m)
+      : f_(std::move(f)), engine_(std::make_shared<detail::Engine>(std::move(o), std::move(m))) {}
 
   template <class... Args>
   auto operator()(Args&&... args) -> std::decay_t<std::invoke_result_t<F&, Args...>> {
@@ -197,8 +214,10 @@ class Compiled {
       const auto before = assignable<Args...>(copy, std::index_sequence_for<Args...>());
       Result r = std::apply(
           [&](auto&... a) -> Result {
-            if constexpr (is_void) return f_(detail::pass<Args>(a)...), std::monostate();
-            else return f_(detail::pass<Args>(a)...);
+            if constexpr (is_void)
+              return f_(detail::pass<Args>(a)...), std::monostate();
+            else
+              return f_(detail::pass<Args>(a)...);
           },
           copy);
       const auto after = assignable<Args...>(copy, std::index_sequence_for<Args...>());
@@ -222,7 +241,7 @@ class Compiled {
     }
   }
 
-  void reset() { engine_->reset(); }                         // forgets what was compiled, looks at the module anew
+  void reset() { engine_->reset(); }                          // forgets what was compiled, looks at the module anew
   std::string explain() const { return engine_->explain(); }  // graphs, kernels and plans as text
 
  private:
@@ -254,7 +273,8 @@ auto compile(H holder, CompileOptions o = {}) {
   return compile(holder.ptr(), std::move(o));
 }
 template <class F>
-  requires(!requires(F f) { f.ptr()->is_training(); } && !requires(F f) { f->is_training(); })
+  requires(
+      !requires(F f) { f.ptr()->is_training(); } && !requires(F f) { f->is_training(); })
 auto compile(F f, CompileOptions o = {}) {
   return Compiled<F>(std::move(f), std::move(o), nullptr);
 }

@@ -310,7 +310,7 @@ const OpRow kRows[] = {
     {"aten::slice_backward", 0, shape_backward_of_view, lower<lower_slice_backward>},
     {"aten::select_backward", 0, shape_backward_of_view, lower<lower_select_backward>},
     {"aten::diagonal_backward", 0, shape_backward_of_view, lower<lower_diagonal_backward>},
-    {"aten::as_strided", V, nullptr, nullptr},
+    {"aten::as_strided", V, shape_as_strided, nullptr},
     {"aten::view_as_real", V, nullptr, nullptr},
     {"aten::view_as_complex", V, nullptr, nullptr},
 };

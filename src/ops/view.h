@@ -22,6 +22,7 @@ Shape shape_t(sym::Context&, ArgSpan);
 Shape shape_slice(sym::Context&, ArgSpan);
 Shape shape_select(sym::Context&, ArgSpan);
 Shape shape_unfold(sym::Context&, ArgSpan);
+Shape shape_as_strided(sym::Context&, ArgSpan);
 Shape shape_diagonal(sym::Context&, ArgSpan);
 Shape shape_flip(sym::Context&, ArgSpan);
 Shape shape_split(sym::Context&, ArgSpan);

@@ -105,6 +105,16 @@ Shape shape_unsqueeze(sym::Context& ctx, ArgSpan args) {
   t.strides.insert(t.strides.begin() + *d, stride);
   return one(t);
 }
+Shape shape_as_strided(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* size = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  auto* stride = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[2]) : nullptr;
+  if (!x || !size || !stride || size->size() != stride->size()) return {};
+  TensorType t = plain(*x);
+  t.sizes.assign(size->begin(), size->end());
+  t.strides.assign(stride->begin(), stride->end());
+  return one(t);
+}
 Shape shape_expand(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* size = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;

@@ -238,8 +238,10 @@ class Compiled final : public CompiledGraph {
       const int64_t v = sym::eval(g.expr, value);
       if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
     }
-    for (auto& f : frozen_)
-      for (uint32_t r : f->group().results) {
+    for (auto& f : frozen_) {
+      const FrozenGroup& group = f->group();
+      if (std::none_of(group.sources.begin(), group.sources.end(), [&](uint32_t i) { return i < program_.num_args; })) continue;
+      for (uint32_t r : group.results) {
         const ir::TensorType& type = graph.inputs[r].value.type();
         const at::Tensor& t = *c.inputs[r];
         if (t.dim() != static_cast<int64_t>(type.dim())) return false;
@@ -248,6 +250,7 @@ class Compiled final : public CompiledGraph {
           if (t.size(k) != sym::eval(type.sizes[d], value) || (t.size(k) > 1 && t.stride(k) != sym::eval(type.strides[d], value))) return false;
         }
       }
+    }
     return true;
   }
 

@@ -1,6 +1,6 @@
 // The C++ door's engine: signatures, guards and entries of one compiled callable.
-#include <ATen/autocast_mode.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -91,10 +91,12 @@ std::vector<int64_t> shape_of(const std::vector<at::Tensor>& tensors) {
   return shape;
 }
 
-struct Again {};        // leaves an entry's once_flag unset
-struct NotDynamic {};   // the program needs its sizes fixed
+struct Again {};       // leaves an entry's once_flag unset
+struct NotDynamic {};  // the program needs its sizes fixed
 
-bool share_memory(const at::Tensor& a, const at::Tensor& b) { return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b); }
+bool share_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
+}
 
 }  // namespace
 
@@ -162,9 +164,12 @@ struct Engine::Entry {
             if (free[here]) equal.emplace_back(here, e);
             continue;
           }
-          const bool bound = sym::is_symbol(e) && std::any_of(bindings.begin(), bindings.end(), [&](auto& b) { return b.first == ctx.symbol_info(e).id; });
-          if (sym::is_symbol(e) && !bound) bindings.emplace_back(ctx.symbol_info(e).id, here);
-          else equal.emplace_back(here, e);
+          const bool bound =
+              sym::is_symbol(e) && std::any_of(bindings.begin(), bindings.end(), [&](auto& b) { return b.first == ctx.symbol_info(e).id; });
+          if (sym::is_symbol(e) && !bound)
+            bindings.emplace_back(ctx.symbol_info(e).id, here);
+          else
+            equal.emplace_back(here, e);
         }
     }
   }
@@ -197,9 +202,9 @@ struct Engine::Impl {
 
   mutable std::shared_mutex mutex;
   std::shared_ptr<const ModuleView> view;
-  std::unordered_map<std::string, Entries> entries;         // by everything but sizes and strides of the arguments
+  std::unordered_map<std::string, Entries> entries;  // by everything but sizes and strides of the arguments
   size_t count = 0;
-  std::unordered_set<std::string> fixed;                    // keys of `entries` whose programs need their sizes fixed
+  std::unordered_set<std::string> fixed;  // keys of `entries` whose programs need their sizes fixed
   bool warned_grad = false, warned_limit = false;
   std::atomic<int> refusals{0};
 
@@ -208,7 +213,8 @@ struct Engine::Impl {
   }
   void warn_grad() {
     if (std::unique_lock lock(mutex); std::exchange(warned_grad, true)) return;
-    TORCH_WARN("vitrify: ", spec.name, " ran eagerly: it needs gradients, and this version compiles inference only. Call it under torch::NoGradGuard.");
+    TORCH_WARN("vitrify: ", spec.name,
+               " ran eagerly: it needs gradients, and this version compiles inference only. Call it under torch::NoGradGuard.");
   }
   std::string key(const ModuleView&, const Flat& call) const;
   std::shared_ptr<Entry> entry_for(const std::string& key, const std::vector<int64_t>& shape, const std::vector<at::Tensor>& args);
@@ -242,7 +248,8 @@ std::string Engine::Impl::key(const ModuleView& view, const Flat& call) const {
 }
 
 // The entry that serves this call, or may once it has been captured; null: run eagerly.
-std::shared_ptr<Engine::Entry> Engine::Impl::entry_for(const std::string& key, const std::vector<int64_t>& shape, const std::vector<at::Tensor>& args) {
+std::shared_ptr<Engine::Entry> Engine::Impl::entry_for(const std::string& key, const std::vector<int64_t>& shape,
+                                                       const std::vector<at::Tensor>& args) {
   auto look = [&]() -> std::shared_ptr<Entry> {
     auto it = entries.find(key);
     if (it == entries.end()) return nullptr;
@@ -413,12 +420,14 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
     out.clear();
     return false;
   } catch (const std::exception& err) {
-    // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state eager leaves.
+    // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state
+    // eager leaves.
     if (has_effects(e->graph->program())) throw;
     counters().eager_calls++;
     if (dynamic_cast<const InternalError*>(&err)) {
       counters().fallbacks++;
-      if (!dynamic_cast<const capture::PlanRefused*>(&err)) TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
+      if (!dynamic_cast<const capture::PlanRefused*>(&err))
+        TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
       e->refused = true;
       if (impl_->refusals++ < kMaxAttempts) e->stale = true;  // captured again, with what was learned
     }

@@ -240,6 +240,8 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   };
   for (int64_t d = 0; d < w->dim(); ++d)
     if (w->hint_sizes()[d] > 1 && w->hint_strides()[d] == 0) fail(fmt::format("{} writes to an expanded tensor", op));
+  for (size_t d = 0; d < s.type.dim(); ++d)  // the final value of the whole is written back
+    if (s.type.strides[d].is(0) && !s.type.sizes[d].is(1)) fail(fmt::format("{} writes into an expanded tensor", op));
   auto check = [&](const at::Tensor& t) {
     capture::FakeImpl* f = capture::as_fake(t);
     if (!f || f == w || f->view->storage != w->view->storage) return;

@@ -28,7 +28,7 @@ bool keep_whole(std::string_view name) { return name == "aten::linear"; }
 bool special(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
       "aten::lift_fresh", "aten::copy_", "aten::fill_.Scalar", "aten::zero_", "aten::index.Tensor", "aten::repeat_interleave.Tensor", "aten::native_batch_norm",
-      "aten::_local_scalar_dense", "aten::as_strided", "aten::detach_", "aten::is_pinned", "aten::cudnn_batch_norm",
+      "aten::_local_scalar_dense", "aten::as_strided", "aten::as_strided_", "aten::detach_", "aten::is_pinned", "aten::cudnn_batch_norm",
       "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"};
   return names.count(name) > 0;
 }

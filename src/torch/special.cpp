@@ -90,6 +90,27 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return run_view(info, stack);
   }
 
+  if (name == "aten::as_strided_") {  // global average pooling marks its result as channels-last so: other strides for dims of size 1
+    FakeImpl* f = as_fake(args[0].toTensor());
+    const TensorType& type = f ? f->view->type : TensorType{};
+    auto sizes = capture::ints_of(args[1]), strides = capture::ints_of(args[2]);
+    bool same_place = f && f->view->storage->input < 0 && args[3].isNone() && sizes.size() == type.dim() && strides.size() == type.dim(), same_strides = true;
+    for (size_t d = 0; same_place && d < sizes.size(); ++d) {
+      same_place = sizes[d] == type.sizes[d] && (sizes[d].is(1) || strides[d] == type.strides[d]);
+      same_strides = same_strides && strides[d] == type.strides[d];
+    }
+    if (!same_place) fail("calls aten::as_strided_, which cannot be captured");
+    if (!same_strides) {
+      Stack view(args.begin(), args.end());
+      run_view(*ops.find("aten::as_strided"), &view);
+      auto made = as_fake(view.back().toTensor())->view;
+      made->in_place = &info;
+      f->view = made;
+      f->set_geometry();
+    }
+    return finish(args[0]);
+  }
+
   if (name == "aten::copy_") {
     at::Tensor self = fake_of(args[0].toTensor()), src = fake_of(args[1].toTensor());
     check_write(self, {IValue(self), IValue(src)}, name);

@@ -137,7 +137,8 @@ class Node final : public c10::SymNodeImpl {
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
   std::optional<bool> constant_bool() override { return kind == Kind::Bool ? std::optional<bool>(a.value() != 0) : std::nullopt; }
   std::optional<int64_t> maybe_as_int() override { return is_int() && a.is_const() ? std::optional<int64_t>(a.value()) : std::nullopt; }
-  bool is_constant() override { return kind == Kind::Bool || kind == Kind::Float || (is_int() && a.is_const()); }
+  // torch's Python wrappers know no constant float.
+  bool is_constant() override { return kind == Kind::Bool || (is_int() && a.is_const()); }
   bool is_symbolic() override { return true; }
 
  private:

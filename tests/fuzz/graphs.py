@@ -158,22 +158,28 @@ class Inconclusive(Exception):
 
 
 def reference_of(program):
-    """fp64 leaves, with how far eager moves when every float input moves by one rounding: a program's conditioning is not ours to answer for."""
+    """fp64 leaves, with how far eager moves when every element of the float inputs moves by one rounding: a program's conditioning is not ours to answer for."""
     from compare import attempt, attempt_wide, copied, flat, relative, widen
 
     def leaves(fn, given, attempt=attempt):
         out, problem = attempt(fn, *given)
         return None if problem else [v for _, v in flat(out)] + [v for _, v in flat(given, "in")]
 
-    def nudged(value, factor):
-        return [t * factor if t.is_floating_point() and t.is_contiguous() else t for t in value]
+    def nudged(value, seed):
+        """Each element by one rounding, up or down: sums that cancel show what they are."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def move(t):
+            step = 2e-7 if t.dtype is torch.float32 else torch.finfo(t.dtype).eps / 2
+            return t * (1 + step * (2 * torch.randint(0, 2, t.shape, generator=generator) - 1).to(t.dtype))
+        return [move(t) if t.is_floating_point() and t.is_contiguous() else t for t in value]
 
     def run(fn, sample, count):
         plain = leaves(fn, copied(sample))
         wide = leaves(program.function(wide=True), list(widen(copied(sample))), attempt_wide)
         spread = [0.0] * count
-        for factor in (1 + 2e-7, 1 - 2e-7):
-            moved = leaves(fn, nudged(copied(sample), factor))
+        for seed in (1, 2, 3):
+            moved = leaves(fn, nudged(copied(sample), seed))
             if moved is None or wide is None or plain is None or len(moved) != count or len(wide) != count:
                 raise Inconclusive
             for i, (a, b, w) in enumerate(zip(plain, moved, wide)):

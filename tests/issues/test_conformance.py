@@ -147,6 +147,13 @@ def test_view_changed_in_place_counts():
     check(fn, torch.randn(3, 4))
 
 
+def test_write_through_a_view_of_an_expanded_input():
+    def fn(x):
+        x.mT[..., 0] = 3
+        return x + 1
+    check(fn, torch.randn(5).expand(4, 5))
+
+
 # ---- errors
 
 @pytest.mark.parametrize("fn, sample", [

@@ -43,7 +43,7 @@ def test_special_values(name, dtype):
     with torch.no_grad():
         for before, f in BEFORE.items():
             # Each value alone in a vector's tail, and in a full vector: eager's and our own kernels differ between the two.
-            for x in (plain, plain.repeat(4)[:67], plain[:5], plain.repeat(3).view(3, -1).t()):
+            for x in (plain, plain.repeat(3).view(3, -1).t()) if not before else (plain.repeat(2)[:67],):
                 try:
                     compare.compare(lambda x: op(f(x)), (x,))
                 except compare.Mismatch as wrong:

@@ -1,6 +1,6 @@
 """All ops of torch's op database, compiled beside eager, in worker processes (an op that crashes one is a row like any other).
 
-run_opinfo.py [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE]
+run_opinfo.py [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE] [--merge JSON...]
 """
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def report(rows, args, seconds) -> str:
     total = {c: sum(r.get(c, 0) for r in rows) for c in ("samples", "passed", *columns)}
     clean = sum(not r["failures"] for r in rows)
     out = ["# torch's op database, compiled beside eager", "",
-           f"Written by `tests/ops/run_opinfo.py` on torch {torch.__version__}, CPU, no grad, dtypes {args.dtypes}, at most {args.samples} samples of an op and dtype.",
+           f"Written by `tests/ops/run_opinfo.py --samples {args.samples} --report docs/opinfo-report.md` (in shards: `--json`, then `--merge`) on torch {torch.__version__}, CPU, no grad, dtypes {args.dtypes}, at most {args.samples} samples of an op and dtype.",
            "Compared: value (the accuracy rule against fp64; integers bitwise), dtype, shape, strides, aliasing, mutation, type of the exception.", "",
-           f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass** ({seconds:.0f} s).",
+           f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass**{f' ({seconds:.0f} s)' if seconds else ''}.",
            "Samples by how they ran: " + ", ".join(f"{total[c]} {c}" for c in columns) + ".", "",
            "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: error inputs that raise as in eager.", "",
            "| op | samples | passed | " + " | ".join(columns) + " | first difference |", "|---|--:|--:|" + "--:|" * len(columns) + "---|"]
@@ -112,10 +112,20 @@ def main():
     parser.add_argument("--op-limit", type=float, default=120, help="seconds for one op")
     parser.add_argument("--report", help="markdown table, docs/opinfo-report.md in the tree")
     parser.add_argument("--json")
+    parser.add_argument("--merge", nargs="+", help="run nothing: the report of these --json files (shards; a later file's row of an op wins)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         return worker(args)
+    if args.merge:
+        merged = {}
+        for file in args.merge:
+            merged.update({row["op"]: row for row in json.loads(Path(file).read_text()) if not row.get("skipped")})
+        text = report(list(merged.values()), args, 0)
+        if args.report:
+            Path(args.report).write_text(text)
+        print(text if not args.report else "\n".join(text.splitlines()[5:9]))
+        return 0
     import opinfo
     index, count = map(int, args.shard.split("/"))
     wanted = [n for n in dict.fromkeys(opinfo.name_of(op) for op in opinfo.database()) if re.search(args.ops, n)][index::count]

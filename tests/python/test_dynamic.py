@@ -52,12 +52,13 @@ def test_scratch_grows(delta):
     check(lambda x: torch.log_softmax(torch.exp(x) * 0.5, -1) + x, lambda n: (torch.randn(4, n),), (3, 5000, 77), delta)
 
 
+# Op, arguments for a size, plans for the four sizes: 2 where a size becomes 0 or 1 for the smallest, None where a size is fixed by what reads it.
 OPS = {
     "size_as_number": (lambda x: torch.softmax(x * x.shape[0], -1) + x.shape[1] / 2 - x.shape[0], lambda n: (torch.randn(n, 4),), 1),
     "size_arithmetic": (lambda x: x.reshape(-1)[: x.shape[0] * 2] + x.numel() // 3, lambda n: (torch.randn(n, 4),), 1),
     "cat": (lambda x, y: torch.cat([x, y * 2, x], 0).relu(), lambda n: (torch.randn(n, 4), torch.randn(n + 2, 4)), 1),
     "cat_last": (lambda x, y: torch.cat([x, y], -1).sum(-1), lambda n: (torch.randn(5, n), torch.randn(5, n + 3)), 1),
-    "split": (lambda x: [c * i for i, c in enumerate(x.split([x.shape[0] - 2, 2]))], lambda n: (torch.randn(n, 4),), 1),
+    "split": (lambda x: [c * i for i, c in enumerate(x.split([x.shape[0] - 2, 2]))], lambda n: (torch.randn(n, 4),), 2),
     "chunk_columns": (lambda x: torch.sigmoid(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], lambda n: (torch.randn(n, 8),), 1),
     "transpose_view": (lambda x: (x.transpose(1, 2).reshape(x.shape[0], -1) + 1).view(-1), lambda n: (torch.randn(n, 3, 5),), 1),
     "matmul": (lambda x, y: torch.relu(x @ y.t()).sum(0), lambda n: (torch.randn(n, 8), torch.randn(2 * n, 8)), 1),
@@ -77,14 +78,16 @@ OPS = {
     "tile": (lambda x: x.repeat(2, 3) + 1, lambda n: (torch.randn(n, 3),), 1),
     "batch_norm": (lambda x, m: F.batch_norm(x, m, m.abs() + 1) * 2, lambda n: (torch.randn(n, 6), torch.randn(6)), 1),
     "written": (lambda x: x.clone().mul_(2)[1:].add_(1), lambda n: (torch.randn(n, 6),), 1),
-    "slice_written": (lambda x: _slice_written(x), lambda n: (torch.randn(n, 6),), 1),
+    "slice_written": (lambda x: _slice_written(x), lambda n: (torch.randn(n, 6),), 2),
     "views_returned": (lambda x: (x[1:], x.t()), lambda n: (torch.randn(n, 6),), None),
     "branch": (lambda x: x * 2 if x.shape[0] > 10 else x + 1, lambda n: (torch.randn(n, 6),), 2),
     "equal_sizes": (lambda x, y: x + y if x.shape == y.shape else x.sum() + y, lambda n: (torch.randn(n, 6), torch.randn(n, 6)), 1),
     "stack_unbind": (lambda x: torch.stack([r * 2 for r in x.unbind(1)]), lambda n: (torch.randn(n, 3),), 1),
     "where": (lambda x: torch.where(torch.arange(x.shape[0])[:, None] < x.shape[0] // 2, x, -x), lambda n: (torch.randn(n, 3),), 1),
     "sort": (lambda x: x.sort(0).values * 2, lambda n: (torch.randn(n, 3),), 1),
-    "bmm": (lambda x: torch.softmax(x @ x.transpose(1, 2) / 3, -1) @ x, lambda n: (torch.randn(n, n + 1, 8),), 1),
+    "bmm": (lambda x: torch.softmax(torch.bmm(x, x.transpose(1, 2)) / 3, -1).bmm(x), lambda n: (torch.randn(n, n + 1, 8),), 1),
+    "matmul_of_batches": (lambda x: torch.softmax(x @ x.transpose(1, 2) / 3, -1) @ x, lambda n: (torch.randn(n, n + 1, 8),), None),  # torch's own matmul asks for numbers
+    "linear_of_batches": (lambda x, w: F.linear(x, w).relu(), lambda n: (torch.randn(2, n, n + 1, 8), torch.randn(5, 8)), None),
     "channels_last": (lambda x: (x * 2).mean((2, 3)), lambda n: (torch.randn(n, 3, 4, 5).to(memory_format=torch.channels_last),), 1),
 }
 

@@ -46,7 +46,8 @@ struct DoorTest : testing::Test {
 testing::AssertionResult same(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return testing::AssertionFailure() << "one is undefined";
   if (!a.defined()) return testing::AssertionSuccess();
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides()) return testing::AssertionFailure() << a.toString() << a.sizes() << " " << b.toString() << b.sizes();
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides())
+    return testing::AssertionFailure() << a.toString() << a.sizes() << " " << b.toString() << b.sizes();
   if (a.equal(b) || (a.is_floating_point() && at::allclose(a, b, 1e-5, 1e-6))) return testing::AssertionSuccess();
   return testing::AssertionFailure() << a << "\n" << b;
 }
@@ -54,7 +55,9 @@ testing::AssertionResult same(const Tensor& a, const Tensor& b) {
 // --- kinds of arguments and results
 
 TEST_F(DoorTest, TensorsAndNumbers) {
-  auto fn = [](Tensor x, int64_t n, double f, bool flip, const std::string& how) { return how == "relu" ? (flip ? -x : x).relu() * f + n : x.tanh() * f; };
+  auto fn = [](Tensor x, int64_t n, double f, bool flip, const std::string& how) {
+    return how == "relu" ? (flip ? -x : x).relu() * f + n : x.tanh() * f;
+  };
   auto fast = compile(fn);
   Tensor x = torch::randn({5, 7});
   for (int64_t n : {1, 2})
@@ -77,7 +80,8 @@ TEST_F(DoorTest, GenericCallableByTypeOfNumber) {
 }
 
 TEST_F(DoorTest, Containers) {
-  auto fn = [](std::vector<Tensor> v, std::optional<Tensor> bias, std::array<int64_t, 2> dims, std::pair<Tensor, double> p, std::map<std::string, Tensor> named) {
+  auto fn = [](std::vector<Tensor> v, std::optional<Tensor> bias, std::array<int64_t, 2> dims, std::pair<Tensor, double> p,
+               std::map<std::string, Tensor> named) {
     Tensor s = v[0].transpose(dims[0], dims[1]).contiguous();
     for (size_t i = 1; i < v.size(); ++i) s = s * v[i];
     if (bias) s = s + *bias;
@@ -97,13 +101,14 @@ TEST_F(DoorTest, Containers) {
 }
 
 TEST_F(DoorTest, ScalarsDevicesStrings) {
-  auto fast = compile([](Tensor x, at::Scalar s, c10::Device d, at::ScalarType t, const char* how, at::IntArrayRef dims, std::vector<bool> flags, std::complex<double> z) {
-    return (x * s).sum(dims).to(d, t) + (how[0] == 'a' ? 1 : 2) + (flags.at(0) ? 10 : 20) + z.imag();
-  });
+  auto fast =
+      compile([](Tensor x, at::Scalar s, c10::Device d, at::ScalarType t, const char* how, at::IntArrayRef dims, std::vector<bool> flags,
+                 std::complex<double> z) { return (x * s).sum(dims).to(d, t) + (how[0] == 'a' ? 1 : 2) + (flags.at(0) ? 10 : 20) + z.imag(); });
   Tensor x = torch::arange(12.).view({3, 4});
   std::vector<int64_t> dims{1};
   EXPECT_SAME(fast(x, 2, at::kCPU, at::kDouble, "a", dims, std::vector<bool>{true}, std::complex<double>(0, 1)), (x * 2).sum(1).to(at::kDouble) + 12);
-  EXPECT_SAME(fast(x, 2.5, at::kCPU, at::kDouble, "b", dims, std::vector<bool>{false}, std::complex<double>(0, 1)), (x * 2.5).sum(1).to(at::kDouble) + 23);
+  EXPECT_SAME(fast(x, 2.5, at::kCPU, at::kDouble, "b", dims, std::vector<bool>{false}, std::complex<double>(0, 1)),
+              (x * 2.5).sum(1).to(at::kDouble) + 23);
   EXPECT_EQ(count("eager_calls"), 0u);
 }
 
@@ -209,8 +214,10 @@ TEST_F(DoorTest, WeightsWrittenInPlace) {
   Tensor x = torch::randn({64, 8});
   for (int i = 0; i < 4; ++i) {
     EXPECT_SAME(fast(x), net->forward(x));
-    if (i == 1) net->a->weight.data().mul_(-1.5);  // no version is counted
-    else net->b->weight.add_(0.25), net->b->bias.zero_();
+    if (i == 1)
+      net->a->weight.data().mul_(-1.5);  // no version is counted
+    else
+      net->b->weight.add_(0.25), net->b->bias.zero_();
   }
   net->b->weight.set_data(torch::randn({4, 16}));
   EXPECT_SAME(fast(x), net->forward(x));
@@ -234,7 +241,8 @@ TEST_F(DoorTest, ReplacedModuleAfterReset) {
 TEST_F(DoorTest, SeveralSignatures) {
   auto fn = [](Tensor x) { return (x + 1).sum(-1); };
   auto fast = compile(fn);
-  for (Tensor x : {torch::randn({3, 4}), torch::randn({3, 4, 5}), torch::randn({3, 4}).to(at::kDouble), torch::ones({3, 4}, at::kInt), torch::randn({4, 3}).t()})
+  for (Tensor x :
+       {torch::randn({3, 4}), torch::randn({3, 4, 5}), torch::randn({3, 4}).to(at::kDouble), torch::ones({3, 4}, at::kInt), torch::randn({4, 3}).t()})
     for (int i = 0; i < 2; ++i) EXPECT_SAME(fast(x), fn(x));
   EXPECT_EQ(count("captures"), 5u);
   EXPECT_EQ(count("recompiles"), 4u);

@@ -15,7 +15,8 @@ namespace {
 using at::Tensor;
 
 torch::nn::Sequential make_net(int64_t width) {
-  torch::nn::Sequential net(torch::nn::Linear(16, width), torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::GELU(), torch::nn::Linear(width, 8), torch::nn::Softmax(-1));
+  torch::nn::Sequential net(torch::nn::Linear(16, width), torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::GELU(),
+                            torch::nn::Linear(width, 8), torch::nn::Softmax(-1));
   net->eval();
   return net;
 }
@@ -60,10 +61,12 @@ TEST(DoorThreads, OneModelManyCallers) {
   round(3);
   EXPECT_EQ(vitrify::counters_map().at("captures"), 1u);  // all of them asked at once
   EXPECT_EQ(vitrify::counters_map().at("eager_calls"), 0u);
-  const size_t before = resident_bytes();
+  [[maybe_unused]] const size_t before = resident_bytes();
   for (int r = 0; r < 4; ++r) round(5);
   EXPECT_EQ(wrong, 0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep freed memory
   EXPECT_LT(resident_bytes(), before + (64u << 20));
+#endif
 }
 
 TEST(DoorThreads, ManySignaturesManyCallers) {
