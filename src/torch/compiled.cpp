@@ -233,7 +233,17 @@ class Compiled final : public CompiledGraph {
       if (v < info.range.lo || v > info.range.hi || v % info.multiple_of) return false;
       values[info.id] = v;
     }
-    auto value = [&](uint32_t id) { return values.at(id); };
+    for (uint32_t i = 0; i < graph.inputs.size(); ++i) {  // conditions may name sizes of any input
+      const ir::TensorType& type = graph.inputs[i].value.type();
+      for (uint32_t d = 0; d < type.dim() && d < c.inputs[i]->dim(); ++d)
+        if (sym::is_symbol(type.sizes[d])) values.try_emplace(sym::view(type.sizes[d]).symbol->id, c.inputs[i]->size(d));
+    }
+    bool all_known = true;
+    auto value = [&](uint32_t id) {
+      auto it = values.find(id);
+      all_known = all_known && it != values.end();
+      return it != values.end() ? it->second : int64_t{1};
+    };
     for (const sym::Guard& g : guards_) {
       const int64_t v = sym::eval(g.expr, value);
       if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
@@ -251,7 +261,7 @@ class Compiled final : public CompiledGraph {
         }
       }
     }
-    return true;
+    return all_known;
   }
 
   void refresh(Context& c) {

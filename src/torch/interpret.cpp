@@ -48,7 +48,11 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t d = 0; d < type.dim(); ++d)
       if (!type.sizes[d].is_const() && sym::is_symbol(type.sizes[d])) symbols.emplace(sym::view(type.sizes[d]).symbol->id, real.size(d));
   }
-  auto int_of = [&](sym::Int i) { return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) { return symbols.at(id); }); };
+  auto int_of = [&](sym::Int i) { return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) {
+    auto it = symbols.find(id);
+    VT_CHECK(it != symbols.end(), "s{} is the size of no input", id);
+    return it->second;
+  }); };
   auto tensor_of = [&](const ir::Value& v) { return values.at(v.node).at(v.index); };
 
   for (ir::Node* n : g.nodes()) {
