@@ -316,7 +316,7 @@ TEST(CaptureResults, SameTensorTwice) {
 TEST(CaptureErrors, ReadsOfValues) {
   EXPECT_EQ(why_not([](Tensors a) { a[0].sum().item(); return a; }, {randn({2})}), "reads a tensor's value: aten::item");
   EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].nonzero()}; }, {randn({2})}), "reads a tensor's value: aten::nonzero");
-  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0] > 0})}; }, {randn({2})}), "reads a tensor's value: indexing with a mask");
+  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0] > 0})}; }, {randn({2})}), "reads a tensor's value: indexing with a mask (that follows from more than integer arguments)");
 }
 
 TEST(CaptureErrors, MemoryTricks) {
