@@ -1,4 +1,5 @@
 // Weighted sums over neighbours, and the softmax over a node's edges that makes the weights.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -51,6 +52,8 @@ VT_INLINE void softmax(float* w, int64_t edges, int64_t heads, float epsilon, fl
     for (int64_t h = 0; h < heads; ++h) w[k * heads + h] /= per_head[h];
 }
 
+constexpr int32_t kAhead = 32;  // neighbours of the next node fetched ahead: a few hundred lines at most
+
 // kBlock columns of one node and head, summed in registers.
 template <int kBlock>
 VT_INLINE void sum_block(const float* x, int64_t x_stride, const int32_t* columns, const float* w, int64_t heads, int64_t edges, float* out) {
@@ -76,6 +79,13 @@ void attend(const Attention& a, int64_t first, int64_t last) {
     const int64_t edges = a.begins[i + 1] - b;
     if (static_cast<int64_t>(weights.size()) < edges * heads) weights.resize(static_cast<size_t>(edges * heads * 2));
     float* w = weights.data();
+    // The next node's rows come in no order the hardware could guess: fetch them while this one is computed.
+    if (i + 1 < last)
+      for (int32_t k = a.begins[i + 1], end = std::min(a.begins[i + 2], k + kAhead); k < end; ++k) {
+        const float* row = a.x + a.columns[k] * a.x_stride;
+        for (int64_t c = 0; c < heads * width; c += 16) __builtin_prefetch(row + c);
+        __builtin_prefetch(a.weights + a.order[k] * heads);
+      }
     for (int64_t k = 0; k < edges; ++k) {
       const float* from = a.weights + a.order[b + k] * heads;
       for (int64_t h = 0; h < heads; ++h) w[k * heads + h] = from[h];
