@@ -54,16 +54,25 @@ VT_INLINE void softmax(float* w, int64_t edges, int64_t heads, float epsilon, fl
 
 constexpr int32_t kAhead = 32;  // neighbours of the next node fetched ahead: a few hundred lines at most
 
-// kBlock columns of one node and head, summed in registers.
-template <int kBlock>
+using Float8 = float __attribute__((vector_size(32), aligned(4)));
+
+// 8 * kVectors columns of one node and head, summed in registers (an array of floats would live in memory).
+template <int kVectors>
 VT_INLINE void sum_block(const float* x, int64_t x_stride, const int32_t* columns, const float* w, int64_t heads, int64_t edges, float* out) {
-  float acc[kBlock] = {};
+  Float8 acc[kVectors] = {};
   for (int64_t k = 0; k < edges; ++k) {
-    const float* from = x + columns[k] * x_stride;
+    const auto* from = reinterpret_cast<const Float8*>(x + columns[k] * x_stride);
     const float f = w[k * heads];
-    for (int c = 0; c < kBlock; ++c) acc[c] += f * from[c];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; ++c) acc[c] += f * from[c];
   }
-  for (int c = 0; c < kBlock; ++c) out[c] = acc[c];
+#pragma GCC unroll 8
+  for (int c = 0; c < kVectors; ++c) reinterpret_cast<Float8*>(out)[c] = acc[c];
+}
+VT_INLINE void sum_column(const float* x, int64_t x_stride, const int32_t* columns, const float* w, int64_t heads, int64_t edges, float* out) {
+  float acc = 0;
+  for (int64_t k = 0; k < edges; ++k) acc += w[k * heads] * x[columns[k] * x_stride];
+  *out = acc;
 }
 
 }  // namespace
@@ -96,9 +105,10 @@ void attend(const Attention& a, int64_t first, int64_t last) {
       const float* x = a.x + h * width;
       float* out = a.out + (i * heads + h) * width;
       int64_t j = 0;
-      for (; j + 32 <= width; j += 32) sum_block<32>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
-      for (; j + 8 <= width; j += 8) sum_block<8>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
-      for (; j < width; ++j) sum_block<1>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
+      for (; j + 64 <= width; j += 64) sum_block<8>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
+      for (; j + 32 <= width; j += 32) sum_block<4>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
+      for (; j + 8 <= width; j += 8) sum_block<1>(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
+      for (; j < width; ++j) sum_column(x + j, a.x_stride, columns, w + h, heads, edges, out + j);
     }
   }
 }
