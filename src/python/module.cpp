@@ -22,10 +22,11 @@ namespace {
 
 // One capture on this thread, and the program it recorded.
 struct Session {
+  py::object mode;  // the tracer holds a bare pointer to it
   Tracer tracer;
-  explicit Session(py::object mode) : tracer(tracer_options(mode)) {}
+  explicit Session(py::object m) : mode(std::move(m)), tracer(tracer_options(mode)) {}
 
-  static TracerOptions tracer_options(py::object mode) {
+  static TracerOptions tracer_options(const py::object& mode) {
     TracerOptions o;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
