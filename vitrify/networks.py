@@ -33,11 +33,21 @@ def network(name: str, title: str, needs: str = ""):
     return add
 
 
+def _images(size):
+    batch, side = {"xs": (1, 64), "s": (4, 224), "l": (64, 224)}[size]
+    return torch.randn(batch, 3, side, side)
+
+
+@network("resnet18", "ResNet-18", "torchvision")
+def _resnet18(size):
+    import torchvision
+    return torchvision.models.resnet18(), (_images(size),)
+
+
 @network("resnet50", "ResNet-50", "torchvision")
 def _resnet50(size):
     import torchvision
-    batch, side = {"xs": (1, 64), "s": (4, 224), "l": (64, 224)}[size]
-    return torchvision.models.resnet50(), (torch.randn(batch, 3, side, side),)
+    return torchvision.models.resnet50(), (_images(size),)
 
 
 @network("vit_s", "ViT-S/16", "timm")
