@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 CALLS = ("x+1", "10 pointwise", "mlp")
@@ -93,21 +94,25 @@ def measure_bandwidth(seconds: float) -> dict:
     x, y = torch.randn(8192, 2048), torch.randn(8192, 2048)
     out = torch.empty_like(x)
     size = x.numel() * 4
+    gelu, norm = torch.nn.functional.gelu, torch.nn.functional.layer_norm
+    # Arguments, not closures: what a function closes over is frozen, and a result of frozen values alone is computed once.
     cases = {
-        "gelu(x*y)+x": (lambda: torch.nn.functional.gelu(x * y) + x, 3 * size),
-        "softmax(x)": (lambda: torch.softmax(x, -1), 2 * size),
-        "layer_norm(x+y)": (lambda: torch.nn.functional.layer_norm(x + y, (2048,)), 3 * size),
-        "sum(x, 0)": (lambda: x.sum(0), size),
-        "sum(x)": (lambda: x.sum(), size),
-        "x.t() + y.t() as new": (lambda: (x.t() + y.t()).contiguous(), 3 * size),
+        "gelu(x*y)+x": (lambda x, y: gelu(x * y) + x, 3 * size),
+        "softmax(x)": (lambda x, y: torch.softmax(x, -1), 2 * size),
+        "layer_norm(x+y)": (lambda x, y: norm(x + y, (2048,)), 3 * size),
+        "sum(x, 0)": (lambda x, y: x.sum(0), size),
+        "sum(x)": (lambda x, y: x.sum(), size),
+        "x.t() + y.t() as new": (lambda x, y: (x.t() + y.t()).contiguous(), 3 * size),
+        "x + y.t()": (lambda x, y: x.view(4096, 4096) + y.view(4096, 4096).t(), 3 * size),
+        "NCHW to NHWC": (lambda x, y: 2 * x.view(64, 64, 64, 64).permute(0, 2, 3, 1).contiguous(), 2 * size),
     }
     fns, moved = {"copy": lambda: out.copy_(x)}, {"copy": 2 * size}
     with torch.no_grad():
         for name, (fn, moves) in cases.items():
             compiled = vitrify.compile(fn)
-            compiled(), compiled()
-            fns[name], moved[name] = compiled, moves
-            fns[name + " eager"], moved[name + " eager"] = fn, moves
+            compiled(x, y), compiled(x, y)
+            fns[name], moved[name] = partial(compiled, x, y), moves
+            fns[name + " eager"], moved[name + " eager"] = partial(fn, x, y), moves
         steady = m.medians(m.interleave(fns, seconds))
     return {"bandwidth_gb_s": {name: round(moved[name] / t / 1e9, 2) for name, t in steady.items()}}
 

@@ -33,6 +33,13 @@ std::string_view to_string(AccumKind k) {
 
 int num_results(AccumKind k) { return k >= AccumKind::ArgMin ? 2 : 1; }
 
+bool lies_along(Int at, Int down, Int across) {
+  auto d = sym::affine_in(at, down);
+  if (!d || !d->first.is(1)) return false;
+  auto a = sym::affine_in(d->second, across);
+  return a && !a->first.is(0) && !a->first.is(1);
+}
+
 Int Kernel::outer_numel() const {
   Int n = 1;
   for (auto& l : outer) n *= l.extent;

@@ -123,6 +123,7 @@ enum class VectorAxis : uint8_t {
   Inner,  // the last inner loop of each stage
   Outer,  // the last outer loop: the body runs for W adjacent outer iterations at once (column reductions)
   None,
+  Tile,   // as Inner, in squares of the last outer and the inner loop: what lies along the outer one is transposed in registers
 };
 
 struct Kernel {
@@ -141,6 +142,10 @@ struct Kernel {
 
   Int outer_numel() const;
 };
+
+// Does this address step by one element with `down` and by another stride with `across`? In a Tile kernel such loads and stores, when they are not
+// masked, go through a transposed square.
+bool lies_along(Int at, Int down, Int across);
 
 // Machine code signature. bufs: one pointer per buffer except Scratch, then (if may_fault) an int32_t* to store a KernelFault into, then the
 // thread's scratch memory (if any Scratch). Runs flattened outer iterations [begin, end). A kernel without outer loops has exactly one stage,

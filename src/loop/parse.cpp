@@ -32,7 +32,7 @@ class Parser {
     expect("(");
     auto axis = word(")");
     expect(")");
-    k.vector_axis = axis == "inner" ? VectorAxis::Inner : axis == "outer" ? VectorAxis::Outer : axis == "none" ? VectorAxis::None : fail<VectorAxis>("an axis");
+    k.vector_axis = axis == "inner" ? VectorAxis::Inner : axis == "outer" ? VectorAxis::Outer : axis == "none" ? VectorAxis::None : axis == "tile" ? VectorAxis::Tile : fail<VectorAxis>("an axis");
     k.may_fault = eat("fault");
     k.serial = eat("serial");
     while (eat("indirect")) {

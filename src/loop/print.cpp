@@ -55,7 +55,7 @@ std::string text(const Instr& i) {
 }  // namespace
 
 std::string print(const Kernel& k) {
-  constexpr std::string_view kinds[] = {"in", "out", "inout", "scratch"}, axes[] = {"inner", "outer", "none"};
+  constexpr std::string_view kinds[] = {"in", "out", "inout", "scratch"}, axes[] = {"inner", "outer", "none", "tile"};
   std::string s = fmt::format("kernel {}(", k.name);
   for (size_t i = 0; i < k.buffers.size(); ++i) {
     auto& b = k.buffers[i];

@@ -29,6 +29,8 @@ class Verifier {
       check(k_.stages.size() == 1, "no outer loops, {} stages", k_.stages.size());
       check(k_.stages[0].accums.empty(), "no outer loops but accumulators");
     }
+    if (k_.vector_axis == VectorAxis::Tile)
+      check(!k_.outer.empty() && k_.stages.size() == 1 && k_.stages[0].inner.size() == 1 && k_.stages[0].accums.empty(), "tiles need outer loops and one map stage with one inner loop");
     for (auto& l : k_.outer) enter(l);
     for (auto& s : k_.stages) stage(s);
     for (size_t i = 0; i < k_.buffers.size(); ++i)

@@ -201,12 +201,12 @@ bool lower_softmax(const Args& a, std::vector<Tensor>& r) {
                         x.cost + 3, x.reads + 2));
     return true;
   }
-  Tensor sx = a.L.expand(s, x.sizes);
-  r.push_back(map2(a.L, e, sx, out, [out](Body&, Val p, Val q) {
-    Val v = p / q;
-    if (kind == Soft::Safe) v = where(eq(q, q.lit(0)), q.lit(0), v);  // a row of -inf
-    return cast(v, compute_type(out));
-  }, 2));
+  // One division a row: the sum is at least 1 (or 0 for a safe row of -inf), so its reciprocal is exact to half an ulp.
+  Tensor scale = map1(a.L, s, t, [](Body&, Val v) {
+    Val inverse = v.lit(1) / v;
+    return kind == Soft::Safe ? where(eq(v, v.lit(0)), v.lit(0), inverse) : inverse;
+  }, 4);
+  r.push_back(map2(a.L, e, a.L.expand(scale, x.sizes), out, [out](Body&, Val p, Val q) { return cast(p * q, compute_type(out)); }, 2));
   return true;
 }
 

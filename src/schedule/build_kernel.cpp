@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kWorkPerThread = 20000;  // instructions worth waking a thread for
 constexpr int64_t kRowsWorthOuter = 16;    // outer iterations from which a map is run row by row
 constexpr int64_t kRowLength = 48;         // and elements in such a row
+constexpr int64_t kTileSide = 16;          // extents from which a transpose goes through squares
 
 int64_t hint_or(Int e, int64_t unknown) { return sym::has_hint(e) ? sym::hint(e) : unknown; }
 
@@ -65,6 +66,7 @@ class Builder {
       if (outer_.empty()) outer_.push_back({program_.ctx->symbol(sym::SymbolKind::Loop, {}, {0, 0}), Int(1)});
       return;
     }
+    if (choose_tile()) return;
     // a map: rows in parallel if there are enough of them and they are long, else one flat space cut anywhere
     if (outer_.empty()) outer_.push_back({program_.ctx->symbol(sym::SymbolKind::Loop, {}, {0, 0}), Int(1)});
     Int rows = 1;
@@ -76,6 +78,32 @@ class Builder {
       inner_.insert(inner_.begin(), outer_.begin(), outer_.end());
       outer_.clear();
     }
+  }
+
+  // A map that reads or writes along another loop than its last: that loop becomes the last outer one.
+  bool choose_tile() {
+    if (outer_.size() < 2 || group_.parts.front().node.scatter) return false;
+    const Loop across = outer_.back();
+    if (hint_or(across.extent, 1024) < kTileSide) return false;
+    size_t best = 0;
+    int most = 0;
+    for (size_t d = 0; d + 1 < outer_.size(); ++d) {
+      if (hint_or(outer_[d].extent, 1024) < kTileSide) continue;
+      int n = 0;
+      for (auto& p : group_.parts)
+        for (auto& i : p.node.body.instrs) {
+          const bool load = i.op == loop::Op::load && i.a == kNoValue, store = i.op == loop::Op::store && i.b == kNoValue && needed_[i.buf];
+          if ((load || store) && loop::lies_along(i.at, outer_[d].var, across.var)) ++n;
+        }
+      if (n > most) most = n, best = d;
+    }
+    if (most == 0) return false;
+    const Loop down = outer_[best];
+    outer_.erase(outer_.begin() + best);
+    outer_.back() = down;
+    inner_.assign(1, across);
+    k_.vector_axis = loop::VectorAxis::Tile;
+    return true;
   }
 
   // Even stages loop over inner, odd ones run once per outer iteration; -1 is before the first loop.
@@ -100,6 +128,7 @@ class Builder {
   static bool reads(const Part& p, uint32_t b) { return std::find(p.node.reads.begin(), p.node.reads.end(), b) != p.node.reads.end(); }
 
   void choose_axis() {
+    if (k_.vector_axis == loop::VectorAxis::Tile) return;
     if (!group_.reduces || inner_.empty()) {
       k_.vector_axis = inner_.empty() ? loop::VectorAxis::None : loop::VectorAxis::Inner;
       return;
@@ -131,8 +160,7 @@ class Builder {
         bool later = false;
         for (size_t q = p + 1; q < group_.parts.size(); ++q) later = later || (reads(group_.parts[q], b) && stage_of_[q] != stage_of_[p]);
         if (group_.parts[p].kind != PartKind::Point) later = false;
-        if (later && !needed_[b] && k_.vector_axis == loop::VectorAxis::Inner) scratch_.insert(b);
-        if (later && !needed_[b] && k_.vector_axis != loop::VectorAxis::Inner) keep_.insert(b);
+        if (later && !needed_[b]) (k_.vector_axis == loop::VectorAxis::Inner ? scratch_ : keep_).insert(b);
       }
   }
   bool stored(uint32_t b) const { return needed_[b] || scratch_.count(b) || keep_.count(b) || group_.parts.front().node.scatter; }

@@ -1,5 +1,8 @@
 // The loops around the bodies: outer iterations, vector runs with tails, accumulator lifetimes.
+#include <llvm/IR/IntrinsicsX86.h>
 #include <llvm/IR/MDBuilder.h>
+
+#include <algorithm>
 
 #include "codegen/llvm/emitter.h"
 
@@ -9,6 +12,9 @@ using llvm::BasicBlock;
 using llvm::ConstantInt;
 
 namespace {
+// A result this large leaves the caches before anyone reads it: storing past them saves reading each line first.
+constexpr int64_t kStreamBytes = int64_t(32) << 20;
+
 std::optional<int64_t> const_of(Value* v) {
   if (auto* c = llvm::dyn_cast<ConstantInt>(v)) return c->getSExtValue();
   return {};
@@ -76,10 +82,13 @@ void KernelEmitter::prologue() {
   scope_.resize(n);
   noalias_.resize(n);
   read_only_.resize(n);
+  streams_.resize(n);
   auto root = [&](size_t i) { return k_.buffers[i].inplace_of >= 0 ? size_t(k_.buffers[i].inplace_of) : i; };
   for (size_t i = 0; i < n; ++i) {
     std::vector<llvm::Metadata*> others;
-    read_only_[i] = k_.buffers[i].kind == loop::BufferKind::In;
+    const auto& b = k_.buffers[i];
+    read_only_[i] = b.kind == loop::BufferKind::In;
+    streams_[i] = b.kind == loop::BufferKind::Out && b.inplace_of < 0 && b.extent.is_const() && b.extent.value() * int64_t(size_of(b.dtype)) >= kStreamBytes;
     for (size_t j = 0; j < n; ++j) {
       bool in_in = k_.buffers[i].kind == loop::BufferKind::In && k_.buffers[j].kind == loop::BufferKind::In;
       if (root(i) != root(j) && !in_in) others.push_back(scopes[j]);
@@ -120,10 +129,13 @@ void KernelEmitter::emit(const std::string& symbol) {
     // scratch holds one outer iteration, so several of them cannot run side by side
     if (has_scratch(k_)) lanes_ = 1;
     emit_runs(k_.outer.data(), k_.outer.size(), false);
+  } else if (k_.vector_axis == loop::VectorAxis::Tile) {
+    emit_tiles();
   } else {
     if (k_.vector_axis == loop::VectorAxis::None) lanes_ = 1;
     emit_rows();
   }
+  if (std::find(streams_.begin(), streams_.end(), true) != streams_.end()) b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_sfence, {}, {});
   b_.CreateRetVoid();
   b_.SetInsertPoint(entry_);
   b_.CreateBr(start);
@@ -211,6 +223,11 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
   } else {
     run(lo, main_end, unroll, Phase::Main, false);
     if (after_chunk) after_chunk();
+  }
+  if (unroll > 4) {
+    Value* end = round_down(int64_t(lanes) * 4);
+    run(main_end, end, 4, Phase::Main, false);
+    main_end = end;
   }
   if (t_.avx512) {
     run(main_end, hi, 1, Phase::Tail, true);
@@ -383,6 +400,8 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   bool reduction = false;
   for (auto& s : k_.stages) reduction |= !s.accums.empty();
   int unroll = lanes_ == 1 ? 1 : choose_unroll(k_.stages, reduction);
+  // Columns of a sum: long pieces of each row, as far as the registers go.
+  if (reduction && unroll == 4 && k_.stages[0].accums.size() == 1 && k_.stages[0].body.size() <= 3) unroll = t_.avx512 ? 16 : 8;
   auto body = [&](Phase) {
     if (flat)
       emit_body(k_.stages[0], nullptr);
@@ -396,10 +415,12 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   const loop::Loop& last = loops[n - 1];
   if (last.extent.is_const())
     while (unroll > 1 && last.extent.value() < int64_t(lanes_) * unroll) unroll /= 2;
-  if (n == 1) {
-    vector_run(last.var, begin, end, lanes_, unroll, body);
-    return;
-  }
+  split_runs(loops, n, [&](Value* from, Value* to) { vector_run(last.var, from, to, lanes_, unroll, body); });
+}
+
+void KernelEmitter::split_runs(const loop::Loop* loops, int n, const std::function<void(Value*, Value*)>& run) {
+  Value *begin = fn_->getArg(2), *end = fn_->getArg(3);
+  if (n == 1) return run(begin, end);
   auto* i64t = b_.getInt64Ty();
   std::vector<Value*> extents(n), slots(n);
   Value* rest = begin;
@@ -424,7 +445,7 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   Value* pos = b_.CreateLoad(i64t, position);
   Value* from = b_.CreateLoad(i64t, slots[n - 1]);
   Value* to = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, extents[n - 1], b_.CreateAdd(from, b_.CreateSub(end, pos)));
-  vector_run(last.var, from, to, lanes_, unroll, body);
+  run(from, to);
   Value* next = b_.CreateAdd(pos, b_.CreateSub(to, from));
   b_.CreateStore(next, position);
   b_.CreateStore(i64(0), slots[n - 1]);

@@ -5,6 +5,7 @@
 
 namespace vitrify::codegen::x86 {
 
+using llvm::BasicBlock;
 using llvm::Constant;
 using sym::ExprOp;
 
@@ -229,14 +230,6 @@ Value* KernelEmitter::narrow(Value* v, DType storage) {
   return v;
 }
 
-template <class I>
-I* KernelEmitter::tag(I* inst, uint32_t buf, bool is_load) {
-  inst->setMetadata(llvm::LLVMContext::MD_alias_scope, scope_[buf]);
-  inst->setMetadata(llvm::LLVMContext::MD_noalias, noalias_[buf]);
-  if (is_load && read_only_[buf]) inst->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(cx_, {}));
-  return inst;
-}
-
 // Where accesses of lanes that are switched off go.
 Value* KernelEmitter::dummy_pointer() {
   if (!dummy_) {
@@ -338,6 +331,24 @@ Multi KernelEmitter::load(const Instr& in) {
   return r;
 }
 
+// A whole vector to neighbouring elements.
+void KernelEmitter::store_vector(Value* v, Value* p, uint32_t buf) {
+  const size_t element = std::max<size_t>(size_of(k_.buffers[buf].dtype), 1), bytes = element * value_lanes(v);
+  auto plain = [&] { tag(b_.CreateAlignedStore(v, p, llvm::Align(element)), buf, false); };
+  if (!streams_[buf] || bytes < 16) return plain();
+  auto *past = BasicBlock::Create(cx_, "past_cache", fn_), *through = BasicBlock::Create(cx_, "through_cache", fn_), *done = BasicBlock::Create(cx_, "stored", fn_);
+  Value* odd = b_.CreateAnd(b_.CreatePtrToInt(p, b_.getInt64Ty()), i64(int64_t(bytes) - 1));
+  b_.CreateCondBr(b_.CreateICmpEQ(odd, i64(0)), past, through);
+  b_.SetInsertPoint(past);
+  auto* st = tag(b_.CreateAlignedStore(v, p, llvm::Align(bytes)), buf, false);
+  st->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(cx_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
+  b_.CreateBr(done);
+  b_.SetInsertPoint(through);
+  plain();
+  b_.CreateBr(done);
+  b_.SetInsertPoint(done);
+}
+
 void KernelEmitter::store(const Instr& in) {
   DType storage = k_.buffers[in.buf].dtype;
   llvm::Align align(std::max<size_t>(size_of(storage), 1));
@@ -362,7 +373,7 @@ void KernelEmitter::store(const Instr& in) {
     Value* mask = and_mask(masked ? get(in.b, u, true) : nullptr);
     Value* v = values_[in.a].uniform ? splat(narrow(get(in.a, 0, false), storage)) : narrow(get(in.a, u, true), storage);
     if (contiguous && !mask) {
-      tag(b_.CreateAlignedStore(v, element_pointer(in, u), align), in.buf, false);
+      store_vector(v, element_pointer(in, u), in.buf);
     } else if (contiguous && t_.masked_access(size_of(storage))) {
       tag(b_.CreateMaskedStore(v, element_pointer(in, u), align, mask), in.buf, false);
     } else {

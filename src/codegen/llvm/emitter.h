@@ -96,9 +96,12 @@ class KernelEmitter {
   void prologue();
   void emit_rows();                                  // outer iterations one by one, inner loops across lanes
   void emit_runs(const loop::Loop* loops, int n, bool flat);  // lanes across the last of `loops`
+  void emit_tiles();                                 // squares of the last outer and the inner loop (emit_tile.cpp)
   void emit_stage(const loop::Stage&);               // inner loops across lanes
   void emit_stage_in_block(const loop::Stage&);      // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
+  // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
+  void split_runs(const loop::Loop* loops, int n, const std::function<void(Value* from, Value* to)>& run);
   void for_loop(Value* lo, Value* hi, Value* step, const std::function<void(Value*)>& body);
   void nest(const loop::Loop* loops, int n, const Body& body);
   // Covers [lo, hi) of `var` by blocks of unroll*W, W, and a masked or scalar tail.
@@ -117,6 +120,7 @@ class KernelEmitter {
   Value* floor_div(Value* a, Value* b, bool non_negative, bool want_mod);
   Multi load(const Instr&);
   void store(const Instr&);
+  void store_vector(Value* v, Value* p, uint32_t buf);
   void store_add(const Instr&);
   Value* load_one(const Instr&, int u, Value* mask, Value* other);
   Value* lane_pointers(const Instr&, int u);
@@ -182,6 +186,15 @@ class KernelEmitter {
   std::map<uint32_t, int32_t> indirect_;           // SSA id by symbol id
   std::vector<llvm::MDNode*> scope_, noalias_;     // by buffer
   std::vector<bool> read_only_;
+  std::vector<bool> streams_;                      // written past the caches: larger than them, and not read here
 };
+
+template <class I>
+I* KernelEmitter::tag(I* inst, uint32_t buf, bool is_load) {
+  inst->setMetadata(llvm::LLVMContext::MD_alias_scope, scope_[buf]);
+  inst->setMetadata(llvm::LLVMContext::MD_noalias, noalias_[buf]);
+  if (is_load && read_only_[buf]) inst->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(cx_, {}));
+  return inst;
+}
 
 }  // namespace vitrify::codegen::x86

@@ -51,6 +51,61 @@ TEST(Memory, TransposeBroadcastAndReverse) {
   }
 }
 
+TEST(Memory, SquaresTransposedInRegisters) {
+  for (const char* type : {"f32", "f64", "bf16", "u8", "i64"}) {
+    // read down and across, written across and down, for several batches
+    auto k = loop::parse(fmt::format(R"(kernel t(in {0}* b0 extent(3*s0*s1), in {0}* b1 extent(3*s0*s1), in {0}* b2 extent(s0), out {0}* b3 extent(3*s0*s1), out {0}* b4 extent(3*s0*s1); s0, s1) outer(i2 < 3, i3 < s0) axis(tile):
+    stage inner(i4 < s1):
+      %0 = load {1} b0[i2*s0*s1 + i4*s0 + i3]
+      %1 = load {1} b1[i2*s0*s1 + i3*s1 + i4]
+      %2 = load {1} b2[i3]
+      %3 = max {1} %0 %1
+      %4 = min {1} %3 %2
+      store {0} b3[i2*s0*s1 + i3*s1 + i4] = %4
+      store {0} b4[i2*s0*s1 + i4*s0 + i3] = %3)",
+                                     type, std::string(type) == "bf16" ? "f32" : type),
+                         context("ssiii"));
+    EXPECT_NE(loop::print(k).find("axis(tile)"), std::string::npos);
+    DType t;
+    parse_dtype(type, t);
+    for (auto [r, c] : {std::pair<int64_t, int64_t>{3, 5}, {16, 16}, {70, 33}, {33, 64}, {200, 17}, {1, 100}, {0, 4}}) {
+      std::mt19937 g(9);
+      auto fill = [&](size_t n) {
+        Bytes b(n * size_of(t));
+        for (auto& x : b) x = g() % 100;
+        return b;
+      };
+      same(k, {fill(3 * r * c), fill(3 * r * c), fill(r), fill(3 * r * c), fill(3 * r * c)}, {r, c}, 3 * r);
+    }
+  }
+}
+
+TEST(Memory, LargeResultsAreStoredPastTheCaches) {
+  constexpr int64_t n = int64_t(8) << 20, cols = 4096;  // 32 MiB
+  auto flat = loop::parse(fmt::format("kernel a(in f32* b0 extent({0}), out f32* b1 extent({0});) outer() axis(inner):\n"
+                                      "    stage inner(i0 < {0}):\n      %0 = load f32 b0[i0]\n      %1 = add f32 %0 %0\n      store f32 b1[i0] = %1\n", n), context("i"));
+  auto turned = loop::parse(fmt::format("kernel b(in f32* b0 extent({0}), out f32* b1 extent({0});) outer(i0 < {1}) axis(tile):\n"
+                                        "    stage inner(i1 < {2}):\n      %0 = load f32 b0[i0 + {1}*i1]\n      %1 = add f32 %0 %0\n      store f32 b1[{2}*i0 + i1] = %1\n", n, cols, n / cols), context("ii"));
+  std::vector<float> x(n);
+  for (int64_t i = 0; i < n; ++i) x[i] = float(i % 1000003);
+  for (auto& target : targets())
+    for (auto* k : {&flat, &turned})
+      for (int shift : {0, 4}) {  // on a cache line, and not
+        auto code = llvm().compile({k}, {.target = target, .threads = 1});
+        std::vector<float> memory(n + 64, -1);
+        float* out = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4 + shift / 4;
+        void* bufs[] = {x.data(), out};
+        const int64_t end = k == &flat ? n : cols;
+        code->functions[0](bufs, nullptr, 0, 5);
+        code->functions[0](bufs, nullptr, 5, end);
+        for (int64_t i = 0; i < n; ++i) {
+          const float want = 2 * (k == &flat ? x[i] : x[i / (n / cols) + cols * (i % (n / cols))]);
+          if (out[i] != want) FAIL() << target << " " << k->name << " at " << i << ": " << out[i] << ", not " << want;
+        }
+        EXPECT_EQ(out[n], -1.f);
+      }
+}
+
 TEST(Memory, DividedIndices) {
   // a flat loop over a repeated and a channel-shuffled buffer
   auto k = loop::parse(R"(kernel d(in f32* b0 extent(600), in i16* b1 extent(600), out f32* b2 extent(600), out i64* b3 extent(600)) outer() axis(inner):
