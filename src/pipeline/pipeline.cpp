@@ -10,6 +10,7 @@
 #include "passes/canonicalize.h"
 #include "passes/cse.h"
 #include "passes/dce.h"
+#include "runtime/memory.h"
 #include "schedule/schedule.h"
 #include "support/counters.h"
 
@@ -100,6 +101,7 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     if (to.keep_asm) dump(o, "codegen", "llvm", code->listing);
     counters().kernels_built += kernels.size();
     sched.plan->code = std::move(code);
+    runtime::return_free_memory();
   }
   return sched.plan;
 }

@@ -17,6 +17,7 @@
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
 
+#include <link.h>
 #include <sys/mman.h>
 
 #include <cstring>
@@ -131,6 +132,47 @@ void optimize(llvm::Module& m, llvm::TargetMachine& tm) {
   mpm.run(m, mam);
 }
 
+// LLVM is 17 MB of code that nobody needs between compiles: when the last of them ends, its pages leave this process. The next one finds them in the page cache.
+class CodePages {
+ public:
+  CodePages() {
+    std::lock_guard lock(mutex());
+    ++compiling();
+  }
+  ~CodePages() {
+    std::lock_guard lock(mutex());
+    if (--compiling() > 0) return;
+    dl_iterate_phdr(&drop, nullptr);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex m;
+    return m;
+  }
+  static int& compiling() {
+    static int n = 0;
+    return n;
+  }
+  static int drop(dl_phdr_info* object, size_t, void*) {
+    const auto here = reinterpret_cast<uintptr_t>(&drop);
+    bool ours = false;
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const auto& h = object->dlpi_phdr[i];
+      ours = ours || (h.p_type == PT_LOAD && here - object->dlpi_addr - h.p_vaddr < h.p_memsz);
+    }
+    if (!ours) return 0;
+    const uintptr_t page = 4096;
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const auto& h = object->dlpi_phdr[i];
+      if (h.p_type != PT_LOAD || (h.p_flags & PF_W)) continue;  // only what the file has too
+      const uintptr_t from = (object->dlpi_addr + h.p_vaddr + page - 1) & -page, to = (object->dlpi_addr + h.p_vaddr + h.p_memsz) & -page;
+      if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+    }
+    return 1;
+  }
+};
+
 class LlvmBackend final : public Backend {
  public:
   explicit LlvmBackend(VectorMath::Resolve resolve) : resolve_(resolve), native_(resolve_target("native")) {}
@@ -142,6 +184,7 @@ class LlvmBackend final : public Backend {
     auto code = std::make_unique<JitCode>();
     code->functions.resize(kernels.size());
     if (kernels.empty()) return code;
+    CodePages pages;
     int threads = options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
     threads = std::min<int>(threads, int(kernels.size()));
     std::vector<std::string> listings(threads);

@@ -25,7 +25,7 @@ std::optional<Norm> fixed_norm(const Node& n) {
 
 }  // namespace
 
-bool fold_batch_norm(Graph& g, const Options&, PassState& state) {
+bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
   const Uses uses = users(g);
   const auto counts = ir::count_uses(g);
   bool changed = false;
@@ -35,6 +35,7 @@ bool fold_batch_norm(Graph& g, const Options&, PassState& state) {
     if (!norm) continue;
     Node* conv = norm->input.node;
     if (!is(*conv, "aten::convolution") || flag(*conv, 6) || sole_user(uses, conv) != n) continue;
+    if (!has_packed_weights(g, options, state, conv)) continue;  // its folded weights would be made again on every call
     // the saved statistics are for a backward pass
     const auto& used = counts.at(n);
     if (std::any_of(used.begin() + 1, used.end(), [](uint32_t c) { return c != 0; })) continue;

@@ -1,4 +1,5 @@
 // Keys of captured tensors, and the values kept for them.
+#include "runtime/memory.h"
 #include "support/hash.h"
 #include "torch/extern_call.h"
 #include "torch/passes/passes.h"
@@ -66,6 +67,7 @@ std::shared_ptr<const FrozenValues> FrozenCache::get(const at::Tensor* const* in
   for (at::Tensor& v : fresh->values)
     for (const at::Tensor& a : args)
       if (v.defined() && v.has_storage() && a.has_storage() && v.is_alias_of(a)) v = v.clone();
+  if (!latest_) runtime::return_free_memory();  // the steps of a long chain over every weight
   return latest_ = std::move(fresh);
 }
 

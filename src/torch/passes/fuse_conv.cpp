@@ -91,7 +91,33 @@ static void propagate_layout(Graph& g, std::unordered_map<const Node*, bool>& is
   }
 }
 
-bool fuse_conv(Graph& g, const Options&, PassState& state) {
+bool has_packed_weights(Graph& g, const Options& options, PassState& state, const Node* convolution) {
+  if (!state.plain_convs) {
+    // A copy saves one reading of the weights a call, and where a norm is folded in, one of the result: most for a byte where the result is large.
+    struct Wish {
+      const Node* conv;
+      int64_t bytes;
+      double gain;
+    };
+    std::vector<Wish> wishes;
+    for (Node* n : g.nodes())
+      if (auto c = match_conv(g, n, state)) {
+        const int64_t bytes = c->w.type().numel().value() * 4;
+        wishes.push_back({n, bytes, static_cast<double>(hint_of(n->outs[0].numel())) * 4 / static_cast<double>(bytes)});
+      }
+    std::stable_sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) { return a.gain > b.gain; });
+    state.plain_convs.emplace();
+    for (const Wish& w : wishes) {
+      if (state.packed_bytes + w.bytes > options.packed_weight_mb << 20)
+        state.plain_convs->insert(w.conv);
+      else
+        state.packed_bytes += w.bytes;
+    }
+  }
+  return !state.plain_convs->contains(convolution);
+}
+
+bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   Uses uses = users(g);
   std::unordered_map<const Node*, bool> is_last;
   std::unordered_map<Value, bool> output;
@@ -125,9 +151,12 @@ bool fuse_conv(Graph& g, const Options&, PassState& state) {
     }
     std::vector<sym::Int> input_size(c->x.type().sizes.begin(), c->x.type().sizes.end());
     const bool sized = is_static(c->x.type().sizes);
-    ir::TensorType packed = c->w.type();
-    const Value w = insert(g, last, "mkldnn::_reorder_convolution_weight",
-                           {c->w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, packed)->out();
+    Value w = c->w;
+    if (has_packed_weights(g, options, state, n)) {
+      ir::TensorType packed = c->w.type();
+      w = insert(g, last, "mkldnn::_reorder_convolution_weight",
+                 {c->w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, packed)->out();
+    }
     ir::TensorType type = last->outs[0];
     if (!output.contains(last->out())) type.strides = channels_last(type.sizes);
     const ir::Arg bias = c->b ? ir::Arg(c->b) : ir::Arg(ir::None{});

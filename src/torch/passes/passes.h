@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "ir/graph.h"
@@ -25,6 +27,7 @@ struct PassState {
   std::vector<char> written;                          // graph inputs the program writes: never frozen
   std::vector<FrozenGroup> groups;
   int64_t packed_bytes = 0;                           // memory given to packed copies of weights so far
+  std::optional<std::unordered_set<const ir::Node*>> plain_convs;  // convolutions that no memory is left for: see has_packed_weights
 
   // True when v follows from captured tensors the program does not write, through pure ops of constant shape.
   bool is_frozen(const ir::Graph&, ir::Value) const;
@@ -33,6 +36,9 @@ struct PassState {
 };
 
 std::vector<pipeline::Stage> torch_stages(std::shared_ptr<PassState>);
+
+// May this convolution have weights of its own (folded, packed)? Decided once for all of a graph, within packed_weight_mb.
+bool has_packed_weights(ir::Graph&, const Options&, PassState&, const ir::Node* convolution);
 
 bool fold_batch_norm(ir::Graph&, const Options&, PassState&);
 bool fuse_conv(ir::Graph&, const Options&, PassState&);
