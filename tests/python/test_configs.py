@@ -44,17 +44,28 @@ class Conv(nn.Module):
         return self.fc(F.max_pool2d(y, 2).mean((2, 3)))
 
 
-CONFIGS = [dict(fusion="off"), dict(backend="interp"), dict(target="x86-64-v2"), dict(target="x86-64-v3"), dict(verify=True), dict(packed_weight_mb=0)] + [
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(256, 512), nn.Linear(512, 256), nn.LayerNorm(256)
+
+    def forward(self, x):
+        return self.norm(x + self.down(F.gelu(self.up(x))))
+
+
+CONFIGS = [dict(gemm="onednn"), dict(gemm="mkl"), dict(gemm="aten"), dict(fusion="off"), dict(backend="interp"), dict(target="x86-64-v2"), dict(target="x86-64-v3"), dict(verify=True), dict(packed_weight_mb=0)] + [
     dict(disable=[s]) for s in ("canonicalize", "cse", "dce", "fold_batch_norm", "fuse_conv", "fuse_linear", "small_matmul", "fuse_segments", "hoist_frozen")]
 
 
 @pytest.mark.parametrize("options", CONFIGS, ids=lambda o: "-".join(f"{k}={v[0] if isinstance(v, list) else v}" for k, v in o.items()))
-@pytest.mark.parametrize("program", [chain, views, inplace, indices, "conv"], ids=lambda p: p if isinstance(p, str) else p.__name__)
+@pytest.mark.parametrize("program", [chain, views, inplace, indices, "conv", "block"], ids=lambda p: p if isinstance(p, str) else p.__name__)
 def test_same_result_under(program, options):
     torch.manual_seed(0)
     with torch.no_grad():
         if program == "conv":
             f, args = Conv().eval(), (torch.randn(2, 3, 12, 12),)
+        elif program == "block":
+            f, args = Block().eval(), (torch.randn(4, 16, 256),)
         else:
             f, args = program, (torch.randn(24, 40), torch.randn(24, 40), torch.randn(40))
         theirs, ours = [a.clone() for a in args], [a.clone() for a in args]
