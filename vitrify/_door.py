@@ -278,7 +278,7 @@ class Door:
     def compiler_failed(self, e, program, signature, sources):
         what = str(e).strip().partition("\n")[0] or type(e).__name__
         path = write_reproducer(program, self.settings, signature.describe(), what)
-        message = f"vitrify: internal error while compiling {self.name}: {what}; it runs eagerly. Reproducer: {path} (replay: vitrify-opt {path})"
+        message = f"vitrify: internal error while compiling {self.name}: {what}; it runs eagerly. Reproducer: {path} (replay: python -m vitrify replay {path}, or vitrify-opt {path})"
         if self.fullgraph:
             error = _C.CompilerError(message)
             error.reproducer = path

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,6 +237,11 @@ def test_internal_failure_gives_eager_and_a_reproducer(monkeypatch, delta):
     path = messages[0].split("Reproducer: ")[1].split(" ")[0]
     text = open(path).read()
     assert "check failed" in text and "aten::mul" in text and "# inputs:" in text
+    replay = subprocess.run([sys.executable, "-m", "vitrify", "replay", path], capture_output=True, text=True)
+    assert replay.returncode == 0 and "compiled: 1 launches" in replay.stdout, replay.stderr
+    tool = next(iter(Path(_C.__file__).resolve().parent.glob("tools/vitrify-opt")), None)
+    if tool:  # a wheel has only the other command
+        assert "aten::mul" in subprocess.run([tool, path], capture_output=True, text=True, check=True).stdout
     with pytest.raises(vitrify.CompilerError) as info:
         vitrify.compile(lambda x: x * 2, fullgraph=True)(X)
     assert info.value.reproducer.endswith(".vt")
