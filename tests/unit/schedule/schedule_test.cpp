@@ -251,6 +251,22 @@ TEST(Schedule, TransposesCostNothing) {
   EXPECT_EQ(number(slot.strides[1]), 3);
 }
 
+TEST(Schedule, CopiesAcrossTheOrderOfMemoryRunInSquares) {
+  const int64_t n = 3, c = 20, s = 37;
+  auto r = run(R"(graph @f(%0: f32[3,20,37] arg "x", %1: f32[3,37,20] arg "y") {
+  %2: f32[3,37,20]{740,1,37} = aten::permute(%0, [0, 2, 1]) !view
+  %3: f32[3,37,20] = aten::add.Tensor(%1, %2, 1)
+  return %3
+})",
+               {random(n * c * s, 1), random(n * c * s, 2)});
+  const Data x = random(n * c * s, 1), y = random(n * c * s, 2);
+  ASSERT_EQ(r.kernels(), 1u);
+  EXPECT_EQ(r.scheduled.kernels[0].vector_axis, loop::VectorAxis::Tile) << loop::print(r.scheduled.kernels[0]);
+  for (int64_t b = 0; b < n; ++b)
+    for (int64_t i = 0; i < s; ++i)
+      for (int64_t j = 0; j < c; ++j) EXPECT_EQ(r.outputs[0][(b * s + i) * c + j], y[(b * s + i) * c + j] + x[(b * c + j) * s + i]);
+}
+
 TEST(Schedule, ElementwiseChainsFuseUnlessToldNotTo) {
   const std::string chain = R"(graph @g(%0: f32[10,20] arg "x") {
   %1: f32[10,20] = aten::exp(%0)
