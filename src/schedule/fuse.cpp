@@ -304,6 +304,16 @@ class Fuser {
     return bufs.size() > kMaxBuffers || instrs > kMaxInstrs;
   }
 
+  bool align_outer(Group& a, Group& b) {
+    auto r = refine(extents(a.outer), extents(b.outer));
+    if (!r) return false;
+    std::vector<Loop> outer = loops_for(*r, a.outer);
+    relabel(a, a.outer, outer);
+    relabel(b, b.outer, outer);
+    a.outer = b.outer = outer;
+    return true;
+  }
+
   // Gives both groups the same loops. False when their spaces have no common refinement.
   bool align(Group& a, Group& b) {
     if (a.reduces && b.reduces) {
@@ -318,15 +328,7 @@ class Fuser {
       a.inner = b.inner = inner;
       return true;
     }
-    if (!a.reduces && !b.reduces) {
-      auto r = refine(extents(a.outer), extents(b.outer));
-      if (!r) return false;
-      std::vector<Loop> outer = loops_for(*r, a.outer);
-      relabel(a, a.outer, outer);
-      relabel(b, b.outer, outer);
-      a.outer = b.outer = outer;
-      return true;
-    }
+    if (!a.reduces && !b.reduces) return align_outer(a, b);
     Group& red = a.reduces ? a : b;
     Group& flat = a.reduces ? b : a;
     if (numel(flat) == numel(red)) {
@@ -349,12 +351,7 @@ class Fuser {
       red.inner = flat.inner = inner;
       return true;
     }
-    auto r = refine(extents(flat.outer), extents(red.outer));
-    if (!r) return false;
-    std::vector<Loop> outer = loops_for(*r, red.outer);
-    relabel(flat, flat.outer, outer);
-    relabel(red, red.outer, outer);
-    red.outer = flat.outer = outer;
+    if (!align_outer(red, flat)) return false;
     flat.inner = red.inner;
     for (Part& p : flat.parts) p.kind = PartKind::OuterPoint;
     return true;
