@@ -1,15 +1,23 @@
 """Compiled beside eager, in everything that eager promises: value, dtype, shape, strides, aliasing, mutation, version counters, exceptions."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+import warnings
 
 import torch
 import vitrify
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Mismatch(Exception):
     pass
+
+
+def internal_errors_raise():
+    """A program that the engine fails on runs eagerly, with a warning: here that is a difference like any other."""
+    warnings.filterwarnings("error", message="(?s).*internal error", category=vitrify.VitrifyWarning)
 
 
 def flat(value, path="out"):
@@ -55,11 +63,21 @@ def relative(a, reference, scale):
     return ((a - reference).abs() / scale).max().item() if a.numel() else 0.0
 
 
-def check_value(where, ours, eager, reference, spread=0.0, elementwise=True):
+def distances(values, reference, dtype):
+    """The largest error of any element: over the largest value, and over each element's own (of at least a thousandth of the largest). Below the least normal
+    number of `dtype`, in which they were computed, roundings are as large as there."""
+    if reference.numel() == 0:
+        return 0.0, 0.0
+    size, tiny = reference.abs(), torch.finfo(dtype).tiny
+    top = size.max().clamp_min(tiny)
+    return relative(values, reference, top), relative(values, reference, torch.maximum(size, 1e-3 * top).clamp_min(tiny))
+
+
+def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=True):
     """Bitwise, or for floats at most twice eager's distance from fp64 (three times in half precision): over all elements, and element by element where
     no element mixes with others (a sum that cancels is exact in eager only by luck).
 
-    `spread`: how far eager itself moves when its inputs move by a rounding, for long programs whose conditioning nobody knows."""
+    `spread`: the two distances that eager itself moves by when what its ops round moves by a rounding, for long programs whose conditioning nobody knows."""
     if bits_equal(ours, eager):
         return
     if not (eager.is_floating_point() or eager.is_complex()):
@@ -83,10 +101,9 @@ def check_value(where, ours, eager, reference, spread=0.0, elementwise=True):
     factor = 3 if eager.dtype in (torch.float16, torch.bfloat16) else 2
     # Nothing is more exact than fp64 eager: its own last bits are no reference for themselves.
     floor = (64 if eager.dtype in (torch.float64, torch.complex128) else 4) * torch.finfo(eager.dtype).eps
-    top = r.abs().max().clamp_min(torch.finfo(eager.dtype).tiny)
-    for what, scale in (("of the largest", top), *([("element by element", r.abs().clamp_min(1e-3 * top))] if elementwise else [])):
-        mine, theirs = relative(a, r, scale), relative(e, r, scale)
-        if not mine <= factor * max(theirs, spread) + floor:
+    figures = zip(("of the largest", "element by element"), distances(a, r, eager.dtype), distances(e, r, eager.dtype), spread)
+    for what, mine, theirs, moved in itertools.islice(figures, 2 if elementwise else 1):
+        if not mine <= factor * max(theirs, moved) + floor:
             raise Mismatch(f"{where}: error {mine:.2e} {what} against fp64, eager's {theirs:.2e}")
 
 
@@ -148,19 +165,75 @@ def attempt_wide(fn, *args):
 
 
 def fp64_run(fn, sample, count):
-    """The leaves of result and inputs of an fp64 run, in order, with the spread allowed for each; None where there is no such run."""
+    """The leaves of result and inputs of an fp64 run, in order, with the spread allowed for each (None: nothing can be said of it); a None leaf where there is no such run."""
     given = widen(copied(sample))
     wide, _ = attempt_wide(fn, *given)
     leaves = [v for _, v in flat(wide)] + [v for _, v in flat(given, "in")]
-    return [(v, 0.0) for v in leaves] if len(leaves) == count else [(None, 0.0)] * count
+    exact = (0.0, 0.0)
+    return [(v, exact) for v in leaves] if len(leaves) == count else [(None, exact)] * count
+
+
+def steps(like, seed):
+    """Factors one unit in the last place above or below 1."""
+    up = torch.randint(0, 2, like.shape, generator=torch.Generator().manual_seed(seed))
+    return 1 + torch.finfo(like.dtype).eps * (2 * up - 1).to(like.dtype)
+
+
+def move_inputs(given, seed):
+    """By one unit in the last place: all of a tensor's memory, whatever its strides. Not the half types, in which nothing is computed."""
+    for _, value in tensors_of(given):
+        if value.layout is torch.strided and value.dtype in (torch.float32, torch.float64):
+            memory = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
+            memory.mul_(steps(memory, seed))
+
+
+class Jolts(TorchDispatchMode):
+    """Moves what every op gives by one unit in the last place: any correct implementation of the op may."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = 1000 * seed
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not any(r.alias_info for r in func._schema.returns):
+            for _, t in tensors_of(out):
+                if t.layout is torch.strided and t.is_floating_point() and t.numel():
+                    self.seed += 1
+                    t.mul_(steps(t, self.seed))
+        return out
+
+
+def conditioned_run(fn, sample, count):
+    """fp64_run, with how far eager moves when its inputs and what its ops round move: sums that cancel, and smallest singular values, are no better known."""
+    reference = fp64_run(fn, sample, count)
+    spreads = [[0.0, 0.0] for _ in reference]
+    plain = None
+    for seed in range(5):
+        given = copied(sample)
+        if seed:
+            move_inputs(given, seed)
+        with Jolts(seed) if seed else contextlib.nullcontext():
+            out, problem = attempt(fn, *given)
+        leaves = [v for _, v in flat(out)] + [v for _, v in flat(given, "in")]
+        if problem or len(leaves) != count:
+            return reference
+        plain = plain or leaves
+        for spread, p, q in zip(spreads, plain, leaves):
+            if isinstance(p, torch.Tensor) and p.layout is torch.strided and p.is_floating_point() and p.shape == q.shape:
+                keep = p.isfinite() & q.isfinite()
+                spread[:] = map(max, spread, distances(q[keep].double(), p[keep].double(), p.dtype))
+    return [(r, tuple(s)) for (r, _), s in zip(reference, spreads)]
 
 
 def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True) -> dict[str, int]:
-    """Runs fn(*sample) eagerly and compiled on copies of the sample, twice; raises Mismatch. Returns what the second compiled call launched."""
+    """Runs fn(*sample) eagerly and compiled on copies of the sample, twice; raises Mismatch. Returns what the second compiled call launched
+    and, as "unclear", how many leaves differ from eager's where the reference says that eager's own mean nothing."""
     given_eager = copied(sample)
     eager, eager_error = attempt(fn, *given_eager)
     compiled = vitrify.compile(fn)
     did: dict[str, int] = {}
+    unclear = 0
     for run in ("first call", "second call"):
         given = copied(sample)
         versions = [t._version for _, t in tensors_of(given)]
@@ -190,9 +263,12 @@ def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True
             if reference is None:
                 reference = reference_run(fn, sample, len(pairs))
             r, spread = reference[index]
+            if spread is None:
+                unclear += 1
+                continue
             check_value(where, a, b, r if isinstance(r, torch.Tensor) else None, spread, elementwise)
         bumps = [t._version - v for (_, t), v in zip(tensors_of(given), versions)]
         expected = [t._version - v for (_, t), v in zip(tensors_of(given_eager), versions)]
         if [bool(b) for b in bumps] != [bool(b) for b in expected]:
             raise Mismatch(f"{run}: version counters of the inputs moved by {bumps}, eager's by {expected}")
-    return did
+    return did | {"unclear": unclear}

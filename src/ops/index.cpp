@@ -1,5 +1,6 @@
 // Reads and writes at loaded positions. Out of range faults; negative positions wrap only where eager's do.
 #include "ops/rules.h"
+#include "ops/view.h"
 
 namespace vitrify::ops {
 namespace {
@@ -250,34 +251,71 @@ Shape shape_embedding_backward(sym::Context&, ArgSpan args) {
   if (!g || !n || g->sizes.empty()) return {};
   return one(contiguous_type(g->dtype, g->device, Dims{*n, g->sizes.back()}));
 }
-// Contiguous integer indices over a contiguous operand: the result is contiguous. Other strides depend on how eager restrides; Meta knows.
+// The result of an index as eager's iterator allocates it: over the operand with stride 0 where it is indexed, and over each index, broadcast and with dims of
+// size 1 in place of the operand's whole dims.
 Shape shape_index(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* list = args.size() > 1 ? std::get_if<std::vector<ir::Value>>(&args[1]) : nullptr;
-  if (!x || !list || list->size() > x->sizes.size() || !(x->strides == ir::contiguous_strides(x->sizes))) return {};
-  Dims shape, sizes;
+  if (!x || !list || list->size() > x->sizes.size()) return {};
+  auto index_at = [&](size_t d) { return d < list->size() && (*list)[d] ? &(*list)[d].type() : nullptr; };
+  Dims shape;
   size_t groups = 0, position = 0, count = 0;
+  bool contiguous = x->strides == ir::contiguous_strides(x->sizes);
   for (size_t d = 0; d < list->size(); ++d) {
-    if (!(*list)[d]) continue;
-    const TensorType& i = (*list)[d].type();
-    if ((i.dtype != DType::I64 && i.dtype != DType::I32) || !is_contiguous(ctx, i)) return {};
-    if (count++ == 0) shape = i.sizes, position = d;
+    const TensorType* i = index_at(d);
+    if (!i) continue;
+    if (i->dtype != DType::I64 && i->dtype != DType::I32) return {};
+    contiguous = contiguous && i->strides == ir::contiguous_strides(i->sizes);
+    if (count++ == 0) shape = i->sizes, position = d;
     else {
       Dims merged;
-      if (!broadcast_sizes(ctx, shape, i.sizes, merged)) return {};
+      if (!broadcast_sizes(ctx, shape, i->sizes, merged)) return {};
       shape = merged;
     }
-    if (groups == 0 || !(*list)[d - 1]) ++groups;
+    if (groups == 0 || !index_at(d - 1)) ++groups;
   }
   if (count == 0) return {};
   if (groups > 1) position = 0;
-  for (size_t d = 0; d < x->sizes.size(); ++d) {
-    if (sizes.size() == position) sizes.insert(sizes.end(), shape.begin(), shape.end());
-    if (d >= list->size() || !(*list)[d]) sizes.push_back(x->sizes[d]);
+  TensorType source = contiguous_type(x->dtype, x->device, {});
+  auto whole = [&](size_t d) {
+    if (!index_at(d)) source.sizes.push_back(x->sizes[d]), source.strides.push_back(x->strides[d]);
+  };
+  size_t d = 0;
+  for (; source.sizes.size() < position; ++d) whole(d);
+  source.sizes.insert(source.sizes.end(), shape.begin(), shape.end());
+  source.strides.insert(source.strides.end(), shape.size(), Int(0));
+  for (; d < x->sizes.size(); ++d) whole(d);
+  for (auto& s : source.sizes)
+    if (ctx.guard_eq(s, 0)) contiguous = false;
+  for (size_t k = 0; k < x->sizes.size(); ++k)
+    if (index_at(k) && ctx.guard_eq(x->sizes[k], 0)) return {};  // every index is out of range
+  if (contiguous) return one(contiguous_type(x->dtype, x->device, source.sizes));
+
+  std::vector<TensorType> operands{source};
+  for (size_t k = 0; k < list->size(); ++k) {
+    const TensorType* given = index_at(k);
+    if (!given) continue;
+    TensorType i = contiguous_type(DType::I64, given->device, shape);
+    if (given->sizes == shape) {
+      i.strides = given->strides;
+    } else {
+      const size_t lead = shape.size() - given->sizes.size();
+      for (size_t n = shape.size(); n-- > 0;) {
+        if (n >= lead) i.strides[n] = given->sizes[n - lead] == shape[n] ? given->strides[n - lead] : Int(0);
+        else i.strides[n] = !shape[n].is(1) ? Int(0) : n + 1 < shape.size() ? shape[n + 1] * i.strides[n + 1] : Int(1);
+      }
+    }
+    if (given->dtype == DType::I32) i.strides = preserved_strides(ctx, i);  // widened after it was broadcast
+    Dims sizes(source.sizes.size(), Int(1));
+    std::copy(shape.begin(), shape.end(), sizes.begin() + position);
+    auto strides = strides_of_view(ctx, i, sizes);
+    if (!strides) return {};
+    i.sizes = sizes, i.strides = *strides;
+    operands.push_back(std::move(i));
   }
-  for (auto& s : sizes)
-    if (ctx.guard_eq(s, 0)) return {};
-  return one(contiguous_type(x->dtype, x->device, sizes));
+  std::vector<const TensorType*> pointers;
+  for (auto& t : operands) pointers.push_back(&t);
+  return one(elementwise_type(ctx, pointers, x->dtype));
 }
 
 // The index, and a source, must fit; eager says so otherwise.

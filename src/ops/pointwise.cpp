@@ -195,12 +195,13 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
   }
   if (*e == 0) return done(r, a.L.full(out.dtype, out.sizes, 1)), true;
   const int cost = std::abs(*e) <= 3 ? 3 : 30;
-  return unary_with(a, r, cost, [e = *e](Body&, Val x) {
+  const bool roots = out.dtype != DType::F16;  // eager takes sqrt for 0.5 except in f16, and pow differs at -inf and -0
+  return unary_with(a, r, cost, [e = *e, roots](Body&, Val x) {
     if (e == 1) return x;
     if (e == 2) return x * x;
     if (e == 3) return x * x * x;
-    if (e == 0.5) return unary(LOp::sqrt, x);
-    if (e == -0.5) return unary(LOp::rsqrt, x);
+    if (e == 0.5 && roots) return unary(LOp::sqrt, x);
+    if (e == -0.5 && roots) return unary(LOp::rsqrt, x);
     if (e == -1) return x.lit(1) / x;
     if (e == -2) return x.lit(1) / (x * x);
     return binary(LOp::pow, x, x.lit(e));

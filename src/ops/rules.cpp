@@ -73,8 +73,9 @@ Operand operand(const Args& a, size_t i, const Dims& sizes) {
 }
 
 Val stored(const Tensor& t, Val v) {
+  // Of a buffer too: a kernel may hand on what it stored from its registers, unrounded.
   const bool half = t.dtype == DType::F16 || t.dtype == DType::BF16;
-  return half && t.buffer < 0 ? v.body->op(LOp::cast, t.dtype, v) : v;
+  return half ? v.body->op(LOp::cast, t.dtype, v) : v;
 }
 
 bool same_sizes(const Dims& a, const Dims& b) { return a == b; }

@@ -385,7 +385,7 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
       else if (t == DType::Bool) return {};
       break;
     case P::Clamp:
-      if (first->dtype == DType::Bool || t == DType::Bool) return {};
+      if (t == DType::Bool) return {};
       break;
     case P::Addcdiv:
     case P::FloatOnly:

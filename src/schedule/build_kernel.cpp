@@ -206,6 +206,8 @@ class Builder {
       st.body.push_back(i);
       return kNoValue;
     }
+    if (i.op == loop::Op::cast)
+      if (auto r = rounded_.find(i.a); r != rounded_.end() && r->second == i.type) return i.a;
     for (auto* scope : {&outer_values_, &local_values_})
       if (auto it = scope->find(key(i)); it != scope->end()) return it->second;
     const Key kk = key(i);
@@ -284,7 +286,10 @@ class Builder {
       i.at = address(b, i.at);
     }
     i.buf = buffer(b, false);
-    return emit(st, i);
+    const int32_t v = emit(st, i);
+    const DType have = k_.buffers[i.buf].dtype;
+    if (i.a == kNoValue && have != i.type) rounded_.emplace(v, have);
+    return v;
   }
 
   void store(loop::Stage& st, const Part& part, Instr i) {
@@ -418,6 +423,7 @@ class Builder {
   std::map<uint32_t, uint32_t> buffer_index_;
   std::vector<uint32_t> program_of_;
   std::map<uint32_t, Forward> forwarded_;
+  std::map<int32_t, DType> rounded_;  // values that were loaded from memory of a half type
   std::map<Key, int32_t> outer_values_, local_values_;
   std::vector<std::pair<const Part*, std::vector<int32_t>>> pending_;
   int64_t accum_base_ = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/shapes.h"
+
 namespace vitrify::schedule {
 
 using namespace ops;
@@ -230,6 +232,8 @@ class GraphLowering final : public Lowering {
   }
 
   void push(LoopNode n) {
+    for (const loop::Loop& l : n.ranges)
+      if (l.extent.is(0)) return;  // runs never
     collect_accesses(n);
     program_.items.push_back({std::move(n), std::nullopt});
   }
@@ -443,6 +447,12 @@ class GraphLowering final : public Lowering {
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) { native = native && is_native(v.type().dtype) && v.type().device.kind == DeviceKind::CPU; });
     const OpRow* row = native ? find_op(n.op->name) : nullptr;
     std::vector<Tensor> results;
+    const bool empty = std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return std::any_of(o.sizes.begin(), o.sizes.end(), [](Int s) { return s.is(0); }); });
+    const bool indexes = n.op->name.find("index") != std::string::npos;  // may be out of range all the same: their rules know
+    if (row && row->lower && empty && !indexes && !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
+      for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
+      return;
+    }
     if (row && row->lower && !n.outs.empty()) {
       concat_strides_ = n.outs[0].strides;
       if (row->lower(Args{n, *this}, results)) {
@@ -496,6 +506,11 @@ class GraphLowering final : public Lowering {
     return true;
   }
 
+  static bool is_fixed(const ir::TensorType& t) {
+    auto constant = [](Int i) { return i.is_const(); };
+    return std::all_of(t.sizes.begin(), t.sizes.end(), constant) && std::all_of(t.strides.begin(), t.strides.end(), constant);
+  }
+
   static bool takes_any_strides(std::string_view op) {
     if (!op.starts_with("aten::")) return true;
     for (std::string_view s : {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"})
@@ -509,7 +524,12 @@ class GraphLowering final : public Lowering {
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
       // Kernels of ATen may rely on what was made contiguous before them.
-      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && is_dense(v.type()) && !same_strides(t, v.type().strides)) t = realize_as(t, v.type().strides);
+      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && !same_strides(t, v.type().strides)) {
+        if (is_dense(v.type())) t = realize_as(t, v.type().strides);
+        else if (is_fixed(v.type())) t = realize_as(t, preserved_strides(*ctx_, v.type()));  // results follow the order of its dims
+      }
+      for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
+        if (t.sizes[d].is(1) && v.type().strides[d].is_const()) t.strides[d] = v.type().strides[d];
       e.operands.push_back(t);
     });
     const bool view = n.op->flags & ir::kView;

@@ -1,4 +1,4 @@
-// Every spelling that depends on the torch version is here. Built against 2.11.
+// Every spelling that depends on the torch version is here. Built against 2.11 and 2.15.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,6 +33,13 @@ inline c10::Storage unreadable_storage(c10::Device device, size_t nbytes, const 
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
   impl->set_throw_on_mutable_data_ptr();
   return c10::Storage(std::move(impl));
+}
+
+// Named tensors: 2.15 has none.
+template <class T>
+bool has_names(const T& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  return false;
 }
 
 inline bool has_composite_kernel(const c10::OperatorHandle& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); }

@@ -1,4 +1,8 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <unordered_set>
+
 #include "torch/convert.h"
 #include "torch/learned.h"
 #include "torch/sym_node.h"
@@ -86,6 +90,19 @@ c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* 
   return fake->shallow_copy_and_detach(c10::VariableVersion(0), false);
 }
 
+// As eager would have moved on: a program that takes the generator back to an earlier state is seen.
+void Tracer::Impl::draw() {
+  for (auto& s : saved->generators) {
+    if (!s.g.device().is_cpu()) continue;
+    std::lock_guard<std::mutex> lock(s.g.mutex());
+    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(s.g);
+    saved->cpu_engine = cpu->engine();
+    saved->cpu_engine();
+    cpu->set_engine(saved->cpu_engine);
+    s.during = s.g.get_state();
+  }
+}
+
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
   if ((flags & ir::kRandom) && is_random_attention(info.name)) {
@@ -95,7 +112,10 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
       if (info.op.schema().arguments()[i].name() == "dropout_p") draws = std::get<double>(args[i]) != 0;
     if (!draws) flags &= ~ir::kRandom;
   }
-  if ((flags & ir::kRandom) && generators_moved()) fail("sets the state of a random number generator");
+  if (flags & ir::kRandom) {
+    if (generators_moved()) fail("sets the state of a random number generator");
+    draw();
+  }
   const ir::Op* op = graph->op(info.name, flags);
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
@@ -169,6 +189,17 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   }
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
+  // The Meta kernels of products take any two dtypes, the real ones raise or make another than they say.
+  static const std::unordered_set<std::string> products{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot"};
+  if (products.contains(info.name)) {
+    std::optional<at::ScalarType> dtype;
+    for (const IValue& v : metas) {
+      if (!v.isTensor() || !v.toTensor().defined()) continue;
+      const at::ScalarType t = v.toTensor().scalar_type();
+      if (t != dtype.value_or(t)) fail(fmt::format("{} of two dtypes", info.name));
+      dtype = t;
+    }
+  }
   c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
   try {
     info.op.callBoxed(&metas);
@@ -190,6 +221,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   for (size_t i = 0; i < converted.size(); ++i) {
     if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
     if (auto* l = std::get_if<ir::Layout>(&converted[i]); l && *l != ir::Layout::Strided) fail(fmt::format("{} makes a tensor that is not strided", info.name));
+    if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind == DeviceKind::Other) fail(fmt::format("{} makes a tensor on another kind of device", info.name));
   }
   std::optional<Types> ruled;
   if (only_tensors && plain && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);

@@ -157,7 +157,7 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
   if (t.is_nested()) no("a nested tensor");
   if (t.is_meta()) no("a meta tensor");
   if (!t.device().is_cpu() && !t.device().is_cuda()) no("a tensor on this device");
-  if (t.has_names()) no("a named tensor");
+  if (compat::has_names(t)) no("a named tensor");
   auto keys = t.key_set();
   if (keys.has(c10::DispatchKey::Python)) no("a tensor subclass with __torch_dispatch__");
   if (keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::FuncTorchBatched)) no("a tensor of a functorch transform");
@@ -424,7 +424,8 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
       r.path = path_of(v);
     };
     auto emit_value = [&] {
-      for (size_t d = 0; d < v.type.dim() && !v.parent; ++d)
+      const bool empty = std::any_of(v.type.sizes.begin(), v.type.sizes.end(), [](sym::Int i) { return i.is(0); });
+      for (size_t d = 0; d < v.type.dim() && !v.parent && !empty; ++d)
         if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());

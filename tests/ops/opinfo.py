@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 import vitrify
 
-from compare import Mismatch, attempt, compare, copied
+from compare import Mismatch, attempt, compare, conditioned_run, copied, fp64_run
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "bfloat16": torch.bfloat16}
 # Uninitialised memory: only metadata can be compared.
@@ -103,7 +103,7 @@ def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
             for label, fn, packed in runs:
                 result.samples += 1
                 try:
-                    tally(result, compare(fn, packed, has_value, elementwise=pointwise))
+                    tally(result, compare(fn, packed, has_value, fp64_run if pointwise else conditioned_run, elementwise=pointwise))
                     result.passed += 1
                 except Mismatch as wrong:
                     result.failures.append(f"{dtype_name} sample {number}{label}: {wrong}")

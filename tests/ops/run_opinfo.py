@@ -21,9 +21,11 @@ sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a p
 
 def worker(args):
     import torch
+    import compare
     import opinfo
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
+    compare.internal_errors_raise()
     known = {}
     for op in opinfo.database():
         known.setdefault(opinfo.name_of(op), op)

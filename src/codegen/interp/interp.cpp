@@ -157,6 +157,7 @@ class Run {
       case Op::bitcast: return define(i.result, i.type, interp::bitcast(v(i.a), types_[i.a], i.type));
       case Op::where: return define(i.result, i.type, v(i.a).i ? v(i.b) : v(i.c));
       case Op::reduce:
+        VT_CHECK(acc, "kernel {}: a reduce where nothing is reduced", k_.name);
         if (i.c >= 0 && !v(i.c).i) return;
         return feed(s.accums[i.iimm], acc[i.iimm], v(i.a), i.b >= 0 ? v(i.b).i : 0, types_[i.a]);
       default: break;

@@ -238,10 +238,10 @@ T float_binary(Op op, T a, T b) {
     case Op::hypot: return T(::hypot(double(a), double(b)));
     case Op::copysign: return T(::copysign(a, b));
     case Op::nextafter: return sizeof(T) == 4 ? T(::nextafterf(float(a), float(b))) : T(::nextafter(double(a), double(b)));
-    case Op::min: return a != a ? a : a < b ? a : b;
-    case Op::max: return a != a ? a : a > b ? a : b;
-    case Op::fmin: return b != b ? a : a < b ? a : b;
-    case Op::fmax: return b != b ? a : a > b ? a : b;
+    case Op::min: return a != a || a <= b ? a : b;
+    case Op::max: return a != a || a >= b ? a : b;
+    case Op::fmin: return b != b || a <= b ? a : b;
+    case Op::fmax: return b != b || a >= b ? a : b;
     default: VT_UNREACHABLE("{}", to_string(op));
   }
 }

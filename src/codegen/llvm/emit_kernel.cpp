@@ -320,21 +320,40 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
   AccSet sets[3];
   bool used[3] = {!n || *n >= step, lanes > 1 && !t_.avx512 && unroll > 1 && (!n || (*n % step) >= lanes),
                   lanes > 1 && (!n || (t_.avx512 ? *n % step != 0 : *n % lanes != 0))};
+  const size_t depth = s.inner.size();
+  const bool many_rows = two_level && depth > 1;  // then the ends of rows are long sums too
   if (!s.accums.empty()) {
     sets[0] = make_accs(s, lanes, unroll, two_level);
-    sets[1] = make_accs(s, lanes, 1, false);
-    sets[2] = make_accs(s, t_.avx512 ? lanes : 1, 1, false, t_.avx512 && lanes > 1);
+    sets[1] = make_accs(s, lanes, 1, many_rows);
+    sets[2] = make_accs(s, t_.avx512 ? lanes : 1, 1, many_rows, t_.avx512 && lanes > 1);
     for (int p = 0; p < 3; ++p)
       if (used[p]) reset(s, sets[p]);
   }
   if (empty) {
     emit_body(s, &sets[0]);
   } else {
-    nest(s.inner.data(), int(s.inner.size()) - 1, [&] {
+    auto row = [&] {
       Body chunk;
       if (two_level) chunk = [&] { flush(s, sets[0]); };
       vector_run(s.inner.back().var, i64(0), extent, lanes, unroll, [&](Phase p) { emit_body(s, &sets[int(p)]); }, chunk, kChunk);
-    });
+    };
+    if (!many_rows) {
+      nest(s.inner.data(), int(depth) - 1, row);
+    } else {
+      const loop::Loop& rows = s.inner[depth - 2];
+      nest(s.inner.data(), int(depth) - 2, [&] {
+        Value* count = scalar_index(rows.extent, 0);
+        for_loop(i64(0), count, i64(kChunk), [&](Value* c) {
+          Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(kChunk)), count);
+          for_loop(c, end, i64(1), [&](Value* i) {
+            symbols_[sym::view(rows.var).symbol->id] = i;
+            row();
+          });
+          for (int p : {1, 2})
+            if (used[p]) flush(s, sets[p]);
+        });
+      });
+    }
   }
   block_ = {};
   for (size_t a = 0; a < s.accums.size(); ++a) {

@@ -143,7 +143,8 @@ Value* KernelEmitter::cast(Value* v, DType from, DType to) {
 // max(a, b): as the host's maxps, which yields b when equal, but NaN from either side. Not "unordered(a) ? a : a > b ? a : b": InstCombine of LLVM 19
 // turns (|x| unordered or |x| > 0) into (x unordered or x > 0).
 Value* KernelEmitter::float_max(Value* a, Value* b, bool is_max) {
-  Value* pick = b_.CreateSelect(is_max ? b_.CreateFCmpUGT(a, b) : b_.CreateFCmpULT(a, b), a, b);
+  // equal operands give the first, as ATen's clamps do: -0 stays -0. UGE and ULE are also the one machine instruction.
+  Value* pick = b_.CreateSelect(is_max ? b_.CreateFCmpUGE(a, b) : b_.CreateFCmpULE(a, b), a, b);
   return b_.CreateSelect(b_.CreateFCmpUNO(b, b), b, pick);
 }
 
@@ -169,7 +170,11 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::round: return unary(Intrinsic::roundeven);
     case Op::trunc: return unary(Intrinsic::trunc);
     case Op::add: return b_.CreateFAdd(a, b);
-    case Op::sub: return b_.CreateFSub(a, b);
+    case Op::sub: {  // never one with a product: x*x - max(x*x) is 0, not what rounding x*x lost
+      Value* v = b_.CreateFSub(a, b);
+      if (auto* i = llvm::dyn_cast<llvm::Instruction>(v)) i->setHasAllowContract(false);
+      return v;
+    }
     case Op::mul: return b_.CreateFMul(a, b);
     case Op::div: return b_.CreateFDiv(a, b);
     case Op::fmod: return fmod();
@@ -192,7 +197,7 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::max: return float_max(a, b, true);
     case Op::fmin:
     case Op::fmax: {
-      Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpUGT(a, b) : b_.CreateFCmpULT(a, b), a, b);
+      Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpUGE(a, b) : b_.CreateFCmpULE(a, b), a, b);
       return b_.CreateSelect(b_.CreateFCmpUNO(a, a), b, pick);
     }
     default: break;
