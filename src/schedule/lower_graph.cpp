@@ -524,12 +524,13 @@ class GraphLowering final : public Lowering {
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
       // Kernels of ATen may rely on what was made contiguous before them.
-      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && !same_strides(t, v.type().strides)) {
-        if (is_dense(v.type())) t = realize_as(t, v.type().strides);
-        else if (is_fixed(v.type())) t = realize_as(t, preserved_strides(*ctx_, v.type()));  // results follow the order of its dims
+      Dims strides = v.type().strides;
+      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
+        if (!is_dense(v.type()) && is_fixed(v.type())) strides = preserved_strides(*ctx_, v.type());  // results follow the order of its dims
+        if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
       }
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
-        if (t.sizes[d].is(1) && v.type().strides[d].is_const()) t.strides[d] = v.type().strides[d];
+        if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
       e.operands.push_back(t);
     });
     const bool view = n.op->flags & ir::kView;

@@ -145,8 +145,11 @@ Value* KernelEmitter::cast(Value* v, DType from, DType to) {
 Value* KernelEmitter::float_max(Value* a, Value* b, bool is_max) {
   // equal operands give the first, as ATen's clamps do: -0 stays -0. UGE and ULE are also the one machine instruction.
   Value* pick = b_.CreateSelect(is_max ? b_.CreateFCmpUGE(a, b) : b_.CreateFCmpULE(a, b), a, b);
-  return b_.CreateSelect(b_.CreateFCmpUNO(b, b), b, pick);
+  return fenced(b_.CreateSelect(b_.CreateFCmpUNO(b, b), b, pick));
 }
+
+// InstCombine of LLVM 19 loses the NaN of "y = x < 0 ? 0 : x; y > 0 ? y : 0": comparisons must not look into a select of comparisons.
+Value* KernelEmitter::fenced(Value* v) { return b_.CreateIntrinsic(llvm::Intrinsic::arithmetic_fence, {v->getType()}, {v}); }
 
 Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
   auto* type = a->getType();
@@ -198,7 +201,7 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::fmin:
     case Op::fmax: {
       Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpUGE(a, b) : b_.CreateFCmpULE(a, b), a, b);
-      return b_.CreateSelect(b_.CreateFCmpUNO(a, a), b, pick);
+      return fenced(b_.CreateSelect(b_.CreateFCmpUNO(a, a), b, pick));
     }
     default: break;
   }

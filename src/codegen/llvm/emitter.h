@@ -142,6 +142,7 @@ class KernelEmitter {
   Multi check_index(const Instr&);
   void fault(Value* failed, KernelFault);
   Value* float_max(Value* a, Value* b, bool is_max);
+  Value* fenced(Value* v);
   // -- reductions (emit_reduce.cpp)
   AccSet make_accs(const loop::Stage&, int lanes, int unroll, bool two_level, bool masked = false);
   void reset(const loop::Stage&, AccSet&);
