@@ -63,6 +63,9 @@ def relative(a, reference, scale):
     return ((a - reference).abs() / scale).max().item() if a.numel() else 0.0
 
 
+SMALL = 1e-3  # of the largest: elements below count as this large
+
+
 def distances(values, reference, dtype):
     """The largest error of any element: over the largest value, and over each element's own (of at least a thousandth of the largest). Below the least normal
     number of `dtype`, in which they were computed, roundings are as large as there."""
@@ -70,13 +73,15 @@ def distances(values, reference, dtype):
         return 0.0, 0.0
     size, tiny = reference.abs(), torch.finfo(dtype).tiny
     top = size.max().clamp_min(tiny)
-    return relative(values, reference, top), relative(values, reference, torch.maximum(size, 1e-3 * top).clamp_min(tiny))
+    return relative(values, reference, top), relative(values, reference, torch.maximum(size, SMALL * top).clamp_min(tiny))
 
 
 def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=True):
     """Bitwise, or for floats at most twice eager's distance from fp64 (three times in half precision): over all elements, and element by element where
     no element mixes with others (a sum that cancels is exact in eager only by luck).
 
+    elementwise="mixed": element by element, but an element may carry what rounding the largest one costs (x - mean(x), x - max - log(sum): the roundings
+    inside such an op are of the size of its operands, and what is left after it cancels shows them).
     `spread`: the two distances that eager itself moves by when what its ops round moves by a rounding, for long programs whose conditioning nobody knows."""
     if bits_equal(ours, eager):
         return
@@ -101,9 +106,10 @@ def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=Tr
     factor = 3 if eager.dtype in (torch.float16, torch.bfloat16) else 2
     # Nothing is more exact than fp64 eager: its own last bits are no reference for themselves.
     floor = (64 if eager.dtype in (torch.float64, torch.complex128) else 4) * torch.finfo(eager.dtype).eps
-    figures = zip(("of the largest", "element by element"), distances(a, r, eager.dtype), distances(e, r, eager.dtype), spread)
-    for what, mine, theirs, moved in itertools.islice(figures, 2 if elementwise else 1):
-        if not mine <= factor * max(theirs, moved) + floor:
+    floors = floor, 4 * torch.finfo(eager.dtype).eps / SMALL if elementwise == "mixed" else floor
+    figures = zip(("of the largest", "element by element"), distances(a, r, eager.dtype), distances(e, r, eager.dtype), spread, floors)
+    for what, mine, theirs, moved, least in itertools.islice(figures, 2 if elementwise else 1):
+        if not mine <= factor * max(theirs, moved) + least:
             raise Mismatch(f"{where}: error {mine:.2e} {what} against fp64, eager's {theirs:.2e}")
 
 
