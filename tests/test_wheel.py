@@ -1,5 +1,7 @@
 """What is shipped, used from outside the checkout: the wheel in an environment of its own, and find_package(Vitrify) from an install prefix."""
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -82,16 +84,41 @@ def test_wheel_runs_in_a_clean_environment(wheel, tmp_path):
     assert "ran" in run(python, script, cwd=tmp_path, env=clean_environment())
 
 
-def test_install_prefix_builds_a_program(tmp_path):
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """examples/cpp, copied out of the checkout and built against an install prefix as a user would; no Python where CMake looks."""
     import torch
-    build = ROOT / "build" / "release"
-    examples = ROOT / "examples" / "cpp"
-    prefix = tmp_path / "prefix"
-    run("cmake", "--install", build, "--prefix", prefix)
-    assert (prefix / "include/vitrify/compile.h").exists()
-    run("cmake", "-S", examples, "-B", tmp_path / "b", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", f"-DVITRIFY_TORCH_DIR={Path(torch.__file__).parent}")
-    run("cmake", "--build", tmp_path / "b")
-    programs = [p for p in (tmp_path / "b").iterdir() if p.is_file() and os.access(p, os.X_OK) and p.suffix == ""]
-    assert programs
-    for program in programs:
-        run(program, env=clean_environment(), cwd=tmp_path)
+    folder = tmp_path_factory.mktemp("install")
+    run("cmake", "--install", ROOT / "build" / "release", "--prefix", folder / "prefix")
+    assert (folder / "prefix/include/vitrify/compile.h").exists()
+    shutil.copytree(ROOT / "examples" / "cpp", folder / "source")
+    run("cmake", "-S", folder / "source", "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
+        f"-DVITRIFY_TORCH_DIR={Path(torch.__file__).parent}", env=clean_environment())
+    run("cmake", "--build", folder / "build", env=clean_environment())
+    return folder
+
+
+LINE = re.compile(r"^(\w+) +first call [+-]\d+ ms   eager [\d.]+ ms   compiled [\d.]+ ms   [\d.]+x   error \S+ \(eager \S+\)   kernels (\d+)   externs called \d+   fallbacks 0$", re.M)
+
+
+@pytest.mark.parametrize("name, printed", [("resnet", "resnet18"), ("transformer", "transformer")])
+def test_a_program_built_against_the_prefix(examples, tmp_path, name, printed):
+    log = tmp_path / "loaded"
+    out = run(examples / "build" / name, env={**clean_environment(), "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(log)}, cwd=tmp_path)
+    line = LINE.search(out)
+    assert line and line[1] == printed and int(line[2]) > 0, out
+    # What the dynamic linker loaded, from start to end, dlopen included.
+    (trace,) = tmp_path.glob("loaded.*")
+    loaded = {Path(m) for m in re.findall(r"calling init: (\S+)", trace.read_text())}
+    ours = {p.name: p for p in loaded if p.name.startswith("libvitrify")}
+    assert set(ours) == {"libvitrify.so", "libvitrify_llvm.so"}
+    assert all(p.resolve().is_relative_to(examples / "prefix") for p in ours.values()), ours
+    assert "libtorch_cpu.so" in {p.name for p in loaded}
+    assert not [p for p in loaded if "python" in p.name or p.name == "_C.so"], loaded
+
+
+def test_find_package_without_torch_says_what_to_set(examples, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\nfind_package(Vitrify REQUIRED)\n")
+    done = subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={examples / 'prefix'}", f"-DVITRIFY_TORCH_DIR={tmp_path}"],
+                          capture_output=True, text=True, env=clean_environment())
+    assert done.returncode != 0 and "set VITRIFY_TORCH_DIR to a LibTorch folder" in " ".join(done.stderr.split()), done.stderr

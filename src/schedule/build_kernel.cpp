@@ -141,6 +141,7 @@ class Builder {
         for (auto& i : instrs) {
           if (i.op != loop::Op::load && i.op != loop::Op::store) continue;
           if (auto a = sym::affine_in(i.at, vi); a && a->first.is(1)) in += weight;
+          if (weight == 2 && i.op == loop::Op::load && i.a == kNoValue && !sym::contains(i.at, vi)) continue;  // read once per outer iteration
           if (auto a = sym::affine_in(i.at, vo); a && a->first.is(1)) outr += weight;
         }
       };

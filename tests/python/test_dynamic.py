@@ -8,6 +8,7 @@ from helpers import same
 from torch import nn
 from torch.nn import functional as F
 
+TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 SIZES = (6, 3, 17, 33)
 
 
@@ -78,7 +79,8 @@ OPS = {
     "tile": (lambda x: x.repeat(2, 3) + 1, lambda n: (torch.randn(n, 3),), 1),
     "batch_norm": (lambda x, m: F.batch_norm(x, m, m.abs() + 1) * 2, lambda n: (torch.randn(n, 6), torch.randn(6)), 1),
     "written": (lambda x: x.clone().mul_(2)[1:].add_(1), lambda n: (torch.randn(n, 6),), 1),
-    "slice_written": (lambda x: _slice_written(x), lambda n: (torch.randn(n, 6),), 2),
+    # torch before 2.15 compares the ends of a slice that is written with the size, and 3 rows then are a case of their own
+    "slice_written": (lambda x: _slice_written(x), lambda n: (torch.randn(n, 6),), 1 if TORCH >= (2, 15) else 2),
     "views_returned": (lambda x: (x[1:], x.t()), lambda n: (torch.randn(n, 6),), None),
     "branch": (lambda x: x * 2 if x.shape[0] > 10 else x + 1, lambda n: (torch.randn(n, 6),), 2),
     "equal_sizes": (lambda x, y: x + y if x.shape == y.shape else x.sum() + y, lambda n: (torch.randn(n, 6), torch.randn(n, 6)), 1),

@@ -349,6 +349,17 @@ TEST(Schedule, MemoryIsReusedAndNeverShared) {
   EXPECT_LE(r.plan().arena_bytes, 3 * 1600 * 4 + 256) << "a stage has three buffers, and eleven take turns in them";
 }
 
+TEST(Schedule, ValuesPerRowLeaveTheVectorAlongTheRow) {
+  const Data x = random(64 * 40), g = random(64);
+  auto r = run(R"(graph @g(%0: f32[64,40] arg "x", %1: f32[64,1] arg "g") {
+  %2: (f32[64,40], f32[64,1], f32[64,1]) = aten::native_layer_norm(%0, [40], none, none, 1e-05)
+  %3: f32[64,40] = aten::mul.Tensor(%2.0, %1)
+  return %3
+})", {x, g});
+  ASSERT_EQ(r.kernels(), 1u);
+  EXPECT_EQ(r.scheduled.kernels[0].vector_axis, loop::VectorAxis::Inner) << "mean, deviation and scale are read once a row: they say nothing about the loop inside";
+}
+
 TEST(Schedule, StridesOfOutputsArePromises) {
   auto r = run(R"(graph @g(%0: f32[2,3] arg "x") {
   %1: f32[2,3]{10,2} = aten::empty_strided([2, 3], [10, 2], f32, none, cpu, none)
