@@ -1,11 +1,8 @@
 """compile(): what happens when no compiled entry matches a call. Hits never come here (src/python/entry.cpp)."""
-import builtins
 import difflib
 import functools
 import inspect
 import os
-import random
-import sys
 import threading
 import time
 import types
@@ -17,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C, _messages, _trees, _twin  # noqa: F401  (_trees installs its hook)
 from ._marks import UNBOUNDED
+from ._process import Process, Tensors
 from ._reproduce import write_reproducer
 from ._sources import Sources, Unready
 
@@ -26,57 +24,6 @@ _doors = weakref.WeakSet()
 
 class _CaptureMode(TorchDispatchMode):
     """Stands for the tracer on torch's mode stack; the tracer takes every op before this object is asked."""
-
-
-# ---- the process while captures run
-
-_flag_lock = threading.Lock()
-_captures_running = 0
-_real_print = builtins.print
-
-
-def _guarded_print(*args, **kwargs):
-    if _C.capturing():
-        raise _C.CaptureError("print() inside the program: compiled code would not print")
-    _real_print(*args, **kwargs)
-
-
-class _Compiling:
-    """torch.compiler.is_compiling() is True meanwhile, and Python's random generators are put back if the program drew from them."""
-
-    def __enter__(self):
-        global _captures_running
-        with _flag_lock:
-            _captures_running += 1
-            if _captures_running == 1:
-                torch.compiler._is_compiling_flag = True
-                builtins.print = _guarded_print
-                _Compiling.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
-        self.random = random.getstate()
-        np = sys.modules.get("numpy")
-        self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
-        return self
-
-    def drew(self):
-        changed = random.getstate() != self.random
-        if changed:
-            random.setstate(self.random)
-        if self.numpy is not None:
-            now = sys.modules["numpy"].random.get_state()
-            if now[2:] != self.numpy[2:] or (now[1] != self.numpy[1]).any():
-                sys.modules["numpy"].random.set_state(self.numpy)
-                changed = True
-        return changed
-
-    def __exit__(self, *exc):
-        global _captures_running
-        with _flag_lock:
-            _captures_running -= 1
-            if _captures_running == 0:
-                torch.compiler._is_compiling_flag = False
-                builtins.print = _real_print
-                torch.backends.mha.set_fastpath_enabled(_Compiling.mha_fast_path)
 
 
 # ---- one compiled callable
@@ -177,6 +124,9 @@ class Door:
             if needs:
                 _C.state_add(self.state, signature, sources.guards, None, None, needs, False)
                 return self.refuse("gradients are needed (an input or parameter requires grad); training is not compiled yet: use torch.no_grad() for inference")
+        if any(t.is_leaf and t.grad is not None for t in signature.tensors):
+            _C.state_add(self.state, signature, sources.guards, None, None, [], False)
+            return self.refuse("an argument has a .grad, which the program could read")
         marks = self.dim_marks(signature, args, kwargs, compiled)
         outcome = self.compile(signature, sources, marks)
         if isinstance(outcome, Failed) and any(m[0] for dims in marks for m in dims):
@@ -228,7 +178,8 @@ class Door:
     def compile(self, signature, sources, marks):
         start = time.perf_counter_ns()
         session = _C.Session(_CaptureMode())
-        with _Compiling() as process:
+        tensors = Tensors(t for t, _, _ in sources.tensors.values())
+        with Process(sources.generators) as process:
             try:
                 program, result = self.capture(session, signature, sources, marks)
                 failed = None
@@ -239,15 +190,17 @@ class Door:
             except BaseException:
                 session.abort()
                 sources.guards.undo_writes()
+                tensors.put_back()
+                process.put_back()
                 raise
             wrote = sources.guards.undo_writes()
-            drew = process.drew()
+            changed = tensors.put_back() or process.put_back()
         _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
         if failed is not None:
             return failed
         _C.count("captures")
-        if drew:
-            return Failed(_C.CaptureError(), "it draws from Python's or numpy's random generator", True)
+        if changed:
+            return Failed(_C.CaptureError(), changed, True)
         if wrote:
             # Caches fill on the first eager runs; what still writes after that is an effect.
             self.write_attempts += 1
@@ -266,14 +219,29 @@ class Door:
         fakes = [session.add_input(t, 0, name, dims) for t, name, dims in zip(signature.tensors, signature.names, marks)]
         for t, kind, name in sources.tensors.values():
             session.declare_source(t, kind, name)
+        for g in sources.generators:
+            session.declare_generator(g)
+        placeholders = Tensors(fakes)
         args, kwargs = signature.rebuild(fakes)
         session.start()
         out = self.original(*args, **kwargs)
         now = signature.same_tree(args, kwargs)
         if now is None or any(a is not b for a, b in zip(now, fakes)):
             raise _C.CaptureError("it changes a container that was passed in")
+        if changed := placeholders.put_back():
+            raise _C.CaptureError(changed)
         result = _C.Result(out, signature)
+        self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
         return session.finish(result.tensors), result
+
+    def check_results(self, made):
+        for t in made:
+            if t.requires_grad:
+                raise _C.CaptureError("gradients are needed (a result requires grad); training is not compiled yet: use torch.no_grad() for inference")
+            if isinstance(t, nn.Parameter):
+                raise _C.CaptureError("it returns a new Parameter")
+            if vars(t):
+                raise _C.CaptureError(f"it returns a tensor with attributes of its own ({', '.join(vars(t))})")
 
     def compiler_failed(self, e, program, signature, sources):
         what = str(e).strip().partition("\n")[0] or type(e).__name__

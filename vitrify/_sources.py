@@ -1,8 +1,11 @@
 """What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
+import argparse
+import copy
+import functools
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 
 import torch
 from torch import nn
@@ -12,6 +15,8 @@ from . import _C
 PARAMETER, BUFFER, CAPTURED = 1, 2, 3
 _LIMIT = 200_000
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
@@ -40,6 +45,16 @@ def check_module(m):
         raise _C.CaptureError(f"it holds a distributed module ({type(m).__name__}), whose hooks communicate")
 
 
+class _Order:
+    """Equal to the keys in their order, which move_to_end changes without an event."""
+
+    def __init__(self, o):
+        self.o = o
+
+    def __eq__(self, keys):
+        return tuple(self.o) == keys
+
+
 class Unready(Exception):
     """The program cannot be captured yet (lazy modules); this call runs eagerly and the next one tries again."""
 
@@ -51,6 +66,7 @@ class Sources:
         self.seen = {}             # id -> object, kept alive so that ids stay unique
         self.names = {}            # global dict id -> (dict, set of names, label)
         self.todo = deque()
+        self.generators = []       # torch.Generator objects
         self.modules = False
         self.live = {"forward"}    # attribute names that code reached so far mentions
         self.members = {}          # name -> class members to visit once it is live
@@ -85,27 +101,43 @@ class Sources:
         elif isinstance(o, type):
             if not is_library(o.__module__):
                 self.todo.append(lambda: self.cls(o, constructed=True))
-        elif t is list:
-            self.guards.add_list(o, name)
-            self.items(enumerate(o), name)
-        elif t is tuple:
-            self.items(enumerate(o), name)
-        elif t in (dict, OrderedDict) or isinstance(o, dict) and not is_library(t.__module__):
-            self.guards.add_dict(o, None, name)
-            self.items(list(o.items()), name)
-        elif t in (set, frozenset):
-            if t is set:
-                self.guards.add_equal(o, set(o), name)
-        elif t is deque:
-            self.guards.add_equal(o, deque(o, o.maxlen), name)
-            self.items(enumerate(o), name)
+        elif isinstance(o, _CONTAINERS) and (t.__module__ in ("builtins", "collections") or not is_library(t.__module__)):
+            self.container(o, t, name)
+            if not is_library(t.__module__):
+                self.todo.append(lambda: self.instance(o, name))
+        elif t is functools.partial:
+            for part in (o.func, o.args, o.keywords):
+                self.visit(part, name)
+        elif t in _NAMESPACES or isinstance(o, (UserDict, UserList)):
+            self.guards.add_object(o)
+            self.guards.add_dict(o.__dict__, None, name)
+            self.items(list(o.__dict__.items()), name)
         elif t.__module__ == "numpy" and t.__name__ == "ndarray":
             if o.nbytes <= 65536 and o.dtype.hasobject is False:
                 self.guards.add_buffer(o, name)
+        elif t is torch.Generator:
+            self.generators.append(o)
         elif t is types.ModuleType or is_library(t.__module__):
             pass
-        elif hasattr(o, "__dict__"):
+        elif not callable(o) or hasattr(o, "__dict__"):
             self.todo.append(lambda: self.instance(o, name))
+
+    def container(self, o, t, name):
+        if isinstance(o, dict):
+            self.guards.add_dict(o, None, name)
+            self.items(list(o.items()), name)
+            if isinstance(o, OrderedDict):
+                self.guards.add_equal(_Order(o), tuple(o), name)
+            if isinstance(o, defaultdict):
+                self.visit(o.default_factory, name)
+        elif isinstance(o, (set, deque)):
+            self.guards.add_equal(o, copy.copy(o), name)
+            if isinstance(o, deque):
+                self.items(enumerate(o), name)
+        elif isinstance(o, (list, tuple)):
+            if isinstance(o, list):
+                self.guards.add_list(o, name)
+            self.items(enumerate(o), name)
 
     def items(self, pairs, name):
         for k, v in pairs:
@@ -151,18 +183,27 @@ class Sources:
                     self.visit(v, f"{full}.{k}")
 
     def instance(self, o, name):
+        d = getattr(o, "__dict__", None)  # made now, if it is made on demand
         self.guards.add_object(o)
-        self.guards.add_dict(o.__dict__, None, name)
         self.cls(type(o))
-        for k, v in list(o.__dict__.items()):
-            if type(v) not in _SCALARS:
-                self.visit(v, f"{name}.{k}")
+        for base in type(o).__mro__:
+            for k, slot in vars(base).items():
+                if type(slot) is types.MemberDescriptorType and not is_library(base.__module__):
+                    self.guards.add_slot(o, slot, f"{name}.{k}")
+                    self.items([(k, getattr(o, k, None))], name)
+        if isinstance(d, dict):
+            self.guards.add_dict(d, None, name)
+            for k, v in list(d.items()):
+                if type(v) not in _SCALARS:
+                    self.visit(v, f"{name}.{k}")
 
     def cls(self, c, constructed=False):
         if ("cls", id(c)) in self.seen:
             return
         self.seen[("cls", id(c))] = c
         self.guards.add_type(c)
+        if not is_library(type(c).__module__):
+            self.cls(type(c))
         for base in c.__mro__:
             if is_library(base.__module__) or ("body", id(base)) in self.seen:
                 continue

@@ -373,6 +373,7 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
       s->metas[i].exact_offset = s->metas[at].exact_offset = true;
     }
   }
+  if (!e->graph && aliased) e->alias_of = alias_of;  // the reason may be just that
   if (e->graph) {
     const Program& p = e->graph->program();
     for (auto& t : p.captured) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));

@@ -151,7 +151,14 @@ void Guards::add_list(PyObject* l, const std::string& name) {
   lists_.push_back(std::move(g));
 }
 
-void Guards::add_cell(PyObject* c, const std::string& name) { cells_.push_back({Ref::borrow(c), Ref::borrow(PyCell_GET(c)), name}); }
+void Guards::add_cell(PyObject* c, const std::string& name) { cells_.push_back({Ref::borrow(c), &((PyCellObject*)c)->ob_ref, Ref::borrow(PyCell_GET(c)), name}); }
+
+void Guards::add_slot(PyObject* o, PyObject* descriptor, const std::string& name) {
+  PyMemberDef* member = ((PyMemberDescrObject*)descriptor)->d_member;
+  if (member->type != Py_T_OBJECT_EX || !PyObject_TypeCheck(o, PyDescr_TYPE(descriptor))) return;
+  auto** at = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + member->offset);
+  cells_.push_back({Ref::borrow(o), at, Ref::borrow(*at), name});
+}
 
 void Guards::add_type(PyObject* t) {
   if (!PyUnstable_Type_AssignVersionTag((PyTypeObject*)t)) return;  // out of version tags: the class is taken as constant
@@ -231,7 +238,7 @@ bool Guards::check() {
     if (type->tp_version_tag != t.version || !(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) return false;
   }
   for (auto& c : cells_) {
-    PyObject* now = PyCell_GET(c.cell.get());
+    PyObject* now = *c.at;
     if (now != c.value.get() && !(now && c.value && same_value(now, c.value.get()))) return false;
   }
   for (auto& f : functions_) {
@@ -289,10 +296,11 @@ std::vector<std::string> Guards::undo_writes() {
     if (PyList_SetSlice(l.list.get(), 0, PY_SSIZE_T_MAX, old.get()) < 0) PyErr_Clear();
   }
   for (auto& c : cells_) {
-    PyObject* now = PyCell_GET(c.cell.get());
+    PyObject* now = *c.at;
     if (now == c.value.get() || (now && c.value && same_value(now, c.value.get()))) continue;
     wrote.push_back(c.name);
-    PyCell_Set(c.cell.get(), c.value.get());
+    Ref old = Ref::steal(now);
+    *c.at = Py_XNewRef(c.value.get());
   }
   for (auto& e : equals_) {
     int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);

@@ -39,6 +39,7 @@ class Guards {
   void add_object(PyObject*);                                // its class and its __dict__ stay
   void add_list(PyObject* list, const std::string& name);    // same elements
   void add_cell(PyObject* cell, const std::string& name);
+  void add_slot(PyObject*, PyObject* member_descriptor, const std::string& name);
   void add_type(PyObject* type);                             // no attribute of the class or its bases changed
   void add_function(PyObject*);                              // same code and defaults
   void add_buffer(PyObject*, const std::string& name);       // same bytes
@@ -62,7 +63,7 @@ class Guards {
   };
   struct Object { Ref object; PyTypeObject* type; uintptr_t dict_word; };
   struct List { Ref list; std::vector<Ref> items; std::string name; };
-  struct Cell { Ref cell, value; std::string name; };
+  struct Cell { Ref cell; PyObject** at; Ref value; std::string name; };  // also a slot of an object
   struct Type { Ref type; unsigned version; };
   struct Function { Ref function, code, defaults, kwdefaults; };
   struct Buffer { Ref object; std::string bytes, name; };

@@ -24,6 +24,7 @@ namespace {
 struct Session {
   py::object mode;  // the tracer holds a bare pointer to it
   Tracer tracer;
+  std::vector<at::Generator> generators;  // that the program can reach
   explicit Session(py::object m) : mode(std::move(m)), tracer(tracer_options(mode)) {}
 
   static TracerOptions tracer_options(const py::object& mode) {
@@ -154,6 +155,10 @@ void bind_guards(py::module_& m) {
         if (!PyCell_Check(c.ptr())) throw py::type_error("cell expected");
         g.add_cell(c.ptr(), n);
       })
+      .def("add_slot", [](Guards& g, py::handle o, py::handle member, const std::string& n) {
+        if (Py_TYPE(member.ptr()) != &PyMemberDescr_Type) throw py::type_error("slot expected");
+        g.add_slot(o.ptr(), member.ptr(), n);
+      })
       .def("add_type", [](Guards& g, py::type t) { g.add_type(t.ptr()); })
       .def("add_function", [](Guards& g, py::function f) {
         if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
@@ -183,11 +188,14 @@ void bind_capture(py::module_& m) {
         return py::reinterpret_steal<py::object>(checked(fresh ? THPVariable_Wrap(fake, (PyTypeObject*)ParameterClass) : THPVariable_Wrap(fake)).release());
       })
       .def("declare_source", [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
+      .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
       .def("start", [](Session& s) { s.tracer.start(); })
       .def("finish", [](Session& s, py::list tensors) {
         std::vector<at::Tensor> out;
         for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
-        return std::make_shared<Program>(s.tracer.finish(out));
+        auto p = std::make_shared<Program>(s.tracer.finish(out));
+        complete(*p, out, s.generators);
+        return p;
       })
       .def_property_readonly("failure", [](Session& s) { return s.tracer.failure(); })
       .def("abort", [](Session& s) { s.tracer.abort(); });

@@ -24,6 +24,8 @@ bool is_singleton(PyObject* o) { return o == Py_None || o == Py_True || o == Py_
 
 bool is_shared_object(PyObject* o) { return is_singleton(o) || PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o) || PyModule_Check(o); }
 
+bool grad_of(const c10::TensorImpl* t) { return t->autograd_meta() && t->grad().defined(); }
+
 }  // namespace
 
 void set_flatten_hook(PyObject* hook) { Py_XSETREF(flatten_hook, Py_NewRef(hook)); }
@@ -54,6 +56,8 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.dtype = t.dtype();
   m.device = t.device();
   m.requires_grad = t.requires_grad();
+  m.has_grad = grad_of(t.unsafeGetTensorImpl());
+  m.argument = type != nullptr;
   if (t.layout() == at::kStrided && !t.is_nested() && t.unsafeGetTensorImpl()->has_storage()) {
     m.sizes.assign(t.sizes().begin(), t.sizes().end());
     m.strides.assign(t.strides().begin(), t.strides().end());
@@ -66,6 +70,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
 
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad) return false;
+  if (argument && grad_of(t) != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();
   if (s.size() != sizes.size()) return false;

@@ -1,7 +1,11 @@
 #include "torch/compiled.h"
 
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ops/shapes.h"
@@ -170,6 +174,8 @@ class Compiled final : public CompiledGraph {
     } lease{pool_, context()};
     Context& c = *lease.c;
     for (size_t i = 0; i < args.size(); ++i) c.inputs[i] = &args[i];
+    std::optional<c10::InferenceMode> mode;
+    if (program_.inference) mode.emplace(*program_.inference);
     {
       PlanGuard guard;
       if (!frozen_.empty()) refresh(c);
@@ -180,6 +186,8 @@ class Compiled final : public CompiledGraph {
     out.resize(program_.results.size());
     for (size_t i = 0; i < out.size(); ++i) {
       const ResultSpec& r = program_.results[i];
+      std::optional<c10::AutoGradMode> grad;
+      if (r.grad) grad.emplace(*r.grad);
       switch (r.kind) {
         case ResultSpec::Kind::Value: out[i] = c.outputs[r.index]; break;
         case ResultSpec::Kind::ViewOfOutput: out[i] = follow(result_paths_[i], c.outputs[r.index]); break;
@@ -189,7 +197,11 @@ class Compiled final : public CompiledGraph {
         case ResultSpec::Kind::Undefined: break;
       }
     }
-    for (uint32_t i : views_of_values_) out[i] = follow(result_paths_[i], out[program_.results[i].index]);
+    for (uint32_t i : views_of_values_) {
+      std::optional<c10::AutoGradMode> grad;
+      if (program_.results[i].grad) grad.emplace(*program_.results[i].grad);
+      out[i] = follow(result_paths_[i], out[program_.results[i].index]);
+    }
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
   }
 

@@ -3,6 +3,7 @@
 
 #include <unordered_set>
 
+#include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
 #include "torch/sym_node.h"
@@ -69,6 +70,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
+  if (ops::default_float() != to_dtype(c10::get_default_dtype_as_scalartype())) fail("changes the default dtype");
   switch (info.kind) {
     case OpKind::Refuse: fail(info.why);
     case OpKind::Special: return run_special(info, stack);

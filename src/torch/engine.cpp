@@ -330,6 +330,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
       return;
     }
     Program p = tracer.finish(out);
+    complete(p, out);
     counters().captures++;
     for (auto& t : p.captured)
       if (!view.has(t)) e.held.push_back(t);

@@ -8,7 +8,7 @@ namespace {
 
 const std::unordered_set<std::string_view>& reads_values() {
   static const std::unordered_set<std::string_view> names = {
-      "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal", "aten::allclose", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select",
+      "aten::_local_scalar_dense", "aten::equal", "aten::allclose", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select",
       "aten::unique_dim", "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount", "aten::argwhere",
       "aten::histc", "aten::_linalg_check_errors", "aten::is_pinned"};
   return names;
@@ -79,7 +79,9 @@ void OpTable::classify(OpInfo& info) {
     info.why = fmt::format("calls {}, which cannot be captured", info.name);
     return;
   }
-  if (reads_values().count(base) || info.op.hasTag(at::Tag::data_dependent_output) || info.op.hasTag(at::Tag::dynamic_output_shape)) {
+  // item() of a literal is known; in inference mode it arrives whole.
+  const bool item = base == "aten::item" || base == "aten::is_nonzero";
+  if (reads_values().count(base) || (info.op.hasTag(at::Tag::data_dependent_output) && !item) || info.op.hasTag(at::Tag::dynamic_output_shape)) {
     info.kind = OpKind::Refuse;
     info.why = fmt::format("reads a tensor's value: {}", info.name);
     return;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct ResultSpec {
   // View ops to run for real, in order: ATen op names with the arguments after `self`, ints only ("aten::select.int", dim, index).
   struct ViewOp { std::string op; std::vector<c10::IValue> args; int32_t result = -1; /* which of a multi-view op's results */ };
   std::vector<ViewOp> path;
+  std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
 };
 
 // An input written by the program: graph output `output` is its final value.
@@ -41,6 +43,11 @@ struct Program {
   uint32_t num_args = 0;                 // graph inputs [0, num_args) are the tensors the door declared, in order
   std::vector<ResultSpec> results;       // one per tensor the user's program returned
   std::vector<Mutation> mutations;
+  std::optional<bool> inference;         // results are (not) inference tensors, whatever mode the call is made in
 };
+
+// Completes a program that returned `outputs` with what only the door knows; CaptureError if it draws from a generator that is none of `known`:
+// one that the program makes is made anew by every eager call.
+void complete(Program&, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known = {});
 
 }  // namespace vitrify

@@ -64,6 +64,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void save_process_state();
   void restore_process_state();
   bool generators_moved() const;
+  void draw();
 
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);

@@ -1,0 +1,81 @@
+"""A program compiled beside eager, three calls: it either launches kernels or says once why it does not.
+
+Compared: values, metadata, which tensors are which object or share memory, bases of views, exact version counters of the inputs, the random state, exceptions."""
+import contextlib
+import warnings
+
+import compare
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch import nn
+
+
+def run(fn, args):
+    torch.manual_seed(7)
+    tensors = [t for _, t in compare.tensors_of(args)]
+    version = lambda t: None if t.is_inference() else t._version  # noqa: E731
+    before = [version(t) for t in tensors]
+    out, error = None, None
+    try:
+        out = fn(*args)
+    except Exception as e:
+        error = e
+    return out, error, [b is not None and version(t) - b for t, b in zip(tensors, before)], torch.get_rng_state()
+
+
+def bases(out, args):
+    known = [t for _, t in compare.tensors_of(args)] + [t for _, t in compare.tensors_of(out)]
+    return [(t.is_inference(), next((i for i, k in enumerate(known) if k is t._base), None)) for _, t in compare.tensors_of(out)]
+
+
+def same_call(ours, eager, ours_given, eager_given):
+    (out, error, bumps, state), (eager_out, eager_error, eager_bumps, eager_state) = ours, eager
+    assert type(error) is type(eager_error) and str(error).partition("\n")[0] == str(eager_error).partition("\n")[0]
+    assert bumps == eager_bumps and torch.equal(state, eager_state)
+    left, right = compare.flat(out), compare.flat(eager_out)
+    assert [p for p, _ in left] == [p for p, _ in right]
+    for (where, a), (_, b) in zip(left + compare.flat(ours_given, "in"), right + compare.flat(eager_given, "in")):
+        if isinstance(b, torch.Tensor):
+            compare.check_meta(where, a, b)
+            torch.testing.assert_close(a, b, equal_nan=True)
+        else:
+            assert type(a) is type(b) and (a is b or a == b), where
+    assert compare.alias_pattern(out, ours_given) == compare.alias_pattern(eager_out, eager_given)
+    assert bases(out, ours_given) == bases(eager_out, eager_given)
+
+
+def check(fn, make, reason=None, launches=True, around=contextlib.nullcontext, grad=False):
+    """`reason`: part of the only warning; "" if eager's exception is all there is to see; None: no warning, and it ran compiled."""
+    compiled, before = vitrify.compile(fn), dict(vitrify.counters)
+    with warnings.catch_warnings(record=True) as log, torch.set_grad_enabled(grad), around():
+        warnings.simplefilter("always")
+        for _ in range(3):
+            a, b = make(), make()
+            same_call(run(compiled, a), run(fn, b), a, b)
+    messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    if reason is None:
+        assert messages == [] and did["compiled_calls"] == 3 and did["eager_calls"] == 0
+        assert (did["kernels_launched"] > 0) == launches
+    else:
+        assert did["compiled_calls"] == 0 and len(messages) == bool(reason) and all(reason in m for m in messages), messages
+
+
+def steps(*sizes):
+    return lambda: [torch.arange(1.0, 1 + torch.Size(s).numel()).reshape(s).clone() for s in sizes]
+
+
+def program(text, **names):
+    """def f(x, y): one line of text."""
+    scope = {"__name__": __name__, "torch": torch, "F": F, "nn": nn, **names}
+    exec(f"def f(x, y=None):\n    {text}\n", scope)
+    return scope["f"]
+
+
+def cases(table):
+    return pytest.mark.parametrize("text, more", table, ids=[t for t, _ in table])
+
+
+MODES = pytest.mark.parametrize("around, grad", [(contextlib.nullcontext, False), (contextlib.nullcontext, True), (torch.inference_mode, False)], ids=["no_grad", "grad", "inference"])

@@ -1,0 +1,155 @@
+"""What a capture changes in the process while it runs, and what the program changed that no replay would repeat."""
+import builtins
+import random
+import sys
+import threading
+
+import torch
+
+from . import _C
+
+_flag_lock = threading.Lock()
+_captures_running = 0
+
+
+# Not on the thread that captures.
+_REFUSED = (
+    (builtins, "print", "print() inside the program: compiled code would not print"),
+    (threading.Thread, "start", "it starts a thread"),
+    (torch, "compile", "it calls torch.compile"),  # also torch.cond: frames met under our mode would be marked as never to be compiled
+)
+
+
+_here = threading.local()  # .process: the capture on this thread
+
+
+def _refuse(message):
+    _here.process.refused = message  # also if the program catches it
+    raise _C.CaptureError(message)
+
+
+def _guard(real, message):
+    def guarded(*args, **kwargs):
+        if _C.capturing():
+            _refuse(message)
+        return real(*args, **kwargs)
+
+    return guarded
+
+
+def _modes():
+    """(what, value, how to set it) of the modes that a program can leave changed."""
+    device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
+    modes = [
+        ("grad mode", torch.is_grad_enabled(), torch.set_grad_enabled),
+        ("the default dtype", torch.get_default_dtype(), torch.set_default_dtype),
+        ("the default device", device, torch.set_default_device),
+        ("the number of threads", torch.get_num_threads(), torch.set_num_threads),
+        ("deterministic algorithms", (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+         lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1])),
+    ]
+    for d in ("cpu", "cuda"):
+        modes.append(("autocast", torch.is_autocast_enabled(d), lambda v, d=d: torch.set_autocast_enabled(d, v)))
+        modes.append(("autocast", torch.get_autocast_dtype(d), lambda v, d=d: torch.set_autocast_dtype(d, v)))
+    return modes
+
+
+class Process:
+    """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
+
+    def __init__(self, generators):
+        self.generators, self.refused = generators, None
+
+    def __enter__(self):
+        global _captures_running
+        with _flag_lock:
+            _captures_running += 1
+            if _captures_running == 1:
+                torch.compiler._is_compiling_flag = True
+                Process.real = [getattr(holder, name) for holder, name, _ in _REFUSED]
+                for (holder, name, message), real in zip(_REFUSED, Process.real):
+                    setattr(holder, name, _guard(real, message))
+                Process.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
+        _here.process = self
+        self.random = random.getstate()
+        np = sys.modules.get("numpy")
+        self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
+        self.states = [g.get_state() for g in self.generators]
+        self.modes = _modes()
+        return self
+
+    def put_back(self):
+        changed = self.refused
+        if random.getstate() != self.random:
+            random.setstate(self.random)
+            changed = "it draws from Python's or numpy's random generator"
+        if self.numpy is not None:
+            now = sys.modules["numpy"].random.get_state()
+            if now[2:] != self.numpy[2:] or (now[1] != self.numpy[1]).any():
+                sys.modules["numpy"].random.set_state(self.numpy)
+                changed = "it draws from Python's or numpy's random generator"
+        for g, state in zip(self.generators, self.states):
+            if not torch.equal(g.get_state(), state):
+                g.set_state(state)
+                changed = "it sets the state of a random number generator"
+        for (what, before, put), (_, now, _) in zip(self.modes, _modes()):
+            if now != before:
+                put(before)
+                changed = f"it changes {what} for what comes after it"
+        return changed
+
+    def __exit__(self, *exc):
+        global _captures_running
+        _here.process = None
+        with _flag_lock:
+            _captures_running -= 1
+            if _captures_running == 0:
+                torch.compiler._is_compiling_flag = False
+                for (holder, name, _), real in zip(_REFUSED, Process.real):
+                    setattr(holder, name, real)
+                torch.backends.mha.set_fastpath_enabled(Process.mha_fast_path)
+
+
+def _place(t):
+    """Where the memory of a real tensor is, which a program may exchange (`.data =`) without an op; None: nobody knows."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided or _C.is_fake(t):
+        return None
+    try:
+        return t.data_ptr(), t.shape, t.stride()
+    except RuntimeError:  # a placeholder's
+        return None
+
+
+def _grad(t):
+    return t.grad if t.is_leaf else None
+
+
+class Tensors:
+    """Attributes of tensors that change without an op: put_back() undoes what it can, and says what changed."""
+
+    def __init__(self, tensors):
+        self.before = [(t, t.requires_grad, _grad(t), _place(t), len(t._backward_hooks or ()), dict(vars(t))) for t in tensors]
+        self.data = {id(t): t.data for t, _, _, place, _, _ in self.before if place}
+
+    def put_back(self):
+        changed = None
+        for t, requires_grad, grad, place, hooks, attributes in self.before:
+            if t.requires_grad != requires_grad:
+                changed = "it changes the requires_grad of a tensor"
+                if t.is_leaf:
+                    t.requires_grad_(requires_grad)
+            if _grad(t) is not grad:
+                changed = "it sets the .grad of a tensor"
+                t.grad = grad
+            if place and _place(t) != place:
+                changed = "it assigns to the .data of a tensor"
+                t.data = self.data[id(t)]
+            if len(t._backward_hooks or ()) != hooks:
+                changed = "it registers a hook on a tensor"
+            now = vars(t)
+            if now.keys() != attributes.keys() or any(now[k] is not v for k, v in attributes.items()):
+                changed = f"it sets attributes of a tensor ({', '.join(k for k in {**now, **attributes} if now.get(k) is not attributes.get(k))})"
+                now.clear()
+                now.update(attributes)
+        return changed
