@@ -194,7 +194,8 @@ class Door:
                 process.put_back()
                 raise
             wrote = sources.guards.undo_writes()
-            changed = tensors.put_back() or process.put_back()
+            changes = tensors.put_back(), process.put_back()  # both, whatever the first says
+            changed = changes[0] or changes[1]
         _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
         if failed is not None:
             return failed

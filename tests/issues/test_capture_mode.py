@@ -24,7 +24,7 @@ def test_the_mode_lives_through_the_capture(monkeypatch):
         return capture(self, *args)
 
     monkeypatch.setattr(_door.Door, "capture", watching)
-    x = torch.randn(4)
+    x, launched = torch.randn(4), vitrify.counters["kernels_launched"]
     torch.testing.assert_close(vitrify.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)
-    assert seen == [True]
+    assert seen == [True] and vitrify.counters["kernels_launched"] > launched
     assert alive[0]() is None, "and no longer"

@@ -313,3 +313,27 @@ def test_what_torch_compile_made_still_works_afterwards():
 def test_a_user_mode_around_runs_eagerly():
     check(lambda x: x + 1, steps((2, 3)), around=Passing, reason="TorchFunctionMode")
     check(lambda x: x + 1, lambda: [torch.ones(2).as_subclass(Sub)], reason="subclass")
+
+
+def test_every_change_is_put_back_not_only_the_first():
+    """A program that changed a tensor kept what else it had changed in the process: the modes were put back only if no tensor was found changed."""
+    w = torch.ones(3)
+
+    def f(x):
+        w.marked = True
+        random.random()
+        torch.set_default_dtype(torch.float64)
+        return x * w
+
+    compiled, state = vitrify.compile(f), random.getstate()
+    eager_state = random.Random()
+    eager_state.setstate(state)
+    eager_state.random()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", vitrify.VitrifyWarning)
+            out = compiled(torch.ones(3))
+        assert out.dtype is torch.float32, "the default dtype was put back before the call that runs eagerly"
+        assert random.getstate() == eager_state.getstate(), "drawn once, by the call itself"
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -15,6 +15,6 @@ def test_a_class_of_threads_stays_valid():
     f = vitrify.compile(lambda x: x * Worker.scale)
     x = torch.ones(3)
     f(x)
-    before = vitrify.counters["captures"]
+    before = dict(vitrify.counters)
     torch.testing.assert_close(f(x), 2 * x)
-    assert vitrify.counters["captures"] == before
+    assert vitrify.counters["captures"] == before["captures"] and vitrify.counters["kernels_launched"] > before["kernels_launched"]

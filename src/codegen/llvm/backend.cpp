@@ -132,7 +132,7 @@ void optimize(llvm::Module& m, llvm::TargetMachine& tm) {
   mpm.run(m, mam);
 }
 
-// LLVM is 17 MB of code that nobody needs between compiles: when the last of them ends, its pages leave this process. The next one finds them in the page cache.
+// Nobody needs LLVM's code between compiles: when the last of them ends, its pages leave this process. The next one finds them in the page cache.
 class CodePages {
  public:
   CodePages() {

@@ -11,8 +11,8 @@ namespace {
 // Multiply-adds below which a call of oneDNN costs more than it saves.
 constexpr double kMinWork = 2.5e6;
 
-// ATen computes f32 products with MKL, which takes slower paths on processors of other makers: there oneDNN is 2 to 3 times faster, on weights as they
-// are and on transposed ones alike. On Intel's, oneDNN's cost per call decides against it, and MKL on packed weights gains 8 to 29 %.
+// ATen computes f32 products with MKL, which takes slower paths on processors of other makers: there oneDNN is faster, on weights as they are
+// and on transposed ones alike. On Intel's, oneDNN's cost per call decides against it, and packed weights help MKL.
 enum class Library : uint8_t { Aten, OneDnn, Mkl };
 Library choose_library(const Options& o) {
   if (o.gemm == "aten") return Library::Aten;
@@ -80,8 +80,7 @@ void use_mkl(Graph& g, const Found& f) {
   g.replace_uses(n->out(), insert(g, n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
 }
 
-// With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway,
-// and oneDNN's binary post-op made the transformers of the demo 1 to 4 % slower.
+// With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
 void use_onednn(Graph& g, const Found& f, const Uses& uses) {
   Node* n = f.node;
   Value w = rows_of_weight(g, n, f.p.b);
