@@ -84,8 +84,10 @@ int main(int argc, char** argv) {
         }
       if (!found) throw Error("no pass named '" + name + "'; see vitrify-opt --list");
     }
-    if (emit == "graph") std::cout << ir::print(*g);
-    else emit_loops(g, o, emit == "llvm");
+    if (emit == "graph")
+      std::cout << ir::print(*g);
+    else
+      emit_loops(g, o, emit == "llvm");
     return 0;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "vitrify-opt: %s\n", e.what());

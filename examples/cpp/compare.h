@@ -15,7 +15,8 @@ inline double median(std::vector<double> v) {
 }
 
 // `exact` is the same model in float64. Returns 0 if the compiled result is as accurate as eager's and native kernels ran.
-inline int compare(const char* name, const std::function<at::Tensor()>& eager, const std::function<at::Tensor()>& compiled, const std::function<at::Tensor()>& exact) {
+inline int compare(const char* name, const std::function<at::Tensor()>& eager, const std::function<at::Tensor()>& compiled,
+                   const std::function<at::Tensor()>& exact) {
   using Clock = std::chrono::steady_clock;
   auto ms = [](Clock::time_point a, Clock::time_point b) { return std::chrono::duration<double, std::milli>(b - a).count(); };
   eager();
@@ -39,8 +40,10 @@ inline int compare(const char* name, const std::function<at::Tensor()>& eager, c
     c.push_back(ms(b, d));
   }
   auto n = vitrify::counters_map();
-  std::printf("%-12s first call +%.0f ms   eager %.2f ms   compiled %.2f ms   %.2fx   error %.1e (eager %.1e)   kernels %llu   externs called %llu   fallbacks %llu\n", name, first,
-              median(e), median(c), median(e) / median(c), ec, ee, static_cast<unsigned long long>(n["kernels_built"]), static_cast<unsigned long long>(n["externs_called"]),
-              static_cast<unsigned long long>(n["fallbacks"]));
+  std::printf(
+      "%-12s first call +%.0f ms   eager %.2f ms   compiled %.2f ms   %.2fx   error %.1e (eager %.1e)   kernels %llu   externs called %llu   "
+      "fallbacks %llu\n",
+      name, first, median(e), median(c), median(e) / median(c), ec, ee, static_cast<unsigned long long>(n["kernels_built"]),
+      static_cast<unsigned long long>(n["externs_called"]), static_cast<unsigned long long>(n["fallbacks"]));
   return ec <= 2 * ee + 1e-7 && n["kernels_launched"] > 0 && n["fallbacks"] == 0 ? 0 : 1;
 }

@@ -25,8 +25,8 @@ struct Compiled {
 
 struct Backend {
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;      // "llvm", "interp"
-  virtual std::string target_id() const = 0;      // cpu and features: enters cache keys
+  virtual std::string_view name() const = 0;  // "llvm", "interp"
+  virtual std::string target_id() const = 0;  // cpu and features: enters cache keys
   // Kernels are distinct (already deduplicated). Throws InternalError.
   virtual std::unique_ptr<Compiled> compile(const std::vector<const loop::Kernel*>&, const TargetOptions&) = 0;
 };
@@ -36,7 +36,7 @@ Backend& interp_backend();
 Backend& llvm_backend();
 
 // Symbol exported by libvitrify_llvm.so. `resolve` returns the address of a symbol of the host process (vector math of libtorch), or null.
-extern "C" using MakeLlvmBackend = Backend* (*)(void* (*resolve)(const char*));
+extern "C" using MakeLlvmBackend = Backend * (*)(void* (*resolve)(const char*));
 constexpr const char* kMakeLlvmBackend = "vitrify_make_llvm_backend";
 
 }  // namespace vitrify::codegen

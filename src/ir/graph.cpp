@@ -45,7 +45,8 @@ Graph::~Graph() = default;
 const Op* Graph::op(std::string_view name, uint32_t flags_if_new) {
   auto [it, fresh] = ops_.try_emplace(std::string(name));
   if (fresh) {
-    const bool plain = !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '.'; });
+    const bool plain =
+        !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '.'; });
     if (!plain) ops_.erase(it);
     VT_CHECK(plain, "'{}' cannot be the name of an op", name);
     it->second = std::make_unique<Op>(Op{std::string(name), flags_if_new});
@@ -68,7 +69,8 @@ void Graph::check(const Op* op, const std::vector<Arg>& args, const Outs& outs) 
       for (const Value& v : *l) check_value(v);
     if (auto* o = std::get_if<OpaqueArg>(&a)) VT_CHECK(o->index < constants.size(), "{}: no constant {}", op->name, o->index);
   }
-  for (const TensorType& t : outs) VT_CHECK(t.sizes.size() == t.strides.size(), "{}: {} sizes but {} strides", op->name, t.sizes.size(), t.strides.size());
+  for (const TensorType& t : outs)
+    VT_CHECK(t.sizes.size() == t.strides.size(), "{}: {} sizes but {} strides", op->name, t.sizes.size(), t.strides.size());
 }
 
 Node* Graph::make(uint32_t id, const Op* op, std::vector<Arg> args, Outs outs) {

@@ -32,13 +32,13 @@ struct TensorType {
   DType dtype = DType::F32;
   Device device;
   Dims sizes;
-  Dims strides;                  // in elements, as eager's result has
+  Dims strides;                    // in elements, as eager's result has
   uint8_t opaque_scalar_type = 0;  // at::ScalarType number when dtype is Opaque
-  bool wrapped_number = false;   // a 0-d tensor made from a Python number (type promotion treats it as a scalar)
+  bool wrapped_number = false;     // a 0-d tensor made from a Python number (type promotion treats it as a scalar)
 
   size_t dim() const { return sizes.size(); }
   Int numel() const;
-  bool is_contiguous() const;    // row-major, proved
+  bool is_contiguous() const;  // row-major, proved
   bool operator==(const TensorType&) const = default;
 };
 Dims contiguous_strides(const Dims& sizes);
@@ -69,30 +69,30 @@ struct OpaqueArg {
   bool operator==(const OpaqueArg&) const = default;
 };
 
-using Arg = std::variant<None, Value, std::vector<Value>, Int, std::vector<Int>, double, std::vector<double>, bool, std::vector<bool>,
-                         std::string, std::vector<Complex>, Complex, DType, Device, MemoryFormat, Layout, OpaqueArg>;
+using Arg = std::variant<None, Value, std::vector<Value>, Int, std::vector<Int>, double, std::vector<double>, bool, std::vector<bool>, std::string,
+                         std::vector<Complex>, Complex, DType, Device, MemoryFormat, Layout, OpaqueArg>;
 
 // Facts about an op that hold for every call. Set by the tracer from the schema and the table of src/ops.
 enum OpFlags : uint32_t {
   kPure = 0,
-  kRandom = 1 << 0,        // draws from a generator: order is kept, no CSE, no folding
-  kEffect = 1 << 1,        // anything else that may not be removed, merged or moved across another effect (custom ops, asserts)
-  kView = 1 << 2,          // result shares memory with argument 0 in eager
-  kDataDependent = 1 << 3, // result sizes depend on values
+  kRandom = 1 << 0,         // draws from a generator: order is kept, no CSE, no folding
+  kEffect = 1 << 1,         // anything else that may not be removed, merged or moved across another effect (custom ops, asserts)
+  kView = 1 << 2,           // result shares memory with argument 0 in eager
+  kDataDependent = 1 << 3,  // result sizes depend on values
 };
 
 struct Op {
-  std::string name;     // "aten::add.Tensor", "aten::relu", "mkldnn::_linear_pointwise"
+  std::string name;  // "aten::add.Tensor", "aten::relu", "mkldnn::_linear_pointwise"
   uint32_t flags = kPure;
 };
 
 struct Node {
-  uint32_t id = 0;                 // dense in creation order, never reused; printed as %id
+  uint32_t id = 0;  // dense in creation order, never reused; printed as %id
   const Op* op = nullptr;
   std::vector<Arg> args;
   boost::container::small_vector<TensorType, 1> outs;
-  uint32_t source = 0;             // index into Graph::sources: where the user wrote it (0: unknown)
-  const void* owner = nullptr;     // identity of the graph it belongs to; null once erased
+  uint32_t source = 0;          // index into Graph::sources: where the user wrote it (0: unknown)
+  const void* owner = nullptr;  // identity of the graph it belongs to; null once erased
   Value out(uint32_t i = 0) { return {this, i}; }
 };
 
@@ -127,23 +127,23 @@ class Graph {
   std::shared_ptr<sym::Context> shared_ctx() const { return ctx_; }
 
   // --- building; each checks its arguments (VT_CHECK) so that a malformed node cannot exist
-  const Op* op(std::string_view name, uint32_t flags_if_new = kPure);          // interned
+  const Op* op(std::string_view name, uint32_t flags_if_new = kPure);  // interned
   Value add_input(InputKind, std::string name, TensorType);
   Value add_constant(TensorType, std::shared_ptr<void> payload);
   Node* append(const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
   Node* insert_before(Node* at, const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
-  void replace_uses(Value from, Value to);   // in every node and in outputs; one sweep over the graph
+  void replace_uses(Value from, Value to);                     // in every node and in outputs; one sweep over the graph
   void replace_uses(const std::unordered_map<Value, Value>&);  // many at once in one sweep; chains a -> b -> c are followed
-  void erase(Node*);                         // must have no uses
+  void erase(Node*);                                           // must have no uses
   // Removes every node whose results are unused and which has no effect and draws no random numbers; returns how many. Inputs stay.
   size_t remove_dead();
 
   const std::vector<Node*>& nodes() const { return order_; }  // execution order, inputs and constants first
-  void set_order(std::vector<Node*>);                          // same set, another valid order
+  void set_order(std::vector<Node*>);                         // same set, another valid order
   std::vector<Input> inputs;
-  std::vector<Value> outputs;                                   // null Value: undefined result
+  std::vector<Value> outputs;  // null Value: undefined result
   std::vector<std::shared_ptr<void>> constants;
-  std::vector<std::string> sources{""};                         // "file.py:12 in forward"
+  std::vector<std::string> sources{""};  // "file.py:12 in forward"
   std::string name = "graph";
 
  private:

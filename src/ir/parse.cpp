@@ -328,12 +328,19 @@ class TextReader {
       const char kind = i_ < s_.size() ? s_[i_] : '\0';
       ++i_;
       switch (kind) {
-        case 't': return std::vector<Value>{};
-        case 'i': return std::vector<Int>{};
-        case 'f': return std::vector<double>{};
-        case 'b': return std::vector<bool>{};
-        case 'c': return std::vector<Complex>{};
-        default: --i_; fail("an empty list names its kind: []t, []i, []f, []b or []c");
+        case 't':
+          return std::vector<Value>{};
+        case 'i':
+          return std::vector<Int>{};
+        case 'f':
+          return std::vector<double>{};
+        case 'b':
+          return std::vector<bool>{};
+        case 'c':
+          return std::vector<Complex>{};
+        default:
+          --i_;
+          fail("an empty list names its kind: []t, []i, []f, []b or []c");
       }
     }
     Arg out;

@@ -108,23 +108,40 @@ class Writer {
     std::visit(
         [&](const auto& v) {
           using T = std::decay_t<decltype(v)>;
-          if constexpr (std::is_same_v<T, None>) out += "none";
-          else if constexpr (std::is_same_v<T, Value>) value(v);
-          else if constexpr (std::is_same_v<T, std::vector<Value>>) list(v, 't', [&](const Value& x) { value(x); });
-          else if constexpr (std::is_same_v<T, Int>) integer(v);
-          else if constexpr (std::is_same_v<T, std::vector<Int>>) list(v, 'i', [&](Int x) { out += sym::str(x); });
-          else if constexpr (std::is_same_v<T, double>) number(v);
-          else if constexpr (std::is_same_v<T, std::vector<double>>) list(v, 'f', [&](double x) { number(x); });
-          else if constexpr (std::is_same_v<T, bool>) boolean(v);
-          else if constexpr (std::is_same_v<T, std::vector<bool>>) list(v, 'b', [&](bool x) { boolean(x); });
-          else if constexpr (std::is_same_v<T, std::string>) quoted(v);
-          else if constexpr (std::is_same_v<T, std::vector<Complex>>) list(v, 'c', [&](const Complex& x) { complex(x); });
-          else if constexpr (std::is_same_v<T, Complex>) complex(v);
-          else if constexpr (std::is_same_v<T, DType>) out += to_string(v);
-          else if constexpr (std::is_same_v<T, Device>) device(v);
-          else if constexpr (std::is_same_v<T, MemoryFormat>) out += name_of(kMemoryFormatNames, v);
-          else if constexpr (std::is_same_v<T, Layout>) out += name_of(kLayoutNames, v);
-          else out += fmt::format("opaque({})", v.index);
+          if constexpr (std::is_same_v<T, None>)
+            out += "none";
+          else if constexpr (std::is_same_v<T, Value>)
+            value(v);
+          else if constexpr (std::is_same_v<T, std::vector<Value>>)
+            list(v, 't', [&](const Value& x) { value(x); });
+          else if constexpr (std::is_same_v<T, Int>)
+            integer(v);
+          else if constexpr (std::is_same_v<T, std::vector<Int>>)
+            list(v, 'i', [&](Int x) { out += sym::str(x); });
+          else if constexpr (std::is_same_v<T, double>)
+            number(v);
+          else if constexpr (std::is_same_v<T, std::vector<double>>)
+            list(v, 'f', [&](double x) { number(x); });
+          else if constexpr (std::is_same_v<T, bool>)
+            boolean(v);
+          else if constexpr (std::is_same_v<T, std::vector<bool>>)
+            list(v, 'b', [&](bool x) { boolean(x); });
+          else if constexpr (std::is_same_v<T, std::string>)
+            quoted(v);
+          else if constexpr (std::is_same_v<T, std::vector<Complex>>)
+            list(v, 'c', [&](const Complex& x) { complex(x); });
+          else if constexpr (std::is_same_v<T, Complex>)
+            complex(v);
+          else if constexpr (std::is_same_v<T, DType>)
+            out += to_string(v);
+          else if constexpr (std::is_same_v<T, Device>)
+            device(v);
+          else if constexpr (std::is_same_v<T, MemoryFormat>)
+            out += name_of(kMemoryFormatNames, v);
+          else if constexpr (std::is_same_v<T, Layout>)
+            out += name_of(kLayoutNames, v);
+          else
+            out += fmt::format("opaque({})", v.index);
         },
         a);
   }
@@ -202,7 +219,8 @@ std::string print(const Node& n) {
 std::string print(const Graph& g) {
   Writer w;
   w.out += "graph @";
-  const bool plain = !g.name.empty() && std::all_of(g.name.begin(), g.name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
+  const bool plain =
+      !g.name.empty() && std::all_of(g.name.begin(), g.name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
   if (plain)
     w.out += g.name;
   else

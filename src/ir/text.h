@@ -15,7 +15,8 @@ constexpr std::pair<MemoryFormat, std::string_view> kMemoryFormatNames[] = {{Mem
                                                                             {MemoryFormat::ChannelsLast, "channels_last"},
                                                                             {MemoryFormat::ChannelsLast3d, "channels_last_3d"}};
 constexpr std::pair<Layout, std::string_view> kLayoutNames[] = {{Layout::Strided, "strided"}, {Layout::Other, "other_layout"}};
-constexpr std::pair<DeviceKind, std::string_view> kDeviceNames[] = {{DeviceKind::CPU, "cpu"}, {DeviceKind::CUDA, "cuda"}, {DeviceKind::Other, "other"}};
+constexpr std::pair<DeviceKind, std::string_view> kDeviceNames[] = {
+    {DeviceKind::CPU, "cpu"}, {DeviceKind::CUDA, "cuda"}, {DeviceKind::Other, "other"}};
 
 template <class T, size_t N>
 std::string_view name_of(const std::pair<T, std::string_view> (&table)[N], T value) {

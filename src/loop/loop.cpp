@@ -9,7 +9,8 @@ namespace vitrify::loop {
 std::string_view to_string(Op op) {
   switch (op) {
 #define _(n, a, c) \
-  case Op::n: return #n;
+  case Op::n:      \
+    return #n;
     VT_LOOP_OPS(_)
 #undef _
   }
@@ -19,7 +20,8 @@ std::string_view to_string(Op op) {
 int arity(Op op) {
   switch (op) {
 #define _(n, a, c) \
-  case Op::n: return a;
+  case Op::n:      \
+    return a;
     VT_LOOP_OPS(_)
 #undef _
   }

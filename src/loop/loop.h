@@ -16,8 +16,9 @@
 // Scope. A value made in a stage with inner loops is visible in that stage's body only; a value made in a stage without inner loops and the results
 // of accumulators are visible in every later stage of the same outer iteration. Everything else goes through buffers.
 //
-// Memory. Buffers do not overlap unless one is marked in-place with another (`inplace_of`), in which case each element is read before it is written by the same body.
-// A store in a stage is visible to loads of later stages in the same outer iteration. Scratch buffers are private to one thread, sized for one outer iteration.
+// Memory. Buffers do not overlap unless one is marked in-place with another (`inplace_of`), in which case each element is read before it is written
+// by the same body. A store in a stage is visible to loads of later stages in the same outer iteration. Scratch buffers are private to one thread,
+// sized for one outer iteration.
 #pragma once
 #include <boost/container/small_vector.hpp>
 #include <string>
@@ -34,33 +35,30 @@ using sym::Int;
 
 // name (its text spelling), number of SSA operands, class. U: unary arithmetic, B: binary arithmetic (operands and result of `type`),
 // C: comparison (result b8), L: logical or bitwise, S: special.
-#define VT_LOOP_OPS(_)                                                                                                             \
-  _(constant, 0, S) /* fimm or iimm by type */                                                                                     \
-  _(index, 0, S)    /* i64 value of `at` */                                                                                        \
-  _(load, 0, S)     /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */                         \
-  _(store, 1, S)    /* buf[at] = a; operand b: optional mask */                                                                    \
-  _(store_add, 1, S) /* buf[at] += a, atomically unless the kernel is serial */                                              \
-  _(check_index, 1, S) /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */                   \
-  _(cast, 1, S)     /* from the operand's type to `type` */                                                                        \
-  _(bitcast, 1, S)                                                                                                                 \
-  _(where, 3, S)    /* a ? b : c */                                                                                                \
-  _(reduce, 1, S)   /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */             \
-  _(neg, 1, U) _(abs, 1, U) _(sign, 1, U) _(sqrt, 1, U) _(rsqrt, 1, U) _(reciprocal, 1, U)                                         \
-  _(exp, 1, U) _(exp2, 1, U) _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U)                               \
-  _(sin, 1, U) _(cos, 1, U) _(tan, 1, U) _(asin, 1, U) _(acos, 1, U) _(atan, 1, U)                                                 \
-  _(sinh, 1, U) _(cosh, 1, U) _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U) _(atanh, 1, U)                                           \
-  _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U)                                                      \
-  _(floor, 1, U) _(ceil, 1, U) _(round, 1, U) /* half to even */ _(trunc, 1, U)                                                    \
-  _(add, 2, B) _(sub, 2, B) _(mul, 2, B)                                                                                           \
-  _(div, 2, B)      /* floats: IEEE; integers: truncates, faults DivisionByZero */                                                 \
-  _(floordiv, 2, B) /* towards minus infinity; as Python for floats (c10::div_floor_floating); integers fault on 0 */              \
-  _(fmod, 2, B)     /* C fmod; sign of a */                                                                                        \
-  _(remainder, 2, B) /* Python %; sign of b */                                                                                     \
-  _(pow, 2, B) _(atan2, 2, B) _(hypot, 2, B) _(copysign, 2, B) _(nextafter, 2, B)                                                  \
-  _(min, 2, B) _(max, 2, B) _(fmin, 2, B) _(fmax, 2, B)                                                                            \
-  _(and_, 2, L) _(or_, 2, L) _(xor_, 2, L) _(not_, 1, L) /* bitwise; on b8 logical */                                              \
-  _(shl, 2, L) _(shr, 2, L) /* arithmetic for signed; amount outside the width: 0 for shl, sign fill for shr (as ATen) */          \
-  _(lt, 2, C) _(le, 2, C) _(gt, 2, C) _(ge, 2, C) _(eq, 2, C) _(ne, 2, C) _(isnan, 1, C) _(isinf, 1, C)
+#define VT_LOOP_OPS(_)                                                                                                                             \
+  _(constant, 0, S)    /* fimm or iimm by type */                                                                                                  \
+  _(index, 0, S)       /* i64 value of `at` */                                                                                                     \
+  _(load, 0, S)        /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */                                      \
+  _(store, 1, S)       /* buf[at] = a; operand b: optional mask */                                                                                 \
+  _(store_add, 1, S)   /* buf[at] += a, atomically unless the kernel is serial */                                                                  \
+  _(check_index, 1, S) /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */                                   \
+  _(cast, 1, S)        /* from the operand's type to `type` */                                                                                     \
+  _(bitcast, 1, S)                                                                                                                                 \
+  _(where, 3, S)  /* a ? b : c */                                                                                                                  \
+  _(reduce, 1, S) /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */                               \
+  _(neg, 1, U)                                                                                                                                     \
+  _(abs, 1, U) _(sign, 1, U) _(sqrt, 1, U) _(rsqrt, 1, U) _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U) _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) \
+      _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) _(cos, 1, U) _(tan, 1, U) _(asin, 1, U) _(acos, 1, U) _(atan, 1, U) _(sinh, 1, U) _(cosh, 1, U)   \
+          _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U) _(atanh, 1, U) _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U)   \
+              _(floor, 1, U) _(ceil, 1, U) _(round, 1, U) /* half to even */ _(trunc, 1, U) _(add, 2, B) _(sub, 2, B) _(mul, 2, B)                 \
+                  _(div, 2, B) /* floats: IEEE; integers: truncates, faults DivisionByZero */                                                      \
+      _(floordiv, 2, B)        /* towards minus infinity; as Python for floats (c10::div_floor_floating); integers fault on 0 */                   \
+      _(fmod, 2, B)            /* C fmod; sign of a */                                                                                             \
+      _(remainder, 2, B)       /* Python %; sign of b */                                                                                           \
+      _(pow, 2, B) _(atan2, 2, B) _(hypot, 2, B) _(copysign, 2, B) _(nextafter, 2, B) _(min, 2, B) _(max, 2, B) _(fmin, 2, B) _(fmax, 2, B)        \
+          _(and_, 2, L) _(or_, 2, L) _(xor_, 2, L) _(not_, 1, L) /* bitwise; on b8 logical */                                                      \
+      _(shl, 2, L) _(shr, 2, L) /* arithmetic for signed; amount outside the width: 0 for shl, sign fill for shr (as ATen) */                      \
+      _(lt, 2, C) _(le, 2, C) _(gt, 2, C) _(ge, 2, C) _(eq, 2, C) _(ne, 2, C) _(isnan, 1, C) _(isinf, 1, C)
 
 enum class Op : uint8_t {
 #define _(n, a, c) n,
@@ -74,34 +72,40 @@ constexpr int32_t kNoValue = -1;
 
 struct Instr {
   Op op;
-  DType type;               // compute type of the result (comparisons: type of the *operands*; the result is b8). load/store: compute type of the value; cast: target, may be f16/bf16 to round
+  DType type;  // compute type of the result (comparisons: type of the *operands*; the result is b8). load/store: compute type of the value; cast:
+               // target, may be f16/bf16 to round
   int32_t a = kNoValue, b = kNoValue, c = kNoValue;  // SSA ids, see Kernel::values
-  double fimm = 0;          // constant of a float type
-  int64_t iimm = 0;         // constant of an integer type or b8; accumulator number for reduce
-  uint32_t buf = 0;         // load, store
-  Int at;                   // element index for load/store; bound for check_index; value for index
+  double fimm = 0;                                   // constant of a float type
+  int64_t iimm = 0;                                  // constant of an integer type or b8; accumulator number for reduce
+  uint32_t buf = 0;                                  // load, store
+  Int at;                                            // element index for load/store; bound for check_index; value for index
   int32_t result = kNoValue;
 };
 
 enum class AccumKind : uint8_t {
-  Sum, Prod, Min, Max,  // NaN propagates through Min and Max
-  Any, All,
-  ArgMin, ArgMax,       // results: value, index (i64); the first of equals, NaN wins
-  Welford,              // results: mean, m2 (sum of squared distances), count is numel of the inner space
-  OnlineSoftmax,        // results: max, sum of exp(x - max)
+  Sum,
+  Prod,
+  Min,
+  Max,  // NaN propagates through Min and Max
+  Any,
+  All,
+  ArgMin,
+  ArgMax,         // results: value, index (i64); the first of equals, NaN wins
+  Welford,        // results: mean, m2 (sum of squared distances), count is numel of the inner space
+  OnlineSoftmax,  // results: max, sum of exp(x - max)
 };
 std::string_view to_string(AccumKind);
 int num_results(AccumKind);  // 1 or 2
 
 struct Accum {
   AccumKind kind;
-  DType type;                  // compute type accumulated in
+  DType type;  // compute type accumulated in
   int32_t results[2] = {kNoValue, kNoValue};
 };
 
 struct Loop {
-  Int var;    // a Loop symbol
-  Int extent; // iterations
+  Int var;     // a Loop symbol
+  Int extent;  // iterations
 };
 
 struct Stage {
@@ -112,7 +116,7 @@ struct Stage {
 
 enum class BufferKind : uint8_t { In, Out, InOut, Scratch };
 struct Buffer {
-  DType dtype;              // storage type
+  DType dtype;  // storage type
   BufferKind kind = BufferKind::In;
   Int extent;               // elements reachable (bounds checks in the interpreter; size of Scratch)
   int32_t inplace_of = -1;  // this Out buffer may be the same memory as that In buffer
@@ -123,22 +127,22 @@ enum class VectorAxis : uint8_t {
   Inner,  // the last inner loop of each stage
   Outer,  // the last outer loop: the body runs for W adjacent outer iterations at once (column reductions)
   None,
-  Tile,   // as Inner, in squares of the last outer and the inner loop: what lies along the outer one is transposed in registers
+  Tile,  // as Inner, in squares of the last outer and the inner loop: what lies along the outer one is transposed in registers
 };
 
 struct Kernel {
   std::string name;
-  std::vector<Buffer> buffers;              // argument order
-  std::vector<Int> sizes;                   // Size/Unbacked symbols the kernel reads, in argument order
+  std::vector<Buffer> buffers;  // argument order
+  std::vector<Int> sizes;       // Size/Unbacked symbols the kernel reads, in argument order
   boost::container::small_vector<Loop, 4> outer;
   std::vector<Stage> stages;
   VectorAxis vector_axis = VectorAxis::Inner;
-  int32_t num_values = 0;                   // SSA ids are 0..num_values-1
+  int32_t num_values = 0;  // SSA ids are 0..num_values-1
   // An Indirect symbol used in `at` stands for the i64 SSA value paired with it here.
   std::vector<std::pair<Int, int32_t>> indirect;
-  std::shared_ptr<sym::Context> ctx;        // owns the expressions
-  bool may_fault = false;                   // contains check_index or an integer division by what is not a constant other than 0
-  bool serial = false;                      // never runs on two threads at once: store_add needs no atomics
+  std::shared_ptr<sym::Context> ctx;  // owns the expressions
+  bool may_fault = false;             // contains check_index or an integer division by what is not a constant other than 0
+  bool serial = false;                // never runs on two threads at once: store_add needs no atomics
 
   Int outer_numel() const;
 };
@@ -156,8 +160,9 @@ size_t scratch_bytes(const Kernel&, const std::function<int64_t(uint32_t)>& symb
 
 std::string print(const Kernel&);
 Kernel parse(std::string_view, std::shared_ptr<sym::Context>);
-// Throws InternalError: SSA ids defined once and in scope where used; operand types agree; buffers and accumulators exist; loop variables in `at` are in
-// scope; indirect symbols are paired with an i64 value in scope; a kernel without outer loops obeys the rule above; Out buffers are stored, In buffers are not.
+// Throws InternalError: SSA ids defined once and in scope where used; operand types agree; buffers and accumulators exist; loop variables in `at` are
+// in scope; indirect symbols are paired with an i64 value in scope; a kernel without outer loops obeys the rule above; Out buffers are stored, In
+// buffers are not.
 void verify(const Kernel&);
 // Equal for kernels that generate the same code: names of symbols and of the kernel do not count.
 uint64_t structural_hash(const Kernel&);

@@ -32,7 +32,11 @@ class Parser {
     expect("(");
     auto axis = word(")");
     expect(")");
-    k.vector_axis = axis == "inner" ? VectorAxis::Inner : axis == "outer" ? VectorAxis::Outer : axis == "none" ? VectorAxis::None : axis == "tile" ? VectorAxis::Tile : fail<VectorAxis>("an axis");
+    k.vector_axis = axis == "inner"   ? VectorAxis::Inner
+                    : axis == "outer" ? VectorAxis::Outer
+                    : axis == "none"  ? VectorAxis::None
+                    : axis == "tile"  ? VectorAxis::Tile
+                                      : fail<VectorAxis>("an axis");
     k.may_fault = eat("fault");
     k.serial = eat("serial");
     while (eat("indirect")) {
@@ -117,7 +121,11 @@ class Parser {
   Buffer buffer() {
     Buffer b;
     auto kind = word("*");
-    b.kind = kind == "in" ? BufferKind::In : kind == "out" ? BufferKind::Out : kind == "inout" ? BufferKind::InOut : kind == "scratch" ? BufferKind::Scratch : fail<BufferKind>("a buffer kind");
+    b.kind = kind == "in"        ? BufferKind::In
+             : kind == "out"     ? BufferKind::Out
+             : kind == "inout"   ? BufferKind::InOut
+             : kind == "scratch" ? BufferKind::Scratch
+                                 : fail<BufferKind>("a buffer kind");
     b.dtype = dtype();
     expect("*");
     word("");
@@ -243,7 +251,8 @@ class Parser {
         if (eat("at")) i.b = value();
         if (eat("mask")) i.c = value();
         return i;
-      default: break;
+      default:
+        break;
     }
     int32_t* operands[] = {&i.a, &i.b, &i.c};
     for (int n = 0; n < arity(i.op); ++n) *operands[n] = value();

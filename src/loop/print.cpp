@@ -1,6 +1,7 @@
 // Text form of kernels, as parse.cpp reads it.
 //
-//   kernel name(in f32* b0 extent(4096), out f32* b1 extent(4096) inplace(b0), scratch f32* b2 extent(64); s0) outer(i2 < 4, i3 < s0) axis(inner) fault:
+//   kernel name(in f32* b0 extent(4096), out f32* b1 extent(4096) inplace(b0), scratch f32* b2 extent(64); s0) outer(i2 < 4, i3 < s0) axis(inner)
+//   fault:
 //     stage inner(i4 < 1024) acc(sum f32 -> %3; welford f32 -> %4 %5):
 //       %0 = load f32 b0[1024*i2 + i4] mask %7 else %8
 //       indirect v5 = %9
@@ -29,8 +30,10 @@ std::string text(const Instr& i) {
   s += fmt::format("{} {}", to_string(i.op), to_string(i.type));
   auto operand = [](int32_t id) { return fmt::format("%{}", id); };
   switch (i.op) {
-    case Op::constant: return s + " " + (is_float(i.type) ? number(i.fimm) : fmt::format("{}", i.iimm));
-    case Op::index: return s + fmt::format(" [{}]", sym::str(i.at));
+    case Op::constant:
+      return s + " " + (is_float(i.type) ? number(i.fimm) : fmt::format("{}", i.iimm));
+    case Op::index:
+      return s + fmt::format(" [{}]", sym::str(i.at));
     case Op::load:
       s += fmt::format(" b{}[{}]", i.buf, sym::str(i.at));
       return i.a >= 0 ? s + fmt::format(" mask {} else {}", operand(i.a), operand(i.b)) : s;
@@ -45,7 +48,8 @@ std::string text(const Instr& i) {
       s += fmt::format(" acc{} {}", i.iimm, operand(i.a));
       if (i.b >= 0) s += " at " + operand(i.b);
       return i.c >= 0 ? s + " mask " + operand(i.c) : s;
-    default: break;
+    default:
+      break;
   }
   for (int32_t o : {i.a, i.b, i.c})
     if (o >= 0) s += " " + operand(o);

@@ -30,7 +30,8 @@ class Verifier {
       check(k_.stages[0].accums.empty(), "no outer loops but accumulators");
     }
     if (k_.vector_axis == VectorAxis::Tile)
-      check(!k_.outer.empty() && k_.stages.size() == 1 && k_.stages[0].inner.size() == 1 && k_.stages[0].accums.empty(), "tiles need outer loops and one map stage with one inner loop");
+      check(!k_.outer.empty() && k_.stages.size() == 1 && k_.stages[0].inner.size() == 1 && k_.stages[0].accums.empty(),
+            "tiles need outer loops and one map stage with one inner loop");
     for (auto& l : k_.outer) enter(l);
     for (auto& s : k_.stages) stage(s);
     for (size_t i = 0; i < k_.buffers.size(); ++i)
@@ -117,8 +118,11 @@ class Verifier {
     DType t = compute_type(i.type);
     check(is_native(i.type), "type {}", to_string(i.type));
     switch (i.op) {
-      case Op::constant: return make(i.result, t);
-      case Op::index: index(i.at); return make(i.result, DType::I64);
+      case Op::constant:
+        return make(i.result, t);
+      case Op::index:
+        index(i.at);
+        return make(i.result, DType::I64);
       case Op::load:
         buffer(i, false);
         check((i.a < 0) == (i.b < 0), "a masked load needs a mask and a value");
@@ -139,7 +143,9 @@ class Verifier {
         index(i.at);
         if (i.b >= 0) want(i.b, DType::Bool, "mask");
         return make(i.result, DType::I64);
-      case Op::cast: use(i.a); return make(i.result, t);
+      case Op::cast:
+        use(i.a);
+        return make(i.result, t);
       case Op::bitcast:
         use(i.a);
         check(size_of(type_[i.a]) == size_of(i.type), "bitcast between different sizes");
@@ -155,16 +161,19 @@ class Verifier {
         use(i.a);
         bool logical = a.kind == AccumKind::Any || a.kind == AccumKind::All;
         if (!logical) want(i.a, a.type, "reduced value");
-        if (a.kind == AccumKind::Welford || a.kind == AccumKind::OnlineSoftmax) check(is_float(a.type), "{} of {}", to_string(a.kind), to_string(a.type));
+        if (a.kind == AccumKind::Welford || a.kind == AccumKind::OnlineSoftmax)
+          check(is_float(a.type), "{} of {}", to_string(a.kind), to_string(a.type));
         if (a.kind == AccumKind::ArgMin || a.kind == AccumKind::ArgMax) want(i.b, DType::I64, "index");
         if (i.c >= 0) want(i.c, DType::Bool, "mask");
         return;
       }
-      default: break;
+      default:
+        break;
     }
     bool compare = i.op >= Op::lt;
     for (int n = 0; n < arity(i.op); ++n) want(n == 0 ? i.a : i.b, t, "operand");
-    bool float_only = (i.op >= Op::sqrt && i.op <= Op::sigmoid) || i.op == Op::atan2 || i.op == Op::hypot || i.op == Op::copysign || i.op == Op::nextafter;
+    bool float_only =
+        (i.op >= Op::sqrt && i.op <= Op::sigmoid) || i.op == Op::atan2 || i.op == Op::hypot || i.op == Op::copysign || i.op == Op::nextafter;
     if (float_only) check(is_float(t), "{} of {}", to_string(i.op), to_string(t));
     if (i.op >= Op::and_ && i.op <= Op::shr) check(!is_float(t), "{} of {}", to_string(i.op), to_string(t));
     bool divides = i.op == Op::div || i.op == Op::floordiv || i.op == Op::fmod || i.op == Op::remainder;

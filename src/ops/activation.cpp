@@ -1,7 +1,8 @@
 // Activations, elementwise.
+#include "ops/activation.h"
+
 #include <cmath>
 
-#include "ops/activation.h"
 #include "ops/pointwise.h"
 
 namespace vitrify::ops {
@@ -60,9 +61,9 @@ bool lower_selu(const Args& a, std::vector<Tensor>& r) { return elu(a, r, 1.6732
 bool lower_softplus(const Args& a, std::vector<Tensor>& r) {
   auto beta = a.scalar(1), threshold = a.scalar(2);
   return beta && threshold && activation<1>(a, r, 28, [b = *beta, t = *threshold](Body&, Val* v) {
-    Val z = v[0] * b;
-    return where(z > z.lit(t), v[0], unary(LOp::log1p, unary(LOp::exp, z)) / b);
-  });
+           Val z = v[0] * b;
+           return where(z > z.lit(t), v[0], unary(LOp::log1p, unary(LOp::exp, z)) / b);
+         });
 }
 bool lower_threshold(const Args& a, std::vector<Tensor>& r) {
   const DType t = compute_type(a.out().dtype);
@@ -81,9 +82,9 @@ bool lower_hardtanh(const Args& a, std::vector<Tensor>& r) {
 bool lower_softshrink(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(1);
   return l && activation<1>(a, r, 4, [l = *l](Body& b, Val* v) {
-    Val x = v[0], y = where(x > x.lit(l), x - l, where(x < x.lit(-l), x + l, x.lit(0)));
-    return where(b.op(LOp::isnan, x.type, x), x, y);
-  });
+           Val x = v[0], y = where(x > x.lit(l), x - l, where(x < x.lit(-l), x + l, x.lit(0)));
+           return where(b.op(LOp::isnan, x.type, x), x, y);
+         });
 }
 bool lower_hardshrink(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(1);
@@ -105,11 +106,11 @@ bool lower_glu(const Args& a, std::vector<Tensor>& r) {
 bool lower_log_sigmoid(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (!is_float(x.dtype)) return false;
-  r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) {
-    return minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v)));
-  }, 28));
-  if (a.out(1).sizes == x.sizes) r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) { return unary(LOp::exp, -unary(LOp::abs, v)); }, 12));
-  else r.push_back(a.L.full(x.dtype, a.out(1).sizes, 0));
+  r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) { return minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v))); }, 28));
+  if (a.out(1).sizes == x.sizes)
+    r.push_back(map1(a.L, x, x.dtype, [](Body&, Val v) { return unary(LOp::exp, -unary(LOp::abs, v)); }, 12));
+  else
+    r.push_back(a.L.full(x.dtype, a.out(1).sizes, 0));
   return true;
 }
 
@@ -126,7 +127,9 @@ bool lower_dropout(const Args& a, std::vector<Tensor>& r) {
 }
 
 template <P rule, int tensors>
-Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
+Shape shape_of(sym::Context& ctx, ArgSpan args) {
+  return pointwise_shape(ctx, args, rule, tensors);
+}
 constexpr ShapeFn float1 = shape_of<P::FloatOnly, 1>, same1 = shape_of<P::NotBool, 1>;
 
 Shape shape_glu(sym::Context& ctx, ArgSpan args) {

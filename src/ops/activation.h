@@ -15,17 +15,22 @@ bool activation_at(const Args& a, std::vector<Tensor>& r, std::initializer_list<
     ops.push_back(operand(a, i, out.sizes));
     if (ops.back().tensor) cost += ops.back().tensor.cost, reads += ops.back().tensor.reads;
   }
-  r.push_back(a.L.map(out.dtype, out.sizes, [ops, f, t = compute_type(out.dtype)](Body& b, const Index& i) {
-    boost::container::small_vector<Val, 4> v;
-    for (auto& o : ops) v.push_back(o.at(b, i, t));
-    return f(b, v.data());
-  }, cost, reads));
+  r.push_back(a.L.map(
+      out.dtype, out.sizes,
+      [ops, f, t = compute_type(out.dtype)](Body& b, const Index& i) {
+        boost::container::small_vector<Val, 4> v;
+        for (auto& o : ops) v.push_back(o.at(b, i, t));
+        return f(b, v.data());
+      },
+      cost, reads));
   return true;
 }
 template <int n, bool any_type = false, class F>
 bool activation(const Args& a, std::vector<Tensor>& r, int cost, F f) {
-  if constexpr (n == 1) return activation_at<any_type>(a, r, {0}, cost, f);
-  else return activation_at<any_type>(a, r, {0, 1}, cost, f);
+  if constexpr (n == 1)
+    return activation_at<any_type>(a, r, {0}, cost, f);
+  else
+    return activation_at<any_type>(a, r, {0, 1}, cost, f);
 }
 
 std::span<const OpRow> activation_gradient_rows();

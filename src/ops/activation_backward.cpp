@@ -54,8 +54,8 @@ bool lower_leaky_relu_backward(const Args& a, std::vector<Tensor>& r) {
 bool lower_hardtanh_backward(const Args& a, std::vector<Tensor>& r) {
   auto lo = a.scalar(2), hi = a.scalar(3);
   return lo && hi && activation<2>(a, r, 3, [l = *lo, h = *hi](Body&, Val* v) {
-    return where((v[1] <= v[1].lit(l)) | (v[1] >= v[1].lit(h)), v[0].lit(0), v[0]);
-  });
+           return where((v[1] <= v[1].lit(l)) | (v[1] >= v[1].lit(h)), v[0].lit(0), v[0]);
+         });
 }
 bool lower_hardswish_backward(const Args& a, std::vector<Tensor>& r) {
   return activation<2>(a, r, 6, [](Body&, Val* v) {
@@ -64,9 +64,7 @@ bool lower_hardswish_backward(const Args& a, std::vector<Tensor>& r) {
   });
 }
 bool lower_hardsigmoid_backward(const Args& a, std::vector<Tensor>& r) {
-  return activation<2>(a, r, 4, [](Body&, Val* v) {
-    return where((v[1] > v[1].lit(-3)) & (v[1] < v[1].lit(3)), v[0] * (1.0 / 6.0), v[0].lit(0));
-  });
+  return activation<2>(a, r, 4, [](Body&, Val* v) { return where((v[1] > v[1].lit(-3)) & (v[1] < v[1].lit(3)), v[0] * (1.0 / 6.0), v[0].lit(0)); });
 }
 bool lower_elu_backward(const Args& a, std::vector<Tensor>& r) {
   auto al = a.scalar(1), sc = a.scalar(2), in = a.scalar(3);
@@ -81,9 +79,9 @@ bool lower_elu_backward(const Args& a, std::vector<Tensor>& r) {
 bool lower_softplus_backward(const Args& a, std::vector<Tensor>& r) {
   auto beta = a.scalar(2), threshold = a.scalar(3);
   return beta && threshold && activation<2>(a, r, 14, [b = *beta, t = *threshold](Body&, Val* v) {
-    Val z = v[1] * b;
-    return where(z > z.lit(t), v[0], v[0] * sigmoid(z));
-  });
+           Val z = v[1] * b;
+           return where(z > z.lit(t), v[0], v[0] * sigmoid(z));
+         });
 }
 bool lower_log_sigmoid_backward(const Args& a, std::vector<Tensor>& r) {
   return activation<2>(a, r, 14, [](Body&, Val* v) { return v[0] * sigmoid(-v[1]); });
@@ -113,16 +111,21 @@ bool lower_glu_backward(const Args& a, std::vector<Tensor>& r) {
   const Int half = g.sizes[d];
   Tensor u = a.L.slice(x, d, 0, half, 1), s = map1(a.L, a.L.slice(x, d, half, half, 1), x.dtype, [](Body&, Val v) { return sigmoid(v); }, 12);
   Tensor first = map2(a.L, g, s, x.dtype, [](Body&, Val p, Val q) { return p * q; });
-  Tensor second = a.L.map(x.dtype, g.sizes, [=](Body& b, const Index& i) {
-    Val q = s.at(b, i);
-    return g.at(b, i) * u.at(b, i) * (1.0 - q) * q;
-  }, g.cost + u.cost + s.cost + 4, 3);
+  Tensor second = a.L.map(
+      x.dtype, g.sizes,
+      [=](Body& b, const Index& i) {
+        Val q = s.at(b, i);
+        return g.at(b, i) * u.at(b, i) * (1.0 - q) * q;
+      },
+      g.cost + u.cost + s.cost + 4, 3);
   r.push_back(a.L.concat({first, second}, d));
   return true;
 }
 
 template <P rule, int tensors>
-Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
+Shape shape_of(sym::Context& ctx, ArgSpan args) {
+  return pointwise_shape(ctx, args, rule, tensors);
+}
 constexpr ShapeFn float2 = shape_of<P::FloatOnly, 2>;
 
 Shape shape_elu_backward(sym::Context& ctx, ArgSpan args) {

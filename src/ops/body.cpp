@@ -25,8 +25,14 @@ bool same(const Instr& x, const Instr& y) {
 }
 bool is_comparison(loop::Op o) {
   switch (o) {
-    case loop::Op::lt: case loop::Op::le: case loop::Op::gt: case loop::Op::ge: case loop::Op::eq: case loop::Op::ne:
-    case loop::Op::isnan: case loop::Op::isinf:
+    case loop::Op::lt:
+    case loop::Op::le:
+    case loop::Op::gt:
+    case loop::Op::ge:
+    case loop::Op::eq:
+    case loop::Op::ne:
+    case loop::Op::isnan:
+    case loop::Op::isinf:
       return true;
     default:
       return false;

@@ -47,17 +47,20 @@ bool lower_constant_pad(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg value = a.n.args[2];
   const DType out = a.out().dtype, t = compute_type(out);
   if (!is_number(value) || !number_fits(value, out) || pad.size() % 2 || pad.size() / 2 > x.sizes.size()) return false;
-  r.push_back(a.L.map(out, a.out().sizes, [=](Body& b, const Index& i) {
-    Index j = i;
-    Val in = b.constant_int(DType::Bool, 1);
-    for (size_t k = 0; k < pad.size() / 2; ++k) {
-      if (pad[2 * k].is(0) && pad[2 * k + 1].is(0)) continue;
-      const size_t d = j.size() - 1 - k;
-      j[d] = i[d] - pad[2 * k];
-      in = in & within(b, j[d], 0, x.sizes[d]);
-    }
-    return b.masked(in, [&] { return x.at(b, j); }, number(b, value, t));
-  }, x.cost + 4, x.reads));
+  r.push_back(a.L.map(
+      out, a.out().sizes,
+      [=](Body& b, const Index& i) {
+        Index j = i;
+        Val in = b.constant_int(DType::Bool, 1);
+        for (size_t k = 0; k < pad.size() / 2; ++k) {
+          if (pad[2 * k].is(0) && pad[2 * k + 1].is(0)) continue;
+          const size_t d = j.size() - 1 - k;
+          j[d] = i[d] - pad[2 * k];
+          in = in & within(b, j[d], 0, x.sizes[d]);
+        }
+        return b.masked(in, [&] { return x.at(b, j); }, number(b, value, t));
+      },
+      x.cost + 4, x.reads));
   return true;
 }
 template <bool reflect>
@@ -115,7 +118,8 @@ bool lower_repeat(const Args& a, std::vector<Tensor>& r) {
   r.push_back(a.L.view(x, out.sizes, [sizes = x.sizes, to = out.sizes](const Index& i) {
     Index j;
     const size_t lead = i.size() - sizes.size();
-    for (size_t d = 0; d < sizes.size(); ++d) j.push_back(sizes[d] == to[lead + d] ? i[lead + d] : sizes[d].is(1) ? Int(0) : sym::mod(i[lead + d], sizes[d]));
+    for (size_t d = 0; d < sizes.size(); ++d)
+      j.push_back(sizes[d] == to[lead + d] ? i[lead + d] : sizes[d].is(1) ? Int(0) : sym::mod(i[lead + d], sizes[d]));
     return j;
   }));
   return true;
@@ -159,8 +163,10 @@ std::optional<TensorType> cat_type(sym::Context& ctx, std::span<const TensorType
   bool mixed = false;
   for (auto& t : parts) {
     const ir::MemoryFormat f = suggest_memory_format(ctx, t);
-    if (!format) format = f;
-    else if (*format != f) mixed = true;
+    if (!format)
+      format = f;
+    else if (*format != f)
+      mixed = true;
     if (t.sizes.size() == 1 && rank != 1 && ctx.guard_eq(t.sizes[0], 0)) continue;
     if (t.sizes.size() != rank || !(t.device == first->device)) return std::nullopt;
     for (size_t k = 0; k < rank; ++k)

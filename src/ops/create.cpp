@@ -23,7 +23,9 @@ bool lower_full(const Args& a, std::vector<Tensor>& r) {
   return r.push_back(filled(a, v)), true;
 }
 template <int value>
-bool lower_constant(const Args& a, std::vector<Tensor>& r) { return r.push_back(a.L.full(a.out().dtype, a.out().sizes, value)), true; }
+bool lower_constant(const Args& a, std::vector<Tensor>& r) {
+  return r.push_back(a.L.full(a.out().dtype, a.out().sizes, value)), true;
+}
 
 bool lower_fill_tensor(const Args& a, std::vector<Tensor>& r) {
   Tensor v = a.tensor(1);
@@ -40,9 +42,9 @@ bool arange(const Args& a, std::vector<Tensor>& r, const ir::Arg& start, const i
   if (out == DType::Bool || !is_number(start) || !is_number(step)) return false;
   const DType t = is_float(out) ? DType::F64 : DType::I64;
   if (!number_fits(start, t) || !number_fits(step, t)) return false;
-  r.push_back(a.L.map(out, a.out().sizes, [=](Body& b, const Index& i) {
-    return cast(number(b, start, t) + cast(b.index(i[0]), t) * number(b, step, t), compute_type(out));
-  }, 3, 0));
+  r.push_back(a.L.map(
+      out, a.out().sizes,
+      [=](Body& b, const Index& i) { return cast(number(b, start, t) + cast(b.index(i[0]), t) * number(b, step, t), compute_type(out)); }, 3, 0));
   return true;
 }
 bool lower_arange(const Args& a, std::vector<Tensor>& r) { return arange(a, r, Int(0), Int(1)); }
@@ -55,17 +57,20 @@ bool lower_linspace(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   const int64_t n = a.constant_int(2);
   if (!start || !end || !is_float(out) || n < 2) return false;
-  r.push_back(a.L.map(out, a.out().sizes, [=, step = (*end - *start) / static_cast<double>(n - 1)](Body& b, const Index& i) {
-    Val k = b.index(i[0]), low = *start + cast(k, DType::F64) * step, high = *end - cast(b.index(n - 1 - i[0]), DType::F64) * step;
-    return cast(where(k < b.index(n / 2), low, high), compute_type(out));
-  }, 6, 0));
+  r.push_back(a.L.map(
+      out, a.out().sizes,
+      [=, step = (*end - *start) / static_cast<double>(n - 1)](Body& b, const Index& i) {
+        Val k = b.index(i[0]), low = *start + cast(k, DType::F64) * step, high = *end - cast(b.index(n - 1 - i[0]), DType::F64) * step;
+        return cast(where(k < b.index(n / 2), low, high), compute_type(out));
+      },
+      6, 0));
   return true;
 }
 bool lower_eye(const Args& a, std::vector<Tensor>& r) {
   const DType t = compute_type(a.out().dtype);
-  r.push_back(a.L.map(a.out().dtype, a.out().sizes, [t](Body& b, const Index& i) {
-    return where(eq(b.index(i[0]), b.index(i[1])), b.constant(t, 1), b.constant(t, 0));
-  }, 2, 0));
+  r.push_back(a.L.map(
+      a.out().dtype, a.out().sizes,
+      [t](Body& b, const Index& i) { return where(eq(b.index(i[0]), b.index(i[1])), b.constant(t, 1), b.constant(t, 0)); }, 2, 0));
   return true;
 }
 template <bool lower_part>
@@ -74,10 +79,13 @@ bool lower_triangle(const Args& a, std::vector<Tensor>& r) {
   const size_t n = x.sizes.size();
   if (n < 2) return false;
   const Int diagonal = a.integer(1);
-  r.push_back(a.L.map(x.dtype, x.sizes, [=](Body& b, const Index& i) {
-    Val d = b.index(i[n - 1] - i[n - 2]), k = b.index(diagonal), v = x.at(b, i);
-    return where(lower_part ? d <= k : d >= k, v, v.lit(0));
-  }, x.cost + 2, x.reads));
+  r.push_back(a.L.map(
+      x.dtype, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val d = b.index(i[n - 1] - i[n - 2]), k = b.index(diagonal), v = x.at(b, i);
+        return where(lower_part ? d <= k : d >= k, v, v.lit(0));
+      },
+      x.cost + 2, x.reads));
   return true;
 }
 
@@ -105,7 +113,9 @@ Shape shape_new(sym::Context&, ArgSpan args) {
   if (t.dtype == DType::Opaque) return {};
   if (has_format)
     if (auto* f = std::get_if<ir::MemoryFormat>(&args[options + 4])) {
-      if ((*f == ir::MemoryFormat::ChannelsLast && sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && sizes.size() != 5) || *f == ir::MemoryFormat::Preserve) return {};
+      if ((*f == ir::MemoryFormat::ChannelsLast && sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && sizes.size() != 5) ||
+          *f == ir::MemoryFormat::Preserve)
+        return {};
       t.strides = strides_for(*f, sizes);
     }
   return one(t);
@@ -126,9 +136,12 @@ Shape shape_like(sym::Context& ctx, ArgSpan args) {
   auto t = with_options(args, options, x->dtype, x->device, x->sizes);
   if (t.dtype == DType::Opaque) return {};
   auto* f = std::get_if<ir::MemoryFormat>(&args[options + 4]);
-  if (!f || *f == ir::MemoryFormat::Preserve) t.strides = preserved_strides(ctx, *x);
-  else if ((*f == ir::MemoryFormat::ChannelsLast && x->sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && x->sizes.size() != 5)) return {};
-  else t.strides = strides_for(*f, x->sizes);
+  if (!f || *f == ir::MemoryFormat::Preserve)
+    t.strides = preserved_strides(ctx, *x);
+  else if ((*f == ir::MemoryFormat::ChannelsLast && x->sizes.size() != 4) || (*f == ir::MemoryFormat::ChannelsLast3d && x->sizes.size() != 5))
+    return {};
+  else
+    t.strides = strides_for(*f, x->sizes);
   return one(t);
 }
 Shape shape_fill(sym::Context& ctx, ArgSpan args) {

@@ -48,7 +48,8 @@ Shape shape_dot(sym::Context& ctx, ArgSpan args) {
 }
 Shape shape_linear(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *w = tensor_arg(args, 1), *b = tensor_arg(args, 2);
-  if (!x || !w || !same_kind({x, w}) || (b && !same_kind({x, b})) || x->sizes.size() < 2 || w->sizes.size() != 2 || !is_contiguous(ctx, *x)) return {};
+  if (!x || !w || !same_kind({x, w}) || (b && !same_kind({x, b})) || x->sizes.size() < 2 || w->sizes.size() != 2 || !is_contiguous(ctx, *x))
+    return {};
   if (b && (b->sizes.size() != 1 || !ctx.guard_eq(b->sizes[0], w->sizes[0]))) return {};
   if (!ctx.guard_eq(x->sizes.back(), w->sizes[1])) return {};
   Dims sizes = x->sizes;
@@ -68,7 +69,9 @@ std::optional<std::vector<int64_t>> spatial(sym::Context& ctx, ArgSpan args, siz
 }
 Shape shape_convolution(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *w = tensor_arg(args, 1), *b = tensor_arg(args, 2);
-  if (args.size() < 9 || !x || !w || !same_kind({x, w}) || !is_float(x->dtype) || x->sizes.size() != w->sizes.size() || x->sizes.size() < 3 || x->sizes.size() > 5) return {};
+  if (args.size() < 9 || !x || !w || !same_kind({x, w}) || !is_float(x->dtype) || x->sizes.size() != w->sizes.size() || x->sizes.size() < 3 ||
+      x->sizes.size() > 5)
+    return {};
   const size_t n = x->sizes.size() - 2;
   auto stride = spatial(ctx, args, 3, n), pad = spatial(ctx, args, 4, n), dilation = spatial(ctx, args, 5, n), extra = spatial(ctx, args, 7, n);
   auto groups = int_arg(ctx, args, 8);
@@ -83,7 +86,8 @@ Shape shape_convolution(sym::Context& ctx, ArgSpan args) {
   for (size_t k = 0; k < n; ++k) {
     const Int in = x->sizes[2 + k], reach = (w->sizes[2 + k] - 1) * (*dilation)[k];
     if ((*stride)[k] < 1 || (*pad)[k] < 0 || (*dilation)[k] < 1) return {};
-    const Int out = transposed ? (in - 1) * (*stride)[k] - 2 * (*pad)[k] + reach + (*extra)[k] + 1 : sym::floordiv(in + 2 * (*pad)[k] - reach - 1, (*stride)[k]) + 1;
+    const Int out = transposed ? (in - 1) * (*stride)[k] - 2 * (*pad)[k] + reach + (*extra)[k] + 1
+                               : sym::floordiv(in + 2 * (*pad)[k] - reach - 1, (*stride)[k]) + 1;
     if (ctx.guard_lt(out, 1)) return {};
     sizes.push_back(out);
   }

@@ -12,10 +12,13 @@ bool is_index(const Tensor& t) { return t.dtype == DType::I64 || t.dtype == DTyp
 bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
   Tensor w = a.tensor(0), i = a.tensor(1);
   if (!is_index(i) || w.sizes.size() != 2) return false;
-  r.push_back(a.L.map(w.dtype, a.out().sizes, [=, n = w.sizes[0]](Body& b, const Index& k) {
-    Index at(k.begin(), k.end() - 1);
-    return w.at(b, Index{plain_index(b, i.at(b, at), n), k.back()});
-  }, w.cost + i.cost + 2, w.reads + i.reads));
+  r.push_back(a.L.map(
+      w.dtype, a.out().sizes,
+      [=, n = w.sizes[0]](Body& b, const Index& k) {
+        Index at(k.begin(), k.end() - 1);
+        return w.at(b, Index{plain_index(b, i.at(b, at), n), k.back()});
+      },
+      w.cost + i.cost + 2, w.reads + i.reads));
   return true;
 }
 
@@ -23,11 +26,14 @@ bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
-  r.push_back(a.L.map(x.dtype, a.out().sizes, [=](Body& b, const Index& k) {
-    Index at = k;
-    at[d] = plain_index(b, i.at(b, i.sizes.empty() ? Index{} : Index{k[d]}), x.sizes[d]);
-    return x.at(b, at);
-  }, x.cost + i.cost + 2, x.reads + i.reads));
+  r.push_back(a.L.map(
+      x.dtype, a.out().sizes,
+      [=](Body& b, const Index& k) {
+        Index at = k;
+        at[d] = plain_index(b, i.at(b, i.sizes.empty() ? Index{} : Index{k[d]}), x.sizes[d]);
+        return x.at(b, at);
+      },
+      x.cost + i.cost + 2, x.reads + i.reads));
   return true;
 }
 
@@ -35,11 +41,14 @@ bool lower_gather(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size()) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
-  r.push_back(a.L.map(x.dtype, a.out().sizes, [=](Body& b, const Index& k) {
-    Index at = k;
-    at[d] = plain_index(b, i.at(b, k), x.sizes[d]);
-    return x.at(b, at);
-  }, x.cost + i.cost + 2, x.reads + i.reads));
+  r.push_back(a.L.map(
+      x.dtype, a.out().sizes,
+      [=](Body& b, const Index& k) {
+        Index at = k;
+        at[d] = plain_index(b, i.at(b, k), x.sizes[d]);
+        return x.at(b, at);
+      },
+      x.cost + i.cost + 2, x.reads + i.reads));
   return true;
 }
 
@@ -89,7 +98,8 @@ std::optional<Advanced> advanced(const Args& a, size_t at, size_t rank) {
     }
     if (v.type().dtype != DType::I64 && v.type().dtype != DType::I32) return std::nullopt;
     const auto& sizes = v.type().sizes;
-    if (first) r.shape = sizes;
+    if (first)
+      r.shape = sizes;
     else {
       Dims merged;
       if (!broadcast_sizes(a.L.ctx(), r.shape, sizes, merged)) return std::nullopt;
@@ -111,8 +121,9 @@ bool lower_index(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   auto adv = advanced(a, 1, x.sizes.size());
   if (!adv || known_empty(x.sizes)) return false;
-  r.push_back(a.L.map(x.dtype, a.out().sizes, [x, adv = *adv](Body& b, const Index& k) { return x.at(b, adv.source(b, k, x.sizes)); }, x.cost + adv->cost(),
-                      x.reads + adv->reads()));
+  r.push_back(a.L.map(
+      x.dtype, a.out().sizes, [x, adv = *adv](Body& b, const Index& k) { return x.at(b, adv.source(b, k, x.sizes)); }, x.cost + adv->cost(),
+      x.reads + adv->reads()));
   return true;
 }
 
@@ -139,7 +150,8 @@ bool lower_index_put(const Args& a, std::vector<Tensor>& r) {
   }
   if (v.sizes.size() > space.size()) return false;
   v = a.L.expand(v, space);
-  r.push_back(a.L.scatter(x, space, accumulate, [x, v, adv = *adv](Body& b, const Index& k) { return Lowering::Write{adv.source(b, k, x.sizes), v.at(b, k), {}}; }));
+  r.push_back(a.L.scatter(x, space, accumulate,
+                          [x, v, adv = *adv](Body& b, const Index& k) { return Lowering::Write{adv.source(b, k, x.sizes), v.at(b, k), {}}; }));
   return true;
 }
 
@@ -168,7 +180,9 @@ bool lower_index_add(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2), src = a.tensor(3);
   const ir::Arg alpha = a.n.args[4];
   const DType t = compute_type(x.dtype);
-  if (!is_index(i) || i.sizes.size() != 1 || x.sizes.empty() || !can_accumulate(x.dtype) || src.dtype != x.dtype || src.sizes.size() != x.sizes.size()) return false;
+  if (!is_index(i) || i.sizes.size() != 1 || x.sizes.empty() || !can_accumulate(x.dtype) || src.dtype != x.dtype ||
+      src.sizes.size() != x.sizes.size())
+    return false;
   if (!is_number(alpha) || !number_fits(alpha, t)) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
   r.push_back(a.L.scatter(x, src.sizes, true, [=](Body& b, const Index& k) {
@@ -251,8 +265,8 @@ Shape shape_embedding_backward(sym::Context&, ArgSpan args) {
   if (!g || !n || g->sizes.empty()) return {};
   return one(contiguous_type(g->dtype, g->device, Dims{*n, g->sizes.back()}));
 }
-// The result of an index as eager's iterator allocates it: over the operand with stride 0 where it is indexed, and over each index, broadcast and with dims of
-// size 1 in place of the operand's whole dims.
+// The result of an index as eager's iterator allocates it: over the operand with stride 0 where it is indexed, and over each index, broadcast and
+// with dims of size 1 in place of the operand's whole dims.
 Shape shape_index(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* list = args.size() > 1 ? std::get_if<std::vector<ir::Value>>(&args[1]) : nullptr;
@@ -266,7 +280,8 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
     if (!i) continue;
     if (i->dtype != DType::I64 && i->dtype != DType::I32) return {};
     contiguous = contiguous && i->strides == ir::contiguous_strides(i->sizes);
-    if (count++ == 0) shape = i->sizes, position = d;
+    if (count++ == 0)
+      shape = i->sizes, position = d;
     else {
       Dims merged;
       if (!broadcast_sizes(ctx, shape, i->sizes, merged)) return {};
@@ -301,8 +316,10 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
     } else {
       const size_t lead = shape.size() - given->sizes.size();
       for (size_t n = shape.size(); n-- > 0;) {
-        if (n >= lead) i.strides[n] = given->sizes[n - lead] == shape[n] ? given->strides[n - lead] : Int(0);
-        else i.strides[n] = !shape[n].is(1) ? Int(0) : n + 1 < shape.size() ? shape[n + 1] * i.strides[n + 1] : Int(1);
+        if (n >= lead)
+          i.strides[n] = given->sizes[n - lead] == shape[n] ? given->strides[n - lead] : Int(0);
+        else
+          i.strides[n] = !shape[n].is(1) ? Int(0) : n + 1 < shape.size() ? shape[n + 1] * i.strides[n + 1] : Int(1);
       }
     }
     if (given->dtype == DType::I32) i.strides = preserved_strides(ctx, i);  // widened after it was broadcast

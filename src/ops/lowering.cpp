@@ -148,14 +148,18 @@ Tensor Lowering::reshape(const Tensor& t, const Dims& sizes) {
       if (b2 < sizes.size()) nb = sizes[b2++];
       while (!(na == nb) || (a2 < from_sizes.size() && b2 == sizes.size()) || (b2 < sizes.size() && a2 == from_sizes.size())) {
         const bool take_source = b2 == sizes.size() || (a2 < from_sizes.size() && sym::known_lt(na, nb).value_or(true) && !(na == nb));
-        if (take_source && a2 < from_sizes.size()) na = na * from_sizes[a2++];
-        else if (b2 < sizes.size()) nb = nb * sizes[b2++];
-        else break;
+        if (take_source && a2 < from_sizes.size())
+          na = na * from_sizes[a2++];
+        else if (b2 < sizes.size())
+          nb = nb * sizes[b2++];
+        else
+          break;
       }
       Int lin = 0;
       for (size_t d = b; d < b2; ++d) lin = lin * sizes[d] + i[d];
       for (size_t d = a2; d-- > a;) {
-        if (d == a) r[d] = lin;
+        if (d == a)
+          r[d] = lin;
         else {
           r[d] = sym::mod(lin, from_sizes[d]);
           lin = sym::floordiv(lin, from_sizes[d]);

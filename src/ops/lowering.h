@@ -1,7 +1,8 @@
 // From graph ops to loops: what an op's lowering rule is written in.
 //
 // A rule gets lowered operands (Tensor: a function from an index to an element, maybe backed by a buffer), and returns lowered results. A Map costs
-// nothing until somebody needs its memory; reductions, scatters and extern calls make buffers. The scheduler (src/schedule) fuses the loops made here.
+// nothing until somebody needs its memory; reductions, scatters and extern calls make buffers. The scheduler (src/schedule) fuses the loops made
+// here.
 #pragma once
 #include <boost/container/small_vector.hpp>
 #include <functional>
@@ -34,12 +35,12 @@ class Body {
  public:
   Val constant(DType compute_type, double v);
   Val constant_int(DType compute_type, int64_t v);
-  Val index(Int e);                                                       // i64
+  Val index(Int e);  // i64
   Val load(uint32_t buffer, DType storage, Int at);
   Val load_masked(uint32_t buffer, DType storage, Int at, Val mask, Val other);
-  Val op(loop::Op, DType type, Val a, Val b = {}, Val c = {});           // type as in loop::Instr
-  Val check_index(Val i, Int bound, Val mask = {});                      // i64; faults as eager raises IndexError
-  Int indirect(Val i64_value, Int bound);                                 // use a loaded value (already checked, non-negative, < bound) inside an index
+  Val op(loop::Op, DType type, Val a, Val b = {}, Val c = {});  // type as in loop::Instr
+  Val check_index(Val i, Int bound, Val mask = {});             // i64; faults as eager raises IndexError
+  Int indirect(Val i64_value, Int bound);                       // use a loaded value (already checked, non-negative, < bound) inside an index
   // As ATen indexes: negative values wrap once, out of range faults. Returns a symbol usable in an index.
   Int checked_index(Val i, Int bound);
   // While a mask is set, loads made through Tensor::at read 0 where it is false and never touch memory there (cat, pad, pooling).
@@ -56,7 +57,7 @@ class Body {
   int32_t mask_ = loop::kNoValue;
   const loop::Instr* constant_of(Val) const;  // its defining instruction if it is a constant
   std::unordered_map<uint64_t, std::vector<size_t>> cse_;
-  std::vector<size_t> def_;                   // instruction that defines each value
+  std::vector<size_t> def_;  // instruction that defines each value
 };
 
 Val operator+(Val, Val);
@@ -94,12 +95,12 @@ struct Tensor {
   DType dtype = DType::F32;
   Dims sizes;
   Elem at;
-  int32_t buffer = -1;      // >= 0: element index = offset + sum(index[d] * strides[d]) of that buffer, and `at` is exactly that load
+  int32_t buffer = -1;  // >= 0: element index = offset + sum(index[d] * strides[d]) of that buffer, and `at` is exactly that load
   Dims strides;
   Int offset = 0;
-  int32_t lazy = -1;        // identity of an un-materialised map, so that it is realised at most once
-  int cost = 0;             // instructions per element of the un-materialised expression
-  int reads = 1;            // loads per element
+  int32_t lazy = -1;  // identity of an un-materialised map, so that it is realised at most once
+  int cost = 0;       // instructions per element of the un-materialised expression
+  int reads = 1;      // loads per element
   explicit operator bool() const { return static_cast<bool>(at); }
 };
 
@@ -107,29 +108,29 @@ enum class BufferRole : uint8_t { Input, Constant, Intermediate, Output };
 struct BufferInfo {
   DType dtype;
   Device device;
-  Dims sizes, strides;      // as allocated; a fixed layout once `frozen`
-  Int extent;               // elements
+  Dims sizes, strides;  // as allocated; a fixed layout once `frozen`
+  Int extent;           // elements
   BufferRole role = BufferRole::Intermediate;
-  bool from_extern = false; // memory comes from an extern call's result
+  bool from_extern = false;  // memory comes from an extern call's result
 };
 
 // One loop nest before scheduling. Writes one or more buffers over `ranges`; reductions over `rranges` store their results after the inner loops.
 struct LoopNode {
   std::vector<loop::Loop> ranges;
-  std::vector<loop::Loop> rranges;            // empty: a map
-  Body body;                                  // loads, arithmetic; for maps also stores; for reductions `reduce` instructions
+  std::vector<loop::Loop> rranges;  // empty: a map
+  Body body;                        // loads, arithmetic; for maps also stores; for reductions `reduce` instructions
   std::vector<loop::Accum> accums;
-  std::vector<loop::Instr> epilogue;          // after the reduction, per outer iteration: arithmetic on accumulator results and stores
-  std::vector<uint32_t> writes, reads;        // buffer ids
-  bool scatter = false;                       // stores at indirect places; may collide (store_add) or depends on a previous fill of the buffer
+  std::vector<loop::Instr> epilogue;    // after the reduction, per outer iteration: arithmetic on accumulator results and stores
+  std::vector<uint32_t> writes, reads;  // buffer ids
+  bool scatter = false;                 // stores at indirect places; may collide (store_add) or depends on a previous fill of the buffer
   const ir::Node* origin = nullptr;
 };
 
 // An extern call: the ATen op itself on materialised operands.
 struct ExternNode {
   const ir::Node* node = nullptr;
-  std::vector<Tensor> operands;               // one per tensor argument in for_each_input order; each backed by a buffer
-  std::vector<uint32_t> results;              // buffer per result (only tensors that are used or must exist)
+  std::vector<Tensor> operands;   // one per tensor argument in for_each_input order; each backed by a buffer
+  std::vector<uint32_t> results;  // buffer per result (only tensors that are used or must exist)
 };
 
 struct Item {
@@ -139,10 +140,10 @@ struct Item {
 
 struct LoopProgram {
   std::vector<BufferInfo> buffers;
-  std::vector<Item> items;                    // execution order
-  std::vector<uint32_t> inputs;               // buffer per graph input
-  std::vector<uint32_t> constants;            // buffer per graph constant
-  std::vector<std::optional<Tensor>> outputs; // buffer-backed (a view into an input is possible), in the strides the graph promises
+  std::vector<Item> items;                     // execution order
+  std::vector<uint32_t> inputs;                // buffer per graph input
+  std::vector<uint32_t> constants;             // buffer per graph constant
+  std::vector<std::optional<Tensor>> outputs;  // buffer-backed (a view into an input is possible), in the strides the graph promises
   std::shared_ptr<sym::Context> ctx;
 };
 
@@ -151,19 +152,23 @@ class Lowering {
   virtual ~Lowering() = default;
   sym::Context& ctx() { return *ctx_; }
 
-  virtual Tensor get(const ir::Value&) = 0;                 // operand as lowered so far
+  virtual Tensor get(const ir::Value&) = 0;  // operand as lowered so far
   virtual uint32_t uses(const ir::Value&) const = 0;
 
   // --- makers
   virtual Tensor map(DType, Dims sizes, Elem f, int cost = 1, int reads = 1) = 0;  // nothing is computed yet
-  virtual Tensor realize(const Tensor&) = 0;                                // the same elements in a buffer (itself if it has one)
-  virtual Tensor realize_as(const Tensor&, const Dims& strides) = 0;       // in a fresh buffer of exactly these strides
+  virtual Tensor realize(const Tensor&) = 0;                                       // the same elements in a buffer (itself if it has one)
+  virtual Tensor realize_as(const Tensor&, const Dims& strides) = 0;               // in a fresh buffer of exactly these strides
   // Reduces x over `dims` (each kept as size 1 if keepdim). f maps each element before accumulation (identity if null). acc_type is a compute type.
   // Results: one tensor per num_results(kind), of dtype `out` (index results are I64).
   virtual std::vector<Tensor> reduce(loop::AccumKind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc_type, DType out,
                                      const std::function<Val(Val)>& f = {}) = 0;
   // A fresh buffer filled with `init`, then for every index of `space`, body(b, index) gives {target index, value}; stored or added there.
-  struct Write { Index target; Val value; Val mask; };
+  struct Write {
+    Index target;
+    Val value;
+    Val mask;
+  };
   virtual Tensor scatter(const Tensor& init, Dims space, bool accumulate, const std::function<Write(Body&, const Index&)>& f) = 0;
   // Several producers write disjoint slices of one buffer along `dim`.
   virtual Tensor concat(const std::vector<Tensor>&, int64_t dim) = 0;
@@ -176,8 +181,8 @@ class Lowering {
   Tensor slice(const Tensor&, int64_t dim, Int start, Int length, Int step);
   Tensor select(const Tensor&, int64_t dim, Int index);
   Tensor unsqueeze(const Tensor&, int64_t dim);
-  Tensor squeeze(const Tensor&, int64_t dim);                // a dim of size 1
-  Tensor cast(const Tensor&, DType);                          // value conversion (.to)
+  Tensor squeeze(const Tensor&, int64_t dim);  // a dim of size 1
+  Tensor cast(const Tensor&, DType);           // value conversion (.to)
   Tensor full(DType, Dims sizes, double v);
 
  protected:
@@ -190,15 +195,21 @@ struct Args {
   Lowering& L;
   Tensor tensor(size_t i) const { return L.get(std::get<ir::Value>(n.args[i])); }
   bool none(size_t i) const { return std::holds_alternative<ir::None>(n.args[i]); }
-  bool is_tensor(size_t i) const { auto* v = std::get_if<ir::Value>(&n.args[i]); return v && *v; }
+  bool is_tensor(size_t i) const {
+    auto* v = std::get_if<ir::Value>(&n.args[i]);
+    return v && *v;
+  }
   Int integer(size_t i) const { return std::get<Int>(n.args[i]); }
-  int64_t constant_int(size_t i) const { Int v = integer(i); return v.is_const() ? v.value() : L.ctx().specialize(v); }
+  int64_t constant_int(size_t i) const {
+    Int v = integer(i);
+    return v.is_const() ? v.value() : L.ctx().specialize(v);
+  }
   bool boolean(size_t i) const { return std::get<bool>(n.args[i]); }
   // A Scalar argument (int, float or bool) as a double; nullopt for complex.
   std::optional<double> scalar(size_t i) const;
   std::vector<Int> ints(size_t i) const { return std::get<std::vector<Int>>(n.args[i]); }
   std::vector<int64_t> constant_ints(size_t i) const;
-  std::vector<int64_t> dims(size_t i, size_t rank) const;     // wrapped; empty or None: all
+  std::vector<int64_t> dims(size_t i, size_t rank) const;  // wrapped; empty or None: all
   const std::string& string(size_t i) const { return std::get<std::string>(n.args[i]); }
   const ir::TensorType& out(size_t i = 0) const { return n.outs[i]; }
 };
@@ -211,24 +222,24 @@ using LowerFn = bool (*)(const Args&, std::vector<Tensor>& results);
 using ShapeFn = std::optional<boost::container::small_vector<ir::TensorType, 1>> (*)(sym::Context&, std::span<const ir::Arg> args);
 
 struct OpRow {
-  const char* name;      // "aten::gelu"
-  uint32_t flags;        // ir::OpFlags
-  ShapeFn shape;         // may be null
-  LowerFn lower;         // null: always extern
+  const char* name;  // "aten::gelu"
+  uint32_t flags;    // ir::OpFlags
+  ShapeFn shape;     // may be null
+  LowerFn lower;     // null: always extern
 };
 const OpRow* find_op(std::string_view name);
 std::vector<const OpRow*> all_ops();
 
 // Each family is one file that gives its rows; src/ops/table.cpp lists the families.
-std::span<const OpRow> pointwise_rows();    // pointwise.cpp: arithmetic, comparison, math, casts, where, clamp, copies
-std::span<const OpRow> activation_rows();   // activation.cpp: relu, gelu, silu, hardswish, ...
-std::span<const OpRow> reduction_rows();    // reduction.cpp: sum, mean, amax, argmax, any, all, prod, var, norm, ...
-std::span<const OpRow> norm_rows();         // norm.cpp: native_layer_norm, native_batch_norm (eval), group_norm, rms_norm, softmax, log_softmax, losses
-std::span<const OpRow> view_rows();         // view.cpp
-std::span<const OpRow> create_rows();       // create.cpp: full, arange, zeros_like, eye, ...
-std::span<const OpRow> concat_rows();       // concat.cpp: cat, stack, pad, roll, flip, repeat
-std::span<const OpRow> index_rows();        // index.cpp: embedding, gather, index, index_select, scatter, masked_fill, ...
-std::span<const OpRow> pool_rows();         // pool.cpp: max/avg/adaptive pooling, upsample
-std::span<const OpRow> extern_rows();       // extern.cpp: shape rules of ops that stay whole (mm, conv, sdpa, ...)
+std::span<const OpRow> pointwise_rows();   // pointwise.cpp: arithmetic, comparison, math, casts, where, clamp, copies
+std::span<const OpRow> activation_rows();  // activation.cpp: relu, gelu, silu, hardswish, ...
+std::span<const OpRow> reduction_rows();   // reduction.cpp: sum, mean, amax, argmax, any, all, prod, var, norm, ...
+std::span<const OpRow> norm_rows();    // norm.cpp: native_layer_norm, native_batch_norm (eval), group_norm, rms_norm, softmax, log_softmax, losses
+std::span<const OpRow> view_rows();    // view.cpp
+std::span<const OpRow> create_rows();  // create.cpp: full, arange, zeros_like, eye, ...
+std::span<const OpRow> concat_rows();  // concat.cpp: cat, stack, pad, roll, flip, repeat
+std::span<const OpRow> index_rows();   // index.cpp: embedding, gather, index, index_select, scatter, masked_fill, ...
+std::span<const OpRow> pool_rows();    // pool.cpp: max/avg/adaptive pooling, upsample
+std::span<const OpRow> extern_rows();  // extern.cpp: shape rules of ops that stay whole (mm, conv, sdpa, ...)
 
 }  // namespace vitrify::ops

@@ -24,9 +24,9 @@ bool readable(const Tensor& b) { return b.buffer >= 0 && (b.strides[1].is(1) || 
 
 Tensor product(Lowering& L, const Tensor& a0, const Tensor& b0) {
   const Tensor a = L.realize(a0), b = L.realize(b0);
-  Tensor terms = L.map(DType::F32, {a.sizes[0], b.sizes[1], a.sizes[1]}, [a, b](Body& body, const Index& i) {
-    return a.at(body, {i[0], i[2]}) * b.at(body, {i[2], i[1]});
-  }, 1, 2);
+  Tensor terms = L.map(
+      DType::F32, {a.sizes[0], b.sizes[1], a.sizes[1]},
+      [a, b](Body& body, const Index& i) { return a.at(body, {i[0], i[2]}) * b.at(body, {i[2], i[1]}); }, 1, 2);
   const int64_t dim = 2;
   return L.reduce(AccumKind::Sum, terms, {&dim, 1}, false, DType::F32, DType::F32)[0];
 }

@@ -25,12 +25,15 @@ Tensor normalized(const Args& a, const Tensor& x, const Tensor& mean, const Tens
   Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
   Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
   const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
-  return a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
-    Val v = (cast(x.at(b, i), t) - cast(m.at(b, i), t)) * cast(s.at(b, i), t);
-    if (w) v = v * cast(w.at(b, i), t);
-    if (c) v = v + cast(c.at(b, i), t);
-    return cast(v, compute_type(out));
-  }, x.cost + m.cost + s.cost + 4, reads);
+  return a.L.map(
+      out, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val v = (cast(x.at(b, i), t) - cast(m.at(b, i), t)) * cast(s.at(b, i), t);
+        if (w) v = v * cast(w.at(b, i), t);
+        if (c) v = v + cast(c.at(b, i), t);
+        return cast(v, compute_type(out));
+      },
+      x.cost + m.cost + s.cost + 4, reads);
 }
 
 std::vector<int64_t> dims_from(size_t first, size_t rank) {
@@ -80,13 +83,17 @@ bool lower_rms_norm(const Args& a, std::vector<Tensor>& r) {
   const DType t = compute_type(x.dtype);
   auto dims = dims_from(x.sizes.size() - k, x.sizes.size());
   Tensor ss = reduce_sum(a.L, x, dims, true, t, t, [](Val v) { return v * v; });
-  Tensor scale = map1(a.L, ss, t, [n = product(x.sizes, dims), eps](Body& b, Val v) { return unary(LOp::rsqrt, v / numel_as(b, n, v.type) + eps); }, 5);
+  Tensor scale =
+      map1(a.L, ss, t, [n = product(x.sizes, dims), eps](Body& b, Val v) { return unary(LOp::rsqrt, v / numel_as(b, n, v.type) + eps); }, 5);
   Tensor s = a.L.expand(scale, x.sizes), w = a.is_tensor(2) ? broadcast(a.L, a.tensor(2), x.sizes) : Tensor{};
   const DType out = a.out().dtype;
-  r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
-    Val v = x.at(b, i) * s.at(b, i);
-    return w ? v * cast(w.at(b, i), t) : v;
-  }, x.cost + s.cost + 3, x.reads + 2));
+  r.push_back(a.L.map(
+      out, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val v = x.at(b, i) * s.at(b, i);
+        return w ? v * cast(w.at(b, i), t) : v;
+      },
+      x.cost + s.cost + 3, x.reads + 2));
   if (a.n.outs.size() > 1) r.push_back(as_type(a.L, scale, a.out(1).dtype));
   return true;
 }
@@ -120,11 +127,14 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
   if (!functional) return;
   auto update = [&](const Tensor& old, const Tensor& now, bool unbiased) {
-    return a.L.map(old.dtype, old.sizes, [=, n = m.count, k = p.momentum](Body& b, const Index& i) {
-      Val v = now.at(b, i);
-      if (unbiased) v = v / (numel_as(b, n, v.type) - 1.0);
-      return cast(v * k + (1 - k) * cast(old.at(b, i), v.type), compute_type(old.dtype));
-    }, 6, 2);
+    return a.L.map(
+        old.dtype, old.sizes,
+        [=, n = m.count, k = p.momentum](Body& b, const Index& i) {
+          Val v = now.at(b, i);
+          if (unbiased) v = v / (numel_as(b, n, v.type) - 1.0);
+          return cast(v * k + (1 - k) * cast(old.at(b, i), v.type), compute_type(old.dtype));
+        },
+        6, 2);
   };
   r.push_back(update(p.running_mean, m.mean, false));
   r.push_back(update(p.running_var, m.m2, true));
@@ -142,7 +152,8 @@ bool lower_batch_norm(const Args& a, std::vector<Tensor>& r) {
   const bool training = a.boolean(5);
   if (!is_float(x.dtype) || x.sizes.size() < 2 || (!training && (!a.is_tensor(3) || !a.is_tensor(4)))) return false;
   if (!functional && training && (a.is_tensor(3) || a.is_tensor(4))) return false;
-  batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), optional_tensor(a, 3), optional_tensor(a, 4), training, *a.scalar(6), *a.scalar(7)}, r, functional);
+  batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), optional_tensor(a, 3), optional_tensor(a, 4), training, *a.scalar(6), *a.scalar(7)}, r,
+             functional);
   return true;
 }
 bool lower_batch_norm_no_stats(const Args& a, std::vector<Tensor>& r) {
@@ -171,7 +182,8 @@ bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   auto spread = [&](const Tensor& v) {  // [N, groups] over [N, C, ...]
     return a.L.view(v, x.sizes, [per](const Index& i) { return Index{i[0], sym::floordiv(i[1], per)}; });
   };
-  Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{}, b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
+  Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{},
+         b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
   r.push_back(normalized(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
@@ -197,15 +209,19 @@ bool lower_softmax(const Args& a, std::vector<Tensor>& r) {
   Tensor s = reduce_sum(a.L, e, d, true, t, t);
   if (kind == Soft::Log) {
     Tensor ls = a.L.expand(map1(a.L, s, t, [](Body&, Val v) { return unary(LOp::log, v); }, 12), x.sizes);
-    r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) { return cast(cast(x.at(b, i), t) - m.at(b, i) - ls.at(b, i), compute_type(out)); },
-                        x.cost + 3, x.reads + 2));
+    r.push_back(a.L.map(
+        out, x.sizes, [=](Body& b, const Index& i) { return cast(cast(x.at(b, i), t) - m.at(b, i) - ls.at(b, i), compute_type(out)); }, x.cost + 3,
+        x.reads + 2));
     return true;
   }
   // One division a row: the sum is at least 1 (or 0 for a safe row of -inf), so its reciprocal is exact to half an ulp.
-  Tensor scale = map1(a.L, s, t, [](Body&, Val v) {
-    Val inverse = v.lit(1) / v;
-    return kind == Soft::Safe ? where(eq(v, v.lit(0)), v.lit(0), inverse) : inverse;
-  }, 4);
+  Tensor scale = map1(
+      a.L, s, t,
+      [](Body&, Val v) {
+        Val inverse = v.lit(1) / v;
+        return kind == Soft::Safe ? where(eq(v, v.lit(0)), v.lit(0), inverse) : inverse;
+      },
+      4);
   r.push_back(map2(a.L, e, a.L.expand(scale, x.sizes), out, [out](Body&, Val p, Val q) { return cast(p * q, compute_type(out)); }, 2));
   return true;
 }

@@ -18,21 +18,26 @@ Tensor scaled(const Args& a, const Tensor& g, const Tensor& w, DType t) {
 // (x - mean) * rstd
 Tensor hat(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, DType t) {
   Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
-  return a.L.map(t, x.sizes, [=](Body& b, const Index& i) { return (cast(x.at(b, i), t) - cast(m.at(b, i), t)) * cast(s.at(b, i), t); }, x.cost + m.cost + s.cost + 2,
-                 x.reads + 2);
+  return a.L.map(
+      t, x.sizes, [=](Body& b, const Index& i) { return (cast(x.at(b, i), t) - cast(m.at(b, i), t)) * cast(s.at(b, i), t); },
+      x.cost + m.cost + s.cost + 2, x.reads + 2);
 }
 Tensor product_of(Lowering& L, const Tensor& x, const Tensor& y, DType t) {
   return map2(L, x, y, t, [t](Body&, Val p, Val q) { return cast(p, t) * cast(q, t); });
 }
 
 // rstd * (gw - mean(gw) - xhat * mean(gw * xhat)); the means over `dims`, spread back over x by `spread`.
-Tensor input_gradient(const Args& a, const Tensor& gw, const Tensor& xh, const Tensor& sum_g, const Tensor& sum_gx, const Tensor& rstd, Int count, DType out) {
+Tensor input_gradient(const Args& a, const Tensor& gw, const Tensor& xh, const Tensor& sum_g, const Tensor& sum_gx, const Tensor& rstd, Int count,
+                      DType out) {
   const DType t = gw.dtype;
-  return a.L.map(out, gw.sizes, [=](Body& b, const Index& i) {
-    Val n = numel_as(b, count, t);
-    Val v = gw.at(b, i) - (sum_g.at(b, i) + xh.at(b, i) * sum_gx.at(b, i)) / n;
-    return cast(v * cast(rstd.at(b, i), t), compute_type(out));
-  }, gw.cost + xh.cost + 6, gw.reads + xh.reads + 3);
+  return a.L.map(
+      out, gw.sizes,
+      [=](Body& b, const Index& i) {
+        Val n = numel_as(b, count, t);
+        Val v = gw.at(b, i) - (sum_g.at(b, i) + xh.at(b, i) * sum_gx.at(b, i)) / n;
+        return cast(v * cast(rstd.at(b, i), t), compute_type(out));
+      },
+      gw.cost + xh.cost + 6, gw.reads + xh.reads + 3);
 }
 
 bool lower_layer_norm_backward(const Args& a, std::vector<Tensor>& r) {
@@ -78,9 +83,12 @@ bool lower_rms_norm_backward(const Args& a, std::vector<Tensor>& r) {
   if (mask[0]) {
     Tensor gw = scaled(a, g, w, t);
     Tensor sgx = a.L.expand(reduce_sum(a.L, product_of(a.L, gw, xh, t), inner, true, t, t), x.sizes);
-    r.push_back(a.L.map(a.out(0).dtype, x.sizes, [=, n = product(x.sizes, inner)](Body& b, const Index& i) {
-      return (gw.at(b, i) - xh.at(b, i) * sgx.at(b, i) / numel_as(b, n, t)) * cast(s.at(b, i), t);
-    }, gw.cost + xh.cost + 5, gw.reads + xh.reads + 2));
+    r.push_back(a.L.map(
+        a.out(0).dtype, x.sizes,
+        [=, n = product(x.sizes, inner)](Body& b, const Index& i) {
+          return (gw.at(b, i) - xh.at(b, i) * sgx.at(b, i) / numel_as(b, n, t)) * cast(s.at(b, i), t);
+        },
+        gw.cost + xh.cost + 5, gw.reads + xh.reads + 2));
   } else {
     r.push_back(unused(a, 0));
   }
@@ -106,12 +114,15 @@ bool lower_batch_norm_backward(const Args& a, std::vector<Tensor>& r) {
   Tensor sum_g = reduce_sum(a.L, g, dims, false, t, t), sum_gx = reduce_sum(a.L, product_of(a.L, g, xh, t), dims, false, t, t);
   if (mask[0]) {
     Tensor w = a.is_tensor(2) ? spread(a.tensor(2)) : Tensor{}, s = spread(rstd), sg = spread(sum_g), sgx = spread(sum_gx);
-    r.push_back(a.L.map(a.out(0).dtype, x.sizes, [=, n = product(x.sizes, dims)](Body& b, const Index& i) {
-      Val v = cast(g.at(b, i), t);
-      if (train) v = v - (sg.at(b, i) + xh.at(b, i) * sgx.at(b, i)) / numel_as(b, n, t);
-      v = v * cast(s.at(b, i), t);
-      return w ? v * cast(w.at(b, i), t) : v;
-    }, g.cost + xh.cost + 7, g.reads + x.reads + 5));
+    r.push_back(a.L.map(
+        a.out(0).dtype, x.sizes,
+        [=, n = product(x.sizes, dims)](Body& b, const Index& i) {
+          Val v = cast(g.at(b, i), t);
+          if (train) v = v - (sg.at(b, i) + xh.at(b, i) * sgx.at(b, i)) / numel_as(b, n, t);
+          v = v * cast(s.at(b, i), t);
+          return w ? v * cast(w.at(b, i), t) : v;
+        },
+        g.cost + xh.cost + 7, g.reads + x.reads + 5));
   } else {
     r.push_back(unused(a, 0));
   }
@@ -159,10 +170,13 @@ bool lower_softmax_backward(const Args& a, std::vector<Tensor>& r) {
   const int64_t d[] = {wrap_dim(a.constant_int(2), y.sizes.size())};
   Tensor s = reduce_sum(a.L, log ? as_type(a.L, g, t) : product_of(a.L, g, y, t), d, true, t, t);
   Tensor sx = a.L.expand(s, y.sizes);
-  r.push_back(a.L.map(out, y.sizes, [=](Body& b, const Index& i) {
-    Val p = cast(g.at(b, i), t), q = cast(y.at(b, i), t), k = sx.at(b, i);
-    return cast(log ? p - unary(LOp::exp, q) * k : (p - k) * q, compute_type(out));
-  }, g.cost + y.cost + (log ? 12 : 2), g.reads + y.reads + 1));
+  r.push_back(a.L.map(
+      out, y.sizes,
+      [=](Body& b, const Index& i) {
+        Val p = cast(g.at(b, i), t), q = cast(y.at(b, i), t), k = sx.at(b, i);
+        return cast(log ? p - unary(LOp::exp, q) * k : (p - k) * q, compute_type(out));
+      },
+      g.cost + y.cost + (log ? 12 : 2), g.reads + y.reads + 1));
   return true;
 }
 

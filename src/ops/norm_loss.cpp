@@ -59,8 +59,8 @@ bool pair_loss_backward(const Args& a, std::vector<Tensor>& r, F f) {
   const bool mean = a.constant_int(3) == 1;
   Int n = 1;
   for (auto& s : a.tensor(1).sizes) n = n * s;
-  r.push_back(elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, compute_type(out.dtype), out.dtype, out.sizes, 5,
-                          [f, mean, n](Body& b, Val* v) {
+  r.push_back(elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, compute_type(out.dtype), out.dtype,
+                          out.sizes, 5, [f, mean, n](Body& b, Val* v) {
                             Val g = f(v[1] - v[2], v[0]);
                             return mean ? g / numel_as(b, n, g.type) : g;
                           }));
@@ -78,9 +78,7 @@ bool lower_smooth_l1_backward(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_huber_backward(const Args& a, std::vector<Tensor>& r) {
   const double delta = *a.scalar(4);
-  return pair_loss_backward(a, r, [delta](Val d, Val g) {
-    return where(d < d.lit(-delta), -g * delta, where(d > d.lit(delta), g * delta, d * g));
-  });
+  return pair_loss_backward(a, r, [delta](Val d, Val g) { return where(d < d.lit(-delta), -g * delta, where(d > d.lit(delta), g * delta, d * g)); });
 }
 
 bool lower_bce_with_logits(const Args& a, std::vector<Tensor>& r) {
@@ -88,14 +86,19 @@ bool lower_bce_with_logits(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), y = a.tensor(1);
   if (!is_float(out) || !(x.sizes == y.sizes)) return false;
   Tensor w = a.is_tensor(2) ? broadcast(a.L, a.tensor(2), x.sizes) : Tensor{}, p = a.is_tensor(3) ? broadcast(a.L, a.tensor(3), x.sizes) : Tensor{};
-  Tensor loss = a.L.map(t, x.sizes, [=](Body& b, const Index& i) {
-    Val v = cast(x.at(b, i), t), target = cast(y.at(b, i), t);
-    Val log_sigmoid = minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v)));
-    Val l = (1.0 - target) * v;
-    if (p) l = l - ((cast(p.at(b, i), t) - 1.0) * target + 1.0) * log_sigmoid;
-    else l = l - log_sigmoid;
-    return w ? l * cast(w.at(b, i), t) : l;
-  }, x.cost + y.cost + 34, x.reads + y.reads + 2);
+  Tensor loss = a.L.map(
+      t, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val v = cast(x.at(b, i), t), target = cast(y.at(b, i), t);
+        Val log_sigmoid = minimum(v.lit(0), v) - unary(LOp::log1p, unary(LOp::exp, -unary(LOp::abs, v)));
+        Val l = (1.0 - target) * v;
+        if (p)
+          l = l - ((cast(p.at(b, i), t) - 1.0) * target + 1.0) * log_sigmoid;
+        else
+          l = l - log_sigmoid;
+        return w ? l * cast(w.at(b, i), t) : l;
+      },
+      x.cost + y.cost + 34, x.reads + y.reads + 2);
   r.push_back(reduced_loss(a, loss, a.constant_int(4)));
   return true;
 }
@@ -156,16 +159,19 @@ bool lower_nll_backward(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(x.dtype) || x.sizes.size() < 2 || target.dtype != DType::I64) return false;
   const DType t = compute_type(x.dtype), out = a.out().dtype;
   const Int classes = x.sizes[1];
-  r.push_back(a.L.map(out, x.sizes, [=](Body& b, const Index& i) {
-    Index sample = i;
-    sample.erase(sample.begin() + 1);
-    Val k = target.at(b, sample);
-    Val hit = eq(k, b.index(i[1])) & ne(k, b.index(ignore));
-    Val v = -cast(g.at(b, reduction == 0 ? sample : Index{}), t);
-    if (w) v = v * cast(w.at(b, Index{i[1]}), t);
-    if (reduction == 1) v = v / cast(total.at(b, {}), t);
-    return cast(where(hit, v, v.lit(0)), compute_type(out));
-  }, 8, 4));
+  r.push_back(a.L.map(
+      out, x.sizes,
+      [=](Body& b, const Index& i) {
+        Index sample = i;
+        sample.erase(sample.begin() + 1);
+        Val k = target.at(b, sample);
+        Val hit = eq(k, b.index(i[1])) & ne(k, b.index(ignore));
+        Val v = -cast(g.at(b, reduction == 0 ? sample : Index{}), t);
+        if (w) v = v * cast(w.at(b, Index{i[1]}), t);
+        if (reduction == 1) v = v / cast(total.at(b, {}), t);
+        return cast(where(hit, v, v.lit(0)), compute_type(out));
+      },
+      8, 4));
   return true;
 }
 
@@ -187,7 +193,9 @@ Shape shape_huber(sym::Context& ctx, ArgSpan args) {
 Shape shape_nll(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
   auto reduction = int_arg(ctx, args, 3);
-  if (!x || !y || !reduction || !is_float(x->dtype) || x->sizes.size() != 2 || y->sizes.size() != 1 || y->dtype != DType::I64 || !ctx.guard_eq(x->sizes[0], y->sizes[0])) return {};
+  if (!x || !y || !reduction || !is_float(x->dtype) || x->sizes.size() != 2 || y->sizes.size() != 1 || y->dtype != DType::I64 ||
+      !ctx.guard_eq(x->sizes[0], y->sizes[0]))
+    return {};
   auto scalar = contiguous_type(x->dtype, x->device, {});
   if (*reduction == 0) return Types{contiguous_type(x->dtype, x->device, y->sizes), scalar};
   return Types{scalar, scalar};

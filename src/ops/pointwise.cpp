@@ -1,9 +1,10 @@
-// Elementwise arithmetic, mathematics, comparison, selection and conversion. Operands are computed in the type eager computes in; the node's result type
-// is eager's decision already.
+// Elementwise arithmetic, mathematics, comparison, selection and conversion. Operands are computed in the type eager computes in; the node's result
+// type is eager's decision already.
+#include "ops/pointwise.h"
+
 #include <cmath>
 #include <limits>
 
-#include "ops/pointwise.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -76,8 +77,12 @@ bool lower_logit(const Args& a, std::vector<Tensor>& r) {
 bool lower_nan_to_num(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (!is_float(out.dtype)) return done(r, a.tensor(0)), true;
-  double top = out.dtype == F16 ? 65504.0 : out.dtype == BF16 ? 3.3895313892515355e38 : out.dtype == F32 ? std::numeric_limits<float>::max() : std::numeric_limits<double>::max();
-  const double nan = a.none(1) ? 0 : a.scalar(1).value_or(0), hi = a.none(2) ? top : a.scalar(2).value_or(top), lo = a.none(3) ? -top : a.scalar(3).value_or(-top);
+  double top = out.dtype == F16    ? 65504.0
+               : out.dtype == BF16 ? 3.3895313892515355e38
+               : out.dtype == F32  ? std::numeric_limits<float>::max()
+                                   : std::numeric_limits<double>::max();
+  const double nan = a.none(1) ? 0 : a.scalar(1).value_or(0), hi = a.none(2) ? top : a.scalar(2).value_or(top),
+               lo = a.none(3) ? -top : a.scalar(3).value_or(-top);
   return unary_with(a, r, 4, [=](Body& b, Val x) {
     const double inf = std::numeric_limits<double>::infinity();
     Val y = where(b.op(LOp::isnan, x.type, x), x.lit(nan), x);
@@ -128,8 +133,9 @@ bool binary_with(const Args& a, std::vector<Tensor>& r, int cost, F f, bool exac
   const DType t = computed(a);
   for (size_t i : {0, 1})
     if (!a.is_tensor(i) && !number_fits(a.n.args[i], t)) return false;
-  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, out.dtype, out.sizes, cost,
-                      [f](Body& b, Val* v) { return f(b, v[0], v[1]); }, exact));
+  done(r, elementwise(
+              a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, out.dtype, out.sizes, cost,
+              [f](Body& b, Val* v) { return f(b, v[0], v[1]); }, exact));
   return true;
 }
 
@@ -149,7 +155,9 @@ bool lower_add(const Args& a, std::vector<Tensor>& r) {
     return sign > 0 ? plus(x, y) : x - y;
   });
 }
-bool lower_mul(const Args& a, std::vector<Tensor>& r) { return binary_with(a, r, 1, [](Body&, Val x, Val y) { return times(x, y); }); }
+bool lower_mul(const Args& a, std::vector<Tensor>& r) {
+  return binary_with(a, r, 1, [](Body&, Val x, Val y) { return times(x, y); });
+}
 bool lower_div(const Args& a, std::vector<Tensor>& r) {
   return is_float(a.out().dtype) && binary_with(a, r, 2, [](Body&, Val x, Val y) { return x / y; });
 }
@@ -161,11 +169,14 @@ bool lower_div_mode(const Args& a, std::vector<Tensor>& r) {
   if (a.string(2) == "floor") return lower_floor_divide(a, r);
   if (a.string(2) != "trunc" || a.out().dtype == Bool) return false;
   const DType out = a.out().dtype;
-  return binary_with(a, r, 4, [out](Body& b, Val x, Val y) {
-    Val q = x / y;
-    if (out != compute_type(out)) q = b.op(LOp::cast, out, q);  // eager truncates the rounded quotient
-    return is_float(out) ? unary(LOp::trunc, q) : q;
-  }, true);
+  return binary_with(
+      a, r, 4,
+      [out](Body& b, Val x, Val y) {
+        Val q = x / y;
+        if (out != compute_type(out)) q = b.op(LOp::cast, out, q);  // eager truncates the rounded quotient
+        return is_float(out) ? unary(LOp::trunc, q) : q;
+      },
+      true);
 }
 bool lower_remainder(const Args& a, std::vector<Tensor>& r) {
   return a.out().dtype != Bool && binary_with(a, r, 8, [](Body&, Val x, Val y) { return binary(LOp::remainder, x, y); }, true);
@@ -253,10 +264,13 @@ bool lower_compare(const Args& a, std::vector<Tensor>& r) {
   const DType t = compute_type(common);
   const bool half = common != t;
   const bool round[2] = {half && !(a.is_tensor(0) && a.tensor(0).dtype == common), half && !(a.is_tensor(1) && a.tensor(1).dtype == common)};
-  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1, [common, round0 = round[0], round1 = round[1]](Body& b, Val* v) {
-    Val x = round0 ? b.op(LOp::cast, common, v[0]) : v[0], y = round1 ? b.op(LOp::cast, common, v[1]) : v[1];
-    return binary(O, x, y);
-  }, true));
+  done(r, elementwise(
+              a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1,
+              [common, round0 = round[0], round1 = round[1]](Body& b, Val* v) {
+                Val x = round0 ? b.op(LOp::cast, common, v[0]) : v[0], y = round1 ? b.op(LOp::cast, common, v[1]) : v[1];
+                return binary(O, x, y);
+              },
+              true));
   return true;
 }
 
@@ -265,10 +279,13 @@ bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (out.dtype != Bool) return false;
   Operand x = operand(a, 0, out.sizes), y = operand(a, 1, out.sizes);
-  done(r, a.L.map(Bool, out.sizes, [x, y](Body& b, const Index& i) {
-    Val p = logical(stored(x.tensor, x.tensor.at(b, i))), q = logical(stored(y.tensor, y.tensor.at(b, i)));
-    return b.op(O, Bool, p, q);
-  }, x.tensor.cost + y.tensor.cost + 1, x.tensor.reads + y.tensor.reads));
+  done(r, a.L.map(
+              Bool, out.sizes,
+              [x, y](Body& b, const Index& i) {
+                Val p = logical(stored(x.tensor, x.tensor.at(b, i))), q = logical(stored(y.tensor, y.tensor.at(b, i)));
+                return b.op(O, Bool, p, q);
+              },
+              x.tensor.cost + y.tensor.cost + 1, x.tensor.reads + y.tensor.reads));
   return true;
 }
 template <LOp O>
@@ -276,7 +293,9 @@ bool lower_bitwise(const Args& a, std::vector<Tensor>& r) {
   return !is_float(a.out().dtype) && binary_with(a, r, 1, [](Body&, Val x, Val y) { return binary(O, x, y); });
 }
 template <LOp O>
-bool lower_shift(const Args& a, std::vector<Tensor>& r) { return is_int(a.out().dtype) && lower_bitwise<O>(a, r); }
+bool lower_shift(const Args& a, std::vector<Tensor>& r) {
+  return is_int(a.out().dtype) && lower_bitwise<O>(a, r);
+}
 
 // --- three operands and selection
 
@@ -290,7 +309,8 @@ bool lower_where(const Args& a, std::vector<Tensor>& r) {
   int cost = c.cost + 1, reads = c.reads;
   for (auto* o : {&x, &y})
     if (o->tensor) cost += o->tensor.cost, reads += o->tensor.reads;
-  done(r, a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) { return where(logical(c.at(b, i)), x.at(b, i, t), y.at(b, i, t)); }, cost, reads));
+  done(r,
+       a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) { return where(logical(c.at(b, i)), x.at(b, i, t), y.at(b, i, t)); }, cost, reads));
   return true;
 }
 bool lower_masked_fill(const Args& a, std::vector<Tensor>& r) {
@@ -299,8 +319,9 @@ bool lower_masked_fill(const Args& a, std::vector<Tensor>& r) {
   if (!a.is_tensor(2) && !number_fits(a.n.args[2], out.dtype)) return false;
   Tensor m = broadcast(a.L, a.tensor(1), out.sizes);
   Operand x = operand(a, 0, out.sizes), v = operand(a, 2, out.sizes);
-  done(r, a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) { return where(logical(m.at(b, i)), v.at(b, i, t), x.at(b, i, t)); },
-                  m.cost + x.tensor.cost + 1, m.reads + x.tensor.reads));
+  done(r, a.L.map(
+              out.dtype, out.sizes, [=](Body& b, const Index& i) { return where(logical(m.at(b, i)), v.at(b, i, t), x.at(b, i, t)); },
+              m.cost + x.tensor.cost + 1, m.reads + x.tensor.reads));
   return true;
 }
 
@@ -317,12 +338,15 @@ bool lower_clamp(const Args& a, std::vector<Tensor>& r) {
   int cost = 2 + x.tensor.cost, reads = x.tensor.reads;
   for (auto* o : {&l, &h})
     if (o->tensor) cost += o->tensor.cost, reads += o->tensor.reads;
-  done(r, a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) {
-    Val v = x.at(b, i, t);
-    if (lo) v = binary(LOp::max, v, l.at(b, i, t));
-    if (hi) v = binary(LOp::min, v, h.at(b, i, t));
-    return v;
-  }, cost, reads));
+  done(r, a.L.map(
+              out.dtype, out.sizes,
+              [=](Body& b, const Index& i) {
+                Val v = x.at(b, i, t);
+                if (lo) v = binary(LOp::max, v, l.at(b, i, t));
+                if (hi) v = binary(LOp::min, v, h.at(b, i, t));
+                return v;
+              },
+              cost, reads));
   return true;
 }
 template <LOp O>
@@ -333,10 +357,11 @@ bool lower_clamp_one(const Args& a, std::vector<Tensor>& r) {
 bool lower_lerp(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (!is_float(out.dtype)) return false;
-  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, computed(a), out.dtype, out.sizes, 4, [](Body&, Val* v) {
-    Val x = v[0], y = v[1], w = v[2], d = y - x;
-    return where(unary(LOp::abs, w) < w.lit(0.5), x + w * d, y - d * (w.lit(1) - w));
-  }));
+  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, computed(a), out.dtype, out.sizes, 4,
+                      [](Body&, Val* v) {
+                        Val x = v[0], y = v[1], w = v[2], d = y - x;
+                        return where(unary(LOp::abs, w) < w.lit(0.5), x + w * d, y - d * (w.lit(1) - w));
+                      }));
   return true;
 }
 template <bool divide>
@@ -346,11 +371,12 @@ bool lower_addc(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg& value = a.n.args[3];
   if (t == Bool || !is_number(value) || !number_fits(value, t) || (divide && !is_float(t))) return false;
   const bool plain = a.scalar(3) == 1.0;
-  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, t, out.dtype, out.sizes, 4, [=](Body& b, Val* v) {
-    Val x = v[1];
-    if (!plain) x = number(b, value, t) * x;
-    return v[0] + (divide ? x / v[2] : x * v[2]);
-  }));
+  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, t, out.dtype, out.sizes, 4,
+                      [=](Body& b, Val* v) {
+                        Val x = v[1];
+                        if (!plain) x = number(b, value, t) * x;
+                        return v[0] + (divide ? x / v[2] : x * v[2]);
+                      }));
   return true;
 }
 
@@ -378,7 +404,9 @@ bool lower_copy(const Args& a, std::vector<Tensor>& r) {
 
 using P = PointwiseDType;
 template <P rule, int tensors>
-Shape shape_of(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, rule, tensors); }
+Shape shape_of(sym::Context& ctx, ArgSpan args) {
+  return pointwise_shape(ctx, args, rule, tensors);
+}
 
 constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
 constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>;
@@ -450,18 +478,43 @@ Shape shape_pow_scalar_base(sym::Context& ctx, ArgSpan args) {
 // In ATen every binary op has a family of overloads; they differ only in which operand is a number.
 #define VT_UNARY_FLOAT(name, op, cost) {"aten::" #name, 0, float1, lower<unary_float<LOp::op, cost>>}
 #define VT_COMPARE(name) \
-  {"aten::" #name ".Tensor", 0, bool2, lower<lower_compare<LOp::name>>}, {"aten::" #name ".Scalar", 0, bool2, lower<lower_compare<LOp::name>>}
-#define VT_BITWISE(name, fn) \
-  {"aten::" name ".Tensor", 0, same2, lower<fn>}, {"aten::" name ".Scalar", 0, same2, lower<fn>}, {"aten::" name ".Scalar_Tensor", 0, same2, lower<fn>}
+  {"aten::" #name ".Tensor", 0, bool2, lower<lower_compare<LOp::name>>}, { "aten::" #name ".Scalar", 0, bool2, lower<lower_compare<LOp::name>> }
+#define VT_BITWISE(name, fn)                                                                        \
+  {"aten::" name ".Tensor", 0, same2, lower<fn>}, {"aten::" name ".Scalar", 0, same2, lower<fn>}, { \
+    "aten::" name ".Scalar_Tensor", 0, same2, lower<fn>                                             \
+  }
 
 const OpRow kRows[] = {
-    VT_UNARY_FLOAT(exp, exp, 10), VT_UNARY_FLOAT(exp2, exp2, 10), VT_UNARY_FLOAT(expm1, expm1, 12), VT_UNARY_FLOAT(log, log, 12), VT_UNARY_FLOAT(log2, log2, 12),
-    VT_UNARY_FLOAT(log10, log10, 12), VT_UNARY_FLOAT(log1p, log1p, 14), VT_UNARY_FLOAT(sin, sin, 14), VT_UNARY_FLOAT(cos, cos, 14), VT_UNARY_FLOAT(tan, tan, 20),
-    VT_UNARY_FLOAT(asin, asin, 16), VT_UNARY_FLOAT(acos, acos, 16), VT_UNARY_FLOAT(atan, atan, 16), VT_UNARY_FLOAT(sinh, sinh, 16), VT_UNARY_FLOAT(cosh, cosh, 16),
-    VT_UNARY_FLOAT(tanh, tanh, 12), VT_UNARY_FLOAT(asinh, asinh, 20), VT_UNARY_FLOAT(acosh, acosh, 20), VT_UNARY_FLOAT(atanh, atanh, 20), VT_UNARY_FLOAT(erf, erf, 14),
-    VT_UNARY_FLOAT(erfc, erfc, 16), VT_UNARY_FLOAT(erfinv, erfinv, 20), VT_UNARY_FLOAT(lgamma, lgamma, 30), VT_UNARY_FLOAT(sigmoid, sigmoid, 12),
-    VT_UNARY_FLOAT(sqrt, sqrt, 2), VT_UNARY_FLOAT(rsqrt, rsqrt, 3), VT_UNARY_FLOAT(reciprocal, reciprocal, 2),
-    VT_UNARY_FLOAT(special_erf, erf, 14), VT_UNARY_FLOAT(special_expm1, expm1, 12), VT_UNARY_FLOAT(special_exp2, exp2, 10),
+    VT_UNARY_FLOAT(exp, exp, 10),
+    VT_UNARY_FLOAT(exp2, exp2, 10),
+    VT_UNARY_FLOAT(expm1, expm1, 12),
+    VT_UNARY_FLOAT(log, log, 12),
+    VT_UNARY_FLOAT(log2, log2, 12),
+    VT_UNARY_FLOAT(log10, log10, 12),
+    VT_UNARY_FLOAT(log1p, log1p, 14),
+    VT_UNARY_FLOAT(sin, sin, 14),
+    VT_UNARY_FLOAT(cos, cos, 14),
+    VT_UNARY_FLOAT(tan, tan, 20),
+    VT_UNARY_FLOAT(asin, asin, 16),
+    VT_UNARY_FLOAT(acos, acos, 16),
+    VT_UNARY_FLOAT(atan, atan, 16),
+    VT_UNARY_FLOAT(sinh, sinh, 16),
+    VT_UNARY_FLOAT(cosh, cosh, 16),
+    VT_UNARY_FLOAT(tanh, tanh, 12),
+    VT_UNARY_FLOAT(asinh, asinh, 20),
+    VT_UNARY_FLOAT(acosh, acosh, 20),
+    VT_UNARY_FLOAT(atanh, atanh, 20),
+    VT_UNARY_FLOAT(erf, erf, 14),
+    VT_UNARY_FLOAT(erfc, erfc, 16),
+    VT_UNARY_FLOAT(erfinv, erfinv, 20),
+    VT_UNARY_FLOAT(lgamma, lgamma, 30),
+    VT_UNARY_FLOAT(sigmoid, sigmoid, 12),
+    VT_UNARY_FLOAT(sqrt, sqrt, 2),
+    VT_UNARY_FLOAT(rsqrt, rsqrt, 3),
+    VT_UNARY_FLOAT(reciprocal, reciprocal, 2),
+    VT_UNARY_FLOAT(special_erf, erf, 14),
+    VT_UNARY_FLOAT(special_expm1, expm1, 12),
+    VT_UNARY_FLOAT(special_exp2, exp2, 10),
     {"aten::neg", 0, not_bool, lower<unary_same<LOp::neg>>},
     {"aten::abs", 0, not_bool, lower<lower_abs>},
     {"aten::sign", 0, same1, lower<unary_same<LOp::sign>>},
@@ -523,11 +576,18 @@ const OpRow kRows[] = {
     {"aten::xlogy.Scalar_Other", 0, float2, lower<lower_xlogy>},
     {"aten::logaddexp", 0, same2, lower<lower_logaddexp>},
     {"aten::heaviside", 0, same2, lower<lower_heaviside>},
-    VT_COMPARE(eq), VT_COMPARE(ne), VT_COMPARE(lt), VT_COMPARE(le), VT_COMPARE(gt), VT_COMPARE(ge),
+    VT_COMPARE(eq),
+    VT_COMPARE(ne),
+    VT_COMPARE(lt),
+    VT_COMPARE(le),
+    VT_COMPARE(gt),
+    VT_COMPARE(ge),
     {"aten::logical_and", 0, bool2, lower<lower_logical<LOp::and_>>},
     {"aten::logical_or", 0, bool2, lower<lower_logical<LOp::or_>>},
     {"aten::logical_xor", 0, bool2, lower<lower_logical<LOp::xor_>>},
-    VT_BITWISE("bitwise_and", lower_bitwise<LOp::and_>), VT_BITWISE("bitwise_or", lower_bitwise<LOp::or_>), VT_BITWISE("bitwise_xor", lower_bitwise<LOp::xor_>),
+    VT_BITWISE("bitwise_and", lower_bitwise<LOp::and_>),
+    VT_BITWISE("bitwise_or", lower_bitwise<LOp::or_>),
+    VT_BITWISE("bitwise_xor", lower_bitwise<LOp::xor_>),
     {"aten::bitwise_left_shift.Tensor", 0, same2, lower<lower_shift<LOp::shl>>},
     {"aten::bitwise_left_shift.Tensor_Scalar", 0, same2, lower<lower_shift<LOp::shl>>},
     {"aten::bitwise_right_shift.Tensor", 0, same2, lower<lower_shift<LOp::shr>>},

@@ -1,9 +1,10 @@
 // Pooling and resampling over the last n dims. Small windows are unrolled, large ones are reductions over a window view.
+#include "ops/pool.h"
+
 #include <cmath>
 #include <limits>
 
 #include "ops/norm.h"
-#include "ops/pool.h"
 #include "ops/view.h"
 
 namespace vitrify::ops {
@@ -57,9 +58,12 @@ Val tap(Body& b, const Tensor& x, const Window& w, const Index& i, std::span<con
 Tensor window_view(const Args& a, const Tensor& x, const Window& w, double other) {
   Dims sizes = a.out().sizes;
   for (auto k : w.kernel) sizes.push_back(k);
-  return a.L.map(x.dtype, sizes, [=, rank = a.out().sizes.size()](Body& b, const Index& i) {
-    return tap(b, x, w, Index(i.begin(), i.begin() + rank), std::span<const Int>(i.data() + rank, w.n), b.constant(compute_type(x.dtype), other));
-  }, x.cost + 2, x.reads);
+  return a.L.map(
+      x.dtype, sizes,
+      [=, rank = a.out().sizes.size()](Body& b, const Index& i) {
+        return tap(b, x, w, Index(i.begin(), i.begin() + rank), std::span<const Int>(i.data() + rank, w.n), b.constant(compute_type(x.dtype), other));
+      },
+      x.cost + 2, x.reads);
 }
 std::vector<int64_t> window_dims(const Args& a, const Window& w) {
   std::vector<int64_t> d;
@@ -115,7 +119,8 @@ bool lower_max_pool(const Args& a, std::vector<Tensor>& r) {
   };
   const int taps = static_cast<int>(w.taps());
   r.push_back(a.L.map(x.dtype, a.out().sizes, pooled(false), taps * 2, taps));
-  if (a.n.outs.size() > 1) r.push_back(indices ? a.L.map(DType::I64, a.out(1).sizes, pooled(true), taps * 4, taps) : a.L.full(DType::I64, a.out(1).sizes, 0));
+  if (a.n.outs.size() > 1)
+    r.push_back(indices ? a.L.map(DType::I64, a.out(1).sizes, pooled(true), taps * 4, taps) : a.L.full(DType::I64, a.out(1).sizes, 0));
   return true;
 }
 
@@ -125,16 +130,19 @@ Tensor window_sum(const Args& a, const Tensor& input, const Window& w, DType t) 
   if (w.taps() > kUnrolled) return reduce_sum(a.L, window_view(a, x, w, 0), window_dims(a, w), false, t, t);
   if (x.cost > 4) x = a.L.realize(x);
   const int taps = static_cast<int>(w.taps());
-  return a.L.map(t, a.out().sizes, [=](Body& b, const Index& i) {
-    Val sum;
-    for (int64_t k = 0; k < w.taps(); ++k) {
-      auto off = w.offsets(k);
-      std::vector<Int> o(off.begin(), off.end());
-      Val v = tap(b, x, w, i, o, b.constant(t, 0));
-      sum = sum.body ? sum + v : v;
-    }
-    return sum;
-  }, taps, taps);
+  return a.L.map(
+      t, a.out().sizes,
+      [=](Body& b, const Index& i) {
+        Val sum;
+        for (int64_t k = 0; k < w.taps(); ++k) {
+          auto off = w.offsets(k);
+          std::vector<Int> o(off.begin(), off.end());
+          Val v = tap(b, x, w, i, o, b.constant(t, 0));
+          sum = sum.body ? sum + v : v;
+        }
+        return sum;
+      },
+      taps, taps);
 }
 
 // avg_poolNd(self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
@@ -150,18 +158,21 @@ bool lower_avg_pool(const Args& a, std::vector<Tensor>& r) {
   if (divisor == 0) return false;
   const DType t = compute_type(x.dtype), out = a.out().dtype;
   Tensor s = window_sum(a, x, w, t);
-  r.push_back(a.L.map(out, s.sizes, [=, sizes = x.sizes](Body& b, const Index& i) {
-    Val v = s.at(b, i);
-    if (divisor) return v / static_cast<double>(*divisor);
-    if (!w.clipped()) return v / static_cast<double>(w.taps());
-    Int count = 1;
-    const size_t lead = i.size() - n;
-    for (size_t d = 0; d < n; ++d) {
-      const Int size = sizes[lead + d], begin = i[lead + d] * w.stride[d] - w.pad[d], end = sym::min(begin + w.kernel[d], size + w.pad[d]);
-      count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
-    }
-    return v / cast(b.index(count), t);
-  }, s.cost + 4, s.reads));
+  r.push_back(a.L.map(
+      out, s.sizes,
+      [=, sizes = x.sizes](Body& b, const Index& i) {
+        Val v = s.at(b, i);
+        if (divisor) return v / static_cast<double>(*divisor);
+        if (!w.clipped()) return v / static_cast<double>(w.taps());
+        Int count = 1;
+        const size_t lead = i.size() - n;
+        for (size_t d = 0; d < n; ++d) {
+          const Int size = sizes[lead + d], begin = i[lead + d] * w.stride[d] - w.pad[d], end = sym::min(begin + w.kernel[d], size + w.pad[d]);
+          count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
+        }
+        return v / cast(b.index(count), t);
+      },
+      s.cost + 4, s.reads));
   return true;
 }
 
@@ -174,9 +185,7 @@ bool lower_adaptive_avg(const Args& a, std::vector<Tensor>& r) {
   const size_t lead = rank - n;
   const DType t = compute_type(x.dtype), out = a.out().dtype;
   const auto& os = a.out().sizes;
-  auto divided = [&](const Tensor& s, Int count) {
-    return map1(a.L, s, out, [count, t](Body& b, Val v) { return v / numel_as(b, count, t); }, 2);
-  };
+  auto divided = [&](const Tensor& s, Int count) { return map1(a.L, s, out, [count, t](Body& b, Val v) { return v / numel_as(b, count, t); }, 2); };
   bool whole = true, even = true;
   for (size_t d = lead; d < rank; ++d) {
     whole = whole && os[d].is(1);
@@ -202,28 +211,31 @@ bool lower_adaptive_avg(const Args& a, std::vector<Tensor>& r) {
   }
   if (w.taps() > kUnrolled) return false;
   if (x.cost > 4) x = a.L.realize(x);
-  r.push_back(a.L.map(out, os, [=](Body& b, const Index& i) {
-    Val sum = b.constant(t, 0);
-    Int count = 1;
-    std::vector<Int> begin, end;
-    for (size_t d = 0; d < n; ++d) {
-      const Int in = x.sizes[lead + d], o = os[lead + d];
-      begin.push_back(sym::floordiv(i[lead + d] * in, o));
-      end.push_back(sym::ceildiv((i[lead + d] + 1) * in, o));
-      count = count * (end[d] - begin[d]);
-    }
-    for (int64_t k = 0; k < w.taps(); ++k) {
-      auto off = w.offsets(k);
-      Index j = i;
-      Val in = b.constant_int(DType::Bool, 1);
-      for (size_t d = 0; d < n; ++d) {
-        j[lead + d] = begin[d] + off[d];
-        in = in & within(b, j[lead + d], 0, end[d]);
-      }
-      sum = sum + b.masked(in, [&] { return x.at(b, j); }, sum.lit(0));
-    }
-    return sum / cast(b.index(count), t);
-  }, static_cast<int>(w.taps()) * 3, static_cast<int>(w.taps())));
+  r.push_back(a.L.map(
+      out, os,
+      [=](Body& b, const Index& i) {
+        Val sum = b.constant(t, 0);
+        Int count = 1;
+        std::vector<Int> begin, end;
+        for (size_t d = 0; d < n; ++d) {
+          const Int in = x.sizes[lead + d], o = os[lead + d];
+          begin.push_back(sym::floordiv(i[lead + d] * in, o));
+          end.push_back(sym::ceildiv((i[lead + d] + 1) * in, o));
+          count = count * (end[d] - begin[d]);
+        }
+        for (int64_t k = 0; k < w.taps(); ++k) {
+          auto off = w.offsets(k);
+          Index j = i;
+          Val in = b.constant_int(DType::Bool, 1);
+          for (size_t d = 0; d < n; ++d) {
+            j[lead + d] = begin[d] + off[d];
+            in = in & within(b, j[lead + d], 0, end[d]);
+          }
+          sum = sum + b.masked(in, [&] { return x.at(b, j); }, sum.lit(0));
+        }
+        return sum / cast(b.index(count), t);
+      },
+      static_cast<int>(w.taps()) * 3, static_cast<int>(w.taps())));
   return true;
 }
 
@@ -262,8 +274,10 @@ bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
     const int64_t in = x.sizes[2 + d].value(), out = os[2 + d].value();
     if (in < 1 || out < 1) return false;
     Step s{0, source_scale(given[d], in, out)};
-    if (out == in) s.repeat = 1;
-    else if (out == 2 * in) s.repeat = 2;
+    if (out == in)
+      s.repeat = 1;
+    else if (out == 2 * in)
+      s.repeat = 2;
     else if (out % in == 0) {
       s.repeat = out / in;
       for (int64_t k = 0; k < out && s.repeat; ++k)
@@ -271,20 +285,23 @@ bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
     }
     steps.push_back(s);
   }
-  r.push_back(a.L.map(x.dtype, os, [=](Body& b, const Index& i) {
-    Index j = i;
-    for (size_t d = 0; d < n; ++d) {
-      const Int in = x.sizes[2 + d];
-      if (steps[d].repeat) {
-        j[2 + d] = sym::floordiv(i[2 + d], steps[d].repeat);
-      } else {
-        Val f = unary(LOp::floor, cast(b.index(i[2 + d]), DType::F32) * static_cast<double>(steps[d].scale));
-        Val k = binary(LOp::min, cast(f, DType::I64), b.index(in - 1));
-        j[2 + d] = b.indirect(k, in);
-      }
-    }
-    return x.at(b, j);
-  }, x.cost + 4, x.reads));
+  r.push_back(a.L.map(
+      x.dtype, os,
+      [=](Body& b, const Index& i) {
+        Index j = i;
+        for (size_t d = 0; d < n; ++d) {
+          const Int in = x.sizes[2 + d];
+          if (steps[d].repeat) {
+            j[2 + d] = sym::floordiv(i[2 + d], steps[d].repeat);
+          } else {
+            Val f = unary(LOp::floor, cast(b.index(i[2 + d]), DType::F32) * static_cast<double>(steps[d].scale));
+            Val k = binary(LOp::min, cast(f, DType::I64), b.index(in - 1));
+            j[2 + d] = b.indirect(k, in);
+          }
+        }
+        return x.at(b, j);
+      },
+      x.cost + 4, x.reads));
   return true;
 }
 
@@ -302,38 +319,43 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
     const int64_t in = x.sizes[2 + d].value(), out = os[2 + d].value();
     if (in < 1) return false;
     double s;
-    if (align) s = out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
-    else s = given[d] && *given[d] > 0 ? 1.0 / *given[d] : static_cast<double>(in) / static_cast<double>(out);
+    if (align)
+      s = out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
+    else
+      s = given[d] && *given[d] > 0 ? 1.0 / *given[d] : static_cast<double>(in) / static_cast<double>(out);
     scale.push_back(t == DType::F32 ? static_cast<float>(s) : s);
   }
   if (x.cost > 4) x = a.L.realize(x);
-  r.push_back(a.L.map(a.out().dtype, os, [=](Body& b, const Index& i) {
-    std::vector<Int> lo(n), hi(n);
-    std::vector<Val> w(n);
-    for (size_t d = 0; d < n; ++d) {
-      const Int in = x.sizes[2 + d];
-      Val o = cast(b.index(i[2 + d]), t);
-      Val s = align ? o * scale[d] : maximum((o + 0.5) * scale[d] - 0.5, o.lit(0));
-      Val base = binary(LOp::min, cast(s, DType::I64), b.index(in - 1));
-      Val next = binary(LOp::min, base + b.constant_int(DType::I64, 1), b.index(in - 1));
-      w[d] = minimum(maximum(s - cast(base, t), s.lit(0)), s.lit(1));
-      lo[d] = b.indirect(base, in), hi[d] = b.indirect(next, in);
-    }
-    Val sum;
-    for (size_t corner = 0; corner < (size_t(1) << n); ++corner) {
-      Index j = i;
-      Val k;
-      for (size_t d = 0; d < n; ++d) {
-        const bool up = corner >> (n - 1 - d) & 1;
-        j[2 + d] = up ? hi[d] : lo[d];
-        Val f = up ? w[d] : 1.0 - w[d];
-        k = k.body ? k * f : f;
-      }
-      Val v = k * x.at(b, j);
-      sum = sum.body ? sum + v : v;
-    }
-    return sum;
-  }, 20, 1 << n));
+  r.push_back(a.L.map(
+      a.out().dtype, os,
+      [=](Body& b, const Index& i) {
+        std::vector<Int> lo(n), hi(n);
+        std::vector<Val> w(n);
+        for (size_t d = 0; d < n; ++d) {
+          const Int in = x.sizes[2 + d];
+          Val o = cast(b.index(i[2 + d]), t);
+          Val s = align ? o * scale[d] : maximum((o + 0.5) * scale[d] - 0.5, o.lit(0));
+          Val base = binary(LOp::min, cast(s, DType::I64), b.index(in - 1));
+          Val next = binary(LOp::min, base + b.constant_int(DType::I64, 1), b.index(in - 1));
+          w[d] = minimum(maximum(s - cast(base, t), s.lit(0)), s.lit(1));
+          lo[d] = b.indirect(base, in), hi[d] = b.indirect(next, in);
+        }
+        Val sum;
+        for (size_t corner = 0; corner < (size_t(1) << n); ++corner) {
+          Index j = i;
+          Val k;
+          for (size_t d = 0; d < n; ++d) {
+            const bool up = corner >> (n - 1 - d) & 1;
+            j[2 + d] = up ? hi[d] : lo[d];
+            Val f = up ? w[d] : 1.0 - w[d];
+            k = k.body ? k * f : f;
+          }
+          Val v = k * x.at(b, j);
+          sum = sum.body ? sum + v : v;
+        }
+        return sum;
+      },
+      20, 1 << n));
   return true;
 }
 

@@ -25,7 +25,8 @@ std::optional<Int> pooled(sym::Context& ctx, Int in, int64_t kernel, int64_t pad
   return out;
 }
 
-Shape pool2d(sym::Context& ctx, ArgSpan args, const std::vector<int64_t>& kernel, size_t stride_at, size_t pad_at, const std::vector<int64_t>& dilation, bool ceil_mode, bool indices) {
+Shape pool2d(sym::Context& ctx, ArgSpan args, const std::vector<int64_t>& kernel, size_t stride_at, size_t pad_at,
+             const std::vector<int64_t>& dilation, bool ceil_mode, bool indices) {
   const TensorType* x = tensor_arg(args, 0);
   if (!x || (x->sizes.size() != 3 && x->sizes.size() != 4) || !is_native(x->dtype) || x->dtype == DType::Bool) return {};
   auto stride = pair_arg(ctx, args, stride_at, kernel), pad = pair_arg(ctx, args, pad_at, {0, 0});

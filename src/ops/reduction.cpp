@@ -1,7 +1,8 @@
 // Reductions over dims. Half types accumulate in f32, integers in i64; variances of the CPU in f64, as eager's.
+#include "ops/reduction.h"
+
 #include <cmath>
 
-#include "ops/reduction.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -23,8 +24,10 @@ namespace {
 // The dims of argument i; a 0-d operand has none. nullopt: out of range or repeated, for eager to refuse.
 std::optional<std::vector<int64_t>> reduced_dims(const Args& a, size_t i, size_t rank) {
   std::vector<int64_t> d;
-  if (i < a.n.args.size()) d = a.dims(i, rank);
-  else for (size_t k = 0; k < rank; ++k) d.push_back(static_cast<int64_t>(k));
+  if (i < a.n.args.size())
+    d = a.dims(i, rank);
+  else
+    for (size_t k = 0; k < rank; ++k) d.push_back(static_cast<int64_t>(k));
   if (rank == 0) return std::vector<int64_t>{};
   std::vector<bool> seen(rank);
   for (int64_t k : d) {
@@ -153,12 +156,15 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
   }
   const DType acc = a.out().device.kind == DeviceKind::CPU ? DType::F64 : compute_type(out);
   auto m = moments(a.L, x, *dims, a.boolean(3), acc, acc);
-  r.push_back(map1(a.L, m.m2, out, [n = m.count, correction, out](Body& b, Val v) {
-    Val k = numel_as(b, n, v.type) - correction;
-    v = v / maximum(k, k.lit(0));
-    if (root) v = unary(LOp::sqrt, v);
-    return cast(v, compute_type(out));
-  }, 4));
+  r.push_back(map1(
+      a.L, m.m2, out,
+      [n = m.count, correction, out](Body& b, Val v) {
+        Val k = numel_as(b, n, v.type) - correction;
+        v = v / maximum(k, k.lit(0));
+        if (root) v = unary(LOp::sqrt, v);
+        return cast(v, compute_type(out));
+      },
+      4));
   if (with_mean) r.push_back(map1(a.L, m.mean, out, [out](Body&, Val v) { return cast(v, compute_type(out)); }));
   return true;
 }
@@ -170,7 +176,8 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
   const DType acc = compute_type(out);
   if (std::isinf(p)) {
     if (!has_elements(x, dims)) return false;
-    r.push_back(a.L.reduce(p > 0 ? AccumKind::Max : AccumKind::Min, x, dims, keepdim, acc, out, [acc](Val v) { return unary(LOp::abs, cast(v, acc)); })[0]);
+    r.push_back(
+        a.L.reduce(p > 0 ? AccumKind::Max : AccumKind::Min, x, dims, keepdim, acc, out, [acc](Val v) { return unary(LOp::abs, cast(v, acc)); })[0]);
     return true;
   }
   Tensor s = reduce_sum(a.L, x, dims, keepdim, acc, acc, [p](Val v) {
@@ -179,10 +186,13 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
     v = unary(LOp::abs, v);
     return p == 1 ? v : binary(LOp::pow, v, v.lit(p));
   });
-  r.push_back(map1(a.L, s, out, [p](Body&, Val v) {
-    if (p == 0 || p == 1) return v;
-    return p == 2 ? unary(LOp::sqrt, v) : binary(LOp::pow, v, v.lit(1 / p));
-  }, 3));
+  r.push_back(map1(
+      a.L, s, out,
+      [p](Body&, Val v) {
+        if (p == 0 || p == 1) return v;
+        return p == 2 ? unary(LOp::sqrt, v) : binary(LOp::pow, v, v.lit(1 / p));
+      },
+      3));
   return true;
 }
 bool lower_vector_norm(const Args& a, std::vector<Tensor>& r) {
@@ -228,7 +238,9 @@ bool lower_count_nonzero(const Args& a, std::vector<Tensor>& r) {
 
 using R = ReductionDType;
 template <R rule, size_t dims_at, size_t keep_at, size_t dtype_at = 99, int results = 1>
-Shape shape_of(sym::Context& ctx, ArgSpan args) { return reduction_shape(ctx, args, rule, dims_at, keep_at, dtype_at, results); }
+Shape shape_of(sym::Context& ctx, ArgSpan args) {
+  return reduction_shape(ctx, args, rule, dims_at, keep_at, dtype_at, results);
+}
 
 constexpr AccumKind Sum = AccumKind::Sum, Prod = AccumKind::Prod, Max = AccumKind::Max, Min = AccumKind::Min;
 

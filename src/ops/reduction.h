@@ -5,7 +5,8 @@
 namespace vitrify::ops {
 
 // Sum of f(cast(x, acc)).
-Tensor reduce_sum(Lowering&, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out, const std::function<Val(Val)>& f = {});
+Tensor reduce_sum(Lowering&, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+                  const std::function<Val(Val)>& f = {});
 
 struct Moments {
   Tensor mean, m2;  // m2: sum of squared distances from the mean
@@ -14,8 +15,8 @@ struct Moments {
 Moments moments(Lowering&, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out);
 
 enum class ReductionDType : uint8_t {
-  Sum,        // dtype argument, else integers to i64
-  Mean,       // dtype argument; integers are an error
+  Sum,   // dtype argument, else integers to i64
+  Mean,  // dtype argument; integers are an error
   Same,
   Float,      // dtype argument, else the operand's, which must be floating
   Bool,       // u8 stays u8

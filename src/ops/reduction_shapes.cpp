@@ -21,8 +21,10 @@ Shape reduction_shape(sym::Context& ctx, ArgSpan args, ReductionDType rule, size
   }
   Dims sizes;
   for (size_t d = 0; d < reduced.size(); ++d) {
-    if (!reduced[d]) sizes.push_back(x->sizes[d]);
-    else if (keep) sizes.push_back(Int(1));
+    if (!reduced[d])
+      sizes.push_back(x->sizes[d]);
+    else if (keep)
+      sizes.push_back(Int(1));
   }
   DType t = x->dtype;
   auto* given = dtype_at < args.size() ? std::get_if<DType>(&args[dtype_at]) : nullptr;
@@ -104,9 +106,12 @@ std::optional<TensorType> batch_norm_out(sym::Context& ctx, const TensorType* x)
   if (!x || !is_float(x->dtype) || x->sizes.size() < 2 || x->device.kind == DeviceKind::Other) return std::nullopt;
   TensorType t = contiguous_type(x->dtype, x->device, x->sizes);
   auto format = suggest_memory_format(ctx, *x);
-  if (is_contiguous(ctx, *x)) format = ir::MemoryFormat::Contiguous;
-  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast)) format = ir::MemoryFormat::ChannelsLast;
-  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast3d)) format = ir::MemoryFormat::ChannelsLast3d;
+  if (is_contiguous(ctx, *x))
+    format = ir::MemoryFormat::Contiguous;
+  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast))
+    format = ir::MemoryFormat::ChannelsLast;
+  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast3d))
+    format = ir::MemoryFormat::ChannelsLast3d;
   t.strides = strides_for(format, x->sizes);
   return t;
 }
@@ -129,8 +134,12 @@ Shape batch_norm_types(sym::Context& ctx, ArgSpan args, bool training, size_t la
 }  // namespace
 
 Shape shape_batch_norm_no_training(sym::Context& ctx, ArgSpan args) { return batch_norm_types(ctx, args, false, 4); }
-Shape shape_native_batch_norm(sym::Context& ctx, ArgSpan args) { return args.size() < 8 ? Shape{} : batch_norm_types(ctx, args, bool_arg(args, 5), 4); }
-Shape shape_batch_norm_no_stats(sym::Context& ctx, ArgSpan args) { return args.size() < 6 ? Shape{} : batch_norm_types(ctx, args, bool_arg(args, 3), 2); }
+Shape shape_native_batch_norm(sym::Context& ctx, ArgSpan args) {
+  return args.size() < 8 ? Shape{} : batch_norm_types(ctx, args, bool_arg(args, 5), 4);
+}
+Shape shape_batch_norm_no_stats(sym::Context& ctx, ArgSpan args) {
+  return args.size() < 6 ? Shape{} : batch_norm_types(ctx, args, bool_arg(args, 3), 2);
+}
 Shape shape_batch_norm_functional(sym::Context& ctx, ArgSpan args) {
   const TensorType *m = tensor_arg(args, 3), *v = tensor_arg(args, 4);
   if (args.size() < 8 || !m || !v) return {};

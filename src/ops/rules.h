@@ -13,7 +13,8 @@ namespace vitrify::ops {
 using loop::AccumKind;
 using LOp = loop::Op;
 
-// False when an operand or result has a type kernels cannot touch, or lives in memory the kernel cannot reach (a number's 0-d CPU tensor can be inlined).
+// False when an operand or result has a type kernels cannot touch, or lives in memory the kernel cannot reach (a number's 0-d CPU tensor can be
+// inlined).
 bool kernel_can(const Args&);
 
 // Puts kernel_can before a rule, so that the rules themselves see plain types only.
@@ -22,8 +23,8 @@ bool lower(const Args& a, std::vector<Tensor>& r) {
   return kernel_can(a) && F(a, r);
 }
 
-bool has_value(const ir::Arg&);    // a defined tensor
-bool is_number(const ir::Arg&);    // Int, double or bool
+bool has_value(const ir::Arg&);                 // a defined tensor
+bool is_number(const ir::Arg&);                 // Int, double or bool
 const ir::TensorType* type_of(const ir::Arg&);  // of a defined tensor, else null
 
 // A number argument inside a body. `type` is a compute type; symbolic ints become index values.
@@ -33,7 +34,7 @@ bool number_fits(const ir::Arg&, DType type);
 
 // One operand of an elementwise rule, already broadcast.
 struct Operand {
-  Tensor tensor;               // unset for numbers
+  Tensor tensor;  // unset for numbers
   const ir::Arg* arg = nullptr;
   Val at(Body&, const Index&, DType type) const;
 };
@@ -53,14 +54,17 @@ Tensor elementwise(const Args& a, std::initializer_list<Operand> in, DType type,
   int reads = 0;
   for (auto& o : ops)
     if (o.tensor) cost += o.tensor.cost, reads += o.tensor.reads;
-  return a.L.map(out, sizes, [ops, type, f, exact](Body& b, const Index& i) {
-    boost::container::small_vector<Val, 4> v;
-    for (auto& o : ops) {
-      Val x = o.tensor && exact ? cast(stored(o.tensor, o.tensor.at(b, i)), type) : o.at(b, i, type);
-      v.push_back(x);
-    }
-    return f(b, v.data());
-  }, cost, reads);
+  return a.L.map(
+      out, sizes,
+      [ops, type, f, exact](Body& b, const Index& i) {
+        boost::container::small_vector<Val, 4> v;
+        for (auto& o : ops) {
+          Val x = o.tensor && exact ? cast(stored(o.tensor, o.tensor.at(b, i)), type) : o.at(b, i, type);
+          v.push_back(x);
+        }
+        return f(b, v.data());
+      },
+      cost, reads);
 }
 
 // A map over one tensor.
@@ -76,7 +80,7 @@ Tensor map2(Lowering& L, const Tensor& x, const Tensor& y, DType out, F f, int c
 // The tensor for a rule that reads it in more than one loop nest: costly expressions get a buffer.
 Tensor reused(Lowering&, const Tensor&);
 
-Val numel_as(Body&, const Int& n, DType type);   // an element count as a value
+Val numel_as(Body&, const Int& n, DType type);  // an element count as a value
 Int product(const Dims& sizes, std::span<const int64_t> dims);
 bool known_empty(const Dims&);
 

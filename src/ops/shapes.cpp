@@ -26,7 +26,8 @@ DType promote_types(DType a, DType b) {
   if (a == b) return a;
   if (a == DType::Opaque || b == DType::Opaque) return DType::Opaque;
   if (category(a) < category(b)) std::swap(a, b);
-  if (is_complex(a)) return is_complex(b) || b == DType::F64 ? (a == DType::C128 || b == DType::C128 || b == DType::F64 ? DType::C128 : DType::C64) : a;
+  if (is_complex(a))
+    return is_complex(b) || b == DType::F64 ? (a == DType::C128 || b == DType::C128 || b == DType::F64 ? DType::C128 : DType::C64) : a;
   if (is_float(a)) {
     if (!is_float(b)) return a;
     if (size_of(a) == size_of(b)) return DType::F32;  // f16 with bf16
@@ -48,17 +49,24 @@ DType result_type(std::span<const ir::Arg* const> args) {
   auto add_tensor = [&](const ir::Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
-    if (t.wrapped_number) add(by[2], is_complex(t.dtype) ? to_complex(default_float()) : is_float(t.dtype) ? default_float() : t.dtype);
-    else add(by[t.sizes.empty() ? 1 : 0], t.dtype);
+    if (t.wrapped_number)
+      add(by[2], is_complex(t.dtype) ? to_complex(default_float()) : is_float(t.dtype) ? default_float() : t.dtype);
+    else
+      add(by[t.sizes.empty() ? 1 : 0], t.dtype);
   };
   for (const ir::Arg* a : args) {
-    if (auto* v = std::get_if<ir::Value>(a)) add_tensor(*v);
+    if (auto* v = std::get_if<ir::Value>(a))
+      add_tensor(*v);
     else if (auto* l = std::get_if<std::vector<ir::Value>>(a)) {
       for (auto& v : *l) add_tensor(v);
-    } else if (std::holds_alternative<Int>(*a)) add(by[2], DType::I64);
-    else if (std::holds_alternative<double>(*a)) add(by[2], default_float());
-    else if (std::holds_alternative<bool>(*a)) add(by[2], DType::Bool);
-    else if (std::holds_alternative<ir::Complex>(*a)) add(by[2], to_complex(default_float()));
+    } else if (std::holds_alternative<Int>(*a))
+      add(by[2], DType::I64);
+    else if (std::holds_alternative<double>(*a))
+      add(by[2], default_float());
+    else if (std::holds_alternative<bool>(*a))
+      add(by[2], DType::Bool);
+    else if (std::holds_alternative<ir::Complex>(*a))
+      add(by[2], to_complex(default_float()));
   }
   auto combine = [](std::optional<DType> hi, std::optional<DType> lo) -> std::optional<DType> {
     if (!hi) return lo;
@@ -79,13 +87,20 @@ bool broadcast_sizes(sym::Context& ctx, const Dims& a, const Dims& b, Dims& out)
   out.assign(n, Int(1));
   for (size_t k = 0; k < n; ++k) {
     const Int x = k + a.size() >= n ? a[k + a.size() - n] : Int(1), y = k + b.size() >= n ? b[k + b.size() - n] : Int(1);
-    if (x == y) out[k] = x;
-    else if (x.is(1)) out[k] = y;
-    else if (y.is(1)) out[k] = x;
-    else if (ctx.guard_eq(x, y)) out[k] = x.is_const() ? x : y;
-    else if (ctx.guard_eq(x, 1)) out[k] = y;
-    else if (ctx.guard_eq(y, 1)) out[k] = x;
-    else return false;
+    if (x == y)
+      out[k] = x;
+    else if (x.is(1))
+      out[k] = y;
+    else if (y.is(1))
+      out[k] = x;
+    else if (ctx.guard_eq(x, y))
+      out[k] = x.is_const() ? x : y;
+    else if (ctx.guard_eq(x, 1))
+      out[k] = y;
+    else if (ctx.guard_eq(y, 1))
+      out[k] = x;
+    else
+      return false;
   }
   return true;
 }
@@ -262,8 +277,10 @@ std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const Te
   if (same) {
     auto all = [&](auto f) { return std::all_of(operands.begin(), operands.end(), [&](auto* t) { return f(*t); }); };
     if (all([&](auto& t) { return is_contiguous(ctx, t); })) return r.strides = ir::contiguous_strides(r.sizes), r;
-    if (all([&](auto& t) { return is_contiguous(ctx, t, MemoryFormat::ChannelsLast); })) return r.strides = strides_for(MemoryFormat::ChannelsLast, r.sizes), r;
-    if (all([&](auto& t) { return is_dense(ctx, t); }) && all([&](auto& t) { return t.strides == operands[0]->strides; })) return r.strides = operands[0]->strides, r;
+    if (all([&](auto& t) { return is_contiguous(ctx, t, MemoryFormat::ChannelsLast); }))
+      return r.strides = strides_for(MemoryFormat::ChannelsLast, r.sizes), r;
+    if (all([&](auto& t) { return is_dense(ctx, t); }) && all([&](auto& t) { return t.strides == operands[0]->strides; }))
+      return r.strides = operands[0]->strides, r;
   }
 
   std::vector<Dims> strides;
@@ -302,7 +319,8 @@ bool bool_arg(ArgSpan args, size_t i) {
 std::optional<std::vector<int64_t>> dims_arg(sym::Context& ctx, ArgSpan args, size_t i, size_t rank, bool empty_is_all) {
   std::vector<int64_t> r;
   if (i < args.size()) {
-    if (auto* v = std::get_if<Int>(&args[i])) r.push_back(v->is_const() ? v->value() : ctx.specialize(*v));
+    if (auto* v = std::get_if<Int>(&args[i]))
+      r.push_back(v->is_const() ? v->value() : ctx.specialize(*v));
     else if (auto* l = std::get_if<std::vector<Int>>(&args[i])) {
       for (auto& x : *l) r.push_back(x.is_const() ? x.value() : ctx.specialize(x));
     } else if (!std::holds_alternative<ir::None>(args[i])) {
@@ -326,14 +344,18 @@ Int size_of_slice(sym::Context& ctx, Int size, Int& start, Int end, Int step) {
   const bool to_end = end == size || (end.is_const() && end.value() >= kHuge);
   if (start.is_const() && start.value() >= kHuge) start = size;
   if (ctx.guard_lt(start, 0)) start = start + size;
-  if (ctx.guard_lt(start, 0)) start = 0;
-  else if (ctx.guard_lt(size, start)) start = size;
+  if (ctx.guard_lt(start, 0))
+    start = 0;
+  else if (ctx.guard_lt(size, start))
+    start = size;
   if (to_end) {
     end = size;
   } else {
     if (ctx.guard_lt(end, 0)) end = end + size;
-    if (ctx.guard_lt(end, start)) end = start;
-    else if (ctx.guard_lt(size, end)) end = size;
+    if (ctx.guard_lt(end, start))
+      end = start;
+    else if (ctx.guard_lt(size, end))
+      end = size;
   }
   return sym::ceildiv(end - start, step);
 }
@@ -362,8 +384,10 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
   number.device = Device{};
   if (rule == P::Clamp)
     for (size_t i = 1; i < args.size(); ++i)
-      if (is_number(args[i])) typed.push_back(&args[i]);
-      else if (!std::holds_alternative<ir::None>(args[i])) return {};
+      if (is_number(args[i]))
+        typed.push_back(&args[i]);
+      else if (!std::holds_alternative<ir::None>(args[i]))
+        return {};
   DType t = rule == P::Same ? first->dtype : result_type(typed);
   if (!is_native(t)) return {};
   switch (rule) {
@@ -381,8 +405,10 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
       break;
     case P::DivMode:
       if (args.size() < 3) return {};
-      if (std::holds_alternative<ir::None>(args[2])) t = to_float(t);
-      else if (t == DType::Bool) return {};
+      if (std::holds_alternative<ir::None>(args[2]))
+        t = to_float(t);
+      else if (t == DType::Bool)
+        return {};
       break;
     case P::Clamp:
       if (t == DType::Bool) return {};
@@ -404,9 +430,12 @@ Shape masked_fill_shape(sym::Context&, const TensorType& self, const Dims& sizes
 Shape formatted_shape(sym::Context& ctx, const TensorType& x, MemoryFormat f) {
   TensorType t = x;
   t.wrapped_number = false;
-  if (f == MemoryFormat::Preserve) t.strides = preserved_strides(ctx, x);
-  else if (!has_format(f, x.sizes.size())) return {};
-  else t.strides = strides_for(f, x.sizes);
+  if (f == MemoryFormat::Preserve)
+    t.strides = preserved_strides(ctx, x);
+  else if (!has_format(f, x.sizes.size()))
+    return {};
+  else
+    t.strides = strides_for(f, x.sizes);
   return one(t);
 }
 

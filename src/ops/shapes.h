@@ -17,8 +17,8 @@ DType promote_types(DType, DType);
 // `args`: tensors (one or a list) and numbers; anything else is ignored.
 DType result_type(std::span<const ir::Arg* const> args);
 DType result_type(std::initializer_list<const ir::Arg*> args);
-DType to_float(DType);    // ints and bool: the default float type
-DType& default_float();   // of this thread; whoever asks for shapes keeps it equal to torch.get_default_dtype()
+DType to_float(DType);   // ints and bool: the default float type
+DType& default_float();  // of this thread; whoever asks for shapes keeps it equal to torch.get_default_dtype()
 
 bool broadcast_sizes(sym::Context&, const Dims& a, const Dims& b, Dims& out);  // false: not broadcastable
 bool is_contiguous(sym::Context&, const TensorType&, ir::MemoryFormat = ir::MemoryFormat::Contiguous);
@@ -35,7 +35,7 @@ TensorType contiguous_type(DType, Device, Dims sizes);
 
 // Argument access in shape rules; all return null or nullopt instead of failing.
 const TensorType* tensor_arg(ArgSpan, size_t i);
-std::optional<int64_t> int_arg(sym::Context&, ArgSpan, size_t i);  // constant or specialised
+std::optional<int64_t> int_arg(sym::Context&, ArgSpan, size_t i);                                                       // constant or specialised
 std::optional<std::vector<int64_t>> dims_arg(sym::Context&, ArgSpan, size_t i, size_t rank, bool empty_is_all = true);  // wrapped
 bool bool_arg(ArgSpan, size_t i);
 Int size_of_slice(sym::Context&, Int size, Int& start, Int end, Int step);  // normalises start

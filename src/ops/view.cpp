@@ -107,7 +107,7 @@ bool lower_unfold(const Args& a, std::vector<Tensor>& r) {
 }
 struct Diagonal {
   int64_t d1, d2;
-  Int row, col;  // where it starts
+  Int row, col;                         // where it starts
   Index source(const Index& i) const {  // i: the other dims, then the position
     Index s(i.begin(), i.end() - 1);
     const int64_t lo = std::min(d1, d2), hi = std::max(d1, d2);
@@ -185,15 +185,18 @@ bool lower_pixel_unshuffle(const Args& a, std::vector<Tensor>& r) {
 
 Tensor with_slice(const Args& a, const Tensor& x, const Tensor& src, int64_t d, Int start, Int length, Int step) {
   const auto& out = a.out();
-  return a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) {
-    const Int from_start = i[d] - start;
-    Val in = within(b, i[d], start, start + (length - 1) * step + 1);
-    if (!step.is(1)) in = in & eq(b.index(sym::mod(from_start, step)), b.constant_int(DType::I64, 0));
-    Index j = i;
-    j[d] = step.is(1) ? from_start : sym::floordiv(from_start, step);
-    Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
-    return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
-  }, (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
+  return a.L.map(
+      out.dtype, out.sizes,
+      [=](Body& b, const Index& i) {
+        const Int from_start = i[d] - start;
+        Val in = within(b, i[d], start, start + (length - 1) * step + 1);
+        if (!step.is(1)) in = in & eq(b.index(sym::mod(from_start, step)), b.constant_int(DType::I64, 0));
+        Index j = i;
+        j[d] = step.is(1) ? from_start : sym::floordiv(from_start, step);
+        Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
+        return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
+      },
+      (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
 }
 bool lower_slice_scatter(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), src = a.tensor(1);
@@ -226,16 +229,19 @@ bool lower_select_backward(const Args& a, std::vector<Tensor>& r) {
 Tensor with_diagonal(const Args& a, const Tensor& x, const Tensor& src, const Diagonal& d) {
   const auto& out = a.out();
   const Int length = src.sizes.back();
-  return a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) {
-    const Int k = i[d.d1] - d.row;
-    Val in = eq(b.index(k), b.index(i[d.d2] - d.col)) & within(b, k, 0, length);
-    Index j;
-    for (size_t q = 0; q < i.size(); ++q)
-      if (static_cast<int64_t>(q) != d.d1 && static_cast<int64_t>(q) != d.d2) j.push_back(i[q]);
-    j.push_back(k);
-    Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
-    return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
-  }, (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
+  return a.L.map(
+      out.dtype, out.sizes,
+      [=](Body& b, const Index& i) {
+        const Int k = i[d.d1] - d.row;
+        Val in = eq(b.index(k), b.index(i[d.d2] - d.col)) & within(b, k, 0, length);
+        Index j;
+        for (size_t q = 0; q < i.size(); ++q)
+          if (static_cast<int64_t>(q) != d.d1 && static_cast<int64_t>(q) != d.d2) j.push_back(i[q]);
+        j.push_back(k);
+        Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
+        return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
+      },
+      (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
 }
 bool lower_diagonal_scatter(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);

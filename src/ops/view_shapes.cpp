@@ -252,7 +252,10 @@ Shape shape_split(sym::Context& ctx, ArgSpan args) {
   auto* size = std::get_if<Int>(&args[1]);
   if (!d || !size || !ctx.guard_lt(0, *size)) return {};
   const Int all = x->sizes[*d];
-  const int64_t n = std::max<int64_t>(1, [&] { Int c = sym::ceildiv(all, *size); return c.is_const() ? c.value() : ctx.specialize(c); }());
+  const int64_t n = std::max<int64_t>(1, [&] {
+    Int c = sym::ceildiv(all, *size);
+    return c.is_const() ? c.value() : ctx.specialize(c);
+  }());
   std::vector<Int> lengths(n, *size);
   lengths.back() = all - *size * (n - 1);
   return parts(ctx, *x, *d, lengths);

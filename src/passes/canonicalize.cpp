@@ -91,7 +91,9 @@ bool is_identity(const Perm& p, const TensorType& operand) {
   return true;
 }
 
-bool is_reshape(const Node& n) { return one_of(base_name(n), {"view", "_unsafe_view", "reshape"}) && n.op->name != "aten::view.dtype" && n.outs.size() == 1 && n.args.size() == 2; }
+bool is_reshape(const Node& n) {
+  return one_of(base_name(n), {"view", "_unsafe_view", "reshape"}) && n.op->name != "aten::view.dtype" && n.outs.size() == 1 && n.args.size() == 2;
+}
 
 // The operand that n's first result equals, bit for bit and in type.
 Value same_as(const Node& n) {

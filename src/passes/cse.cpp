@@ -21,10 +21,14 @@ uint64_t hash_of(const ir::OpaqueArg& v) { return v.index; }
 uint64_t hash_of(const Device& v) { return static_cast<uint64_t>(v.kind) * 256 + static_cast<uint8_t>(v.index); }
 template <class T>
   requires(std::is_integral_v<T> || std::is_enum_v<T>)
-uint64_t hash_of(T v) { return static_cast<uint64_t>(v); }
+uint64_t hash_of(T v) {
+  return static_cast<uint64_t>(v);
+}
 template <class T>
   requires(std::is_same_v<T, sym::Int> || std::is_same_v<T, Value>)
-uint64_t hash_of(const T& v) { return std::hash<T>()(v); }
+uint64_t hash_of(const T& v) {
+  return std::hash<T>()(v);
+}
 template <class T>
 uint64_t hash_of(const std::vector<T>& l) {
   uint64_t h = l.size();
@@ -36,7 +40,9 @@ uint64_t hash_of(const std::vector<T>& l) {
 bool same(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 bool same(const ir::Complex& a, const ir::Complex& b) { return same(a.re, b.re) && same(a.im, b.im); }
 template <class T>
-bool same(const T& a, const T& b) { return a == b; }
+bool same(const T& a, const T& b) {
+  return a == b;
+}
 template <class T>
 bool same(const std::vector<T>& a, const std::vector<T>& b) {
   if (a.size() != b.size()) return false;

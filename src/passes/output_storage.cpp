@@ -12,8 +12,10 @@ namespace {
 enum class Aliasing { No, Maybe, Yes };
 
 Aliasing aliasing(const ir::Node& n) {
-  static constexpr std::string_view always[] = {"alias", "detach", "expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view"};
-  static constexpr std::string_view sometimes[] = {"contiguous", "dropout", "expand_as", "flatten", "reshape", "reshape_as", "to", "type_as", "view_as"};
+  static constexpr std::string_view always[] = {"alias",   "detach", "expand",    "lift_fresh", "permute", "select",      "slice",
+                                                "squeeze", "t",      "transpose", "unsqueeze",  "view",    "_unsafe_view"};
+  static constexpr std::string_view sometimes[] = {"contiguous", "dropout", "expand_as", "flatten", "reshape",
+                                                   "reshape_as", "to",      "type_as",   "view_as"};
   std::string_view s = n.op->name;
   if (s.starts_with("aten::")) {
     s.remove_prefix(6);

@@ -19,7 +19,9 @@ namespace vitrify::pipeline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-uint64_t us_since(Clock::time_point t) { return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - t).count()); }
+uint64_t us_since(Clock::time_point t) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - t).count());
+}
 
 // Dumps are numbered over the process, so that a folder read in order is the history of a compile.
 void dump(const Options& o, const std::string& stage, const std::string& suffix, const std::string& text) {

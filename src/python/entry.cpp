@@ -191,8 +191,7 @@ PyObject* dispatch(PyObject* self, const Call& c) {
 // ---- the state object
 
 struct StateObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   State* state;
   PyObject* dict;
   PyObject* weakrefs;
@@ -300,7 +299,8 @@ PyObject* twin_tp_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (it == twins().end()) return base_of(Py_TYPE(self))->tp_call(self, args, kwargs);
   if (!resync(self, it->second)) return nullptr;
   Ref state = it->second.state;
-  return dispatch(state.get(), {((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, kwargs && PyDict_GET_SIZE(kwargs) ? kwargs : nullptr});
+  return dispatch(state.get(), {((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args,
+                                kwargs && PyDict_GET_SIZE(kwargs) ? kwargs : nullptr});
 }
 
 PyObject* twin_tp_getattro(PyObject* self, PyObject* name) {
@@ -354,8 +354,8 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
   return r;
 }
 
-std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph, std::shared_ptr<Result> result,
-                                   const std::vector<at::Tensor>& watched) {
+std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
+                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched) {
   auto e = std::make_shared<Entry>();
   e->guards = std::move(g);
   e->graph = std::move(graph);

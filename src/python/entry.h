@@ -16,10 +16,10 @@ struct Signature {
   std::vector<Tree> args;
   std::vector<std::pair<Ref, Tree>> kwargs;  // in the caller's order
   std::vector<TensorMeta> metas;
-  std::vector<Ref> tensors;                  // the real ones; dropped once compiled
+  std::vector<Ref> tensors;  // the real ones; dropped once compiled
   std::vector<std::string> names;
   std::vector<Ref> objects;
-  std::vector<PyObject*> containers;         // identities only
+  std::vector<PyObject*> containers;  // identities only
 
   static std::shared_ptr<Signature> of(PyObject* args, PyObject* kwargs);
 };
@@ -38,12 +38,12 @@ struct Entry {
   std::vector<std::pair<at::Tensor, TensorMeta>> captured;  // live tensors besides the arguments
   std::shared_ptr<CompiledGraph> graph;                     // null: these calls run eagerly
   std::shared_ptr<Result> result;
-  std::shared_ptr<Symbols> symbols;                         // null: static sizes
-  std::vector<uint32_t> alias_of;                           // per tensor: first one with the same storage; empty: not checked
+  std::shared_ptr<Symbols> symbols;  // null: static sizes
+  std::vector<uint32_t> alias_of;    // per tensor: first one with the same storage; empty: not checked
   bool check_captured_aliases = false;
-  bool stale = false;                                       // recorded wrongly: to be captured again
+  bool stale = false;  // recorded wrongly: to be captured again
   bool release_gil = false;
-  bool debug_aten = false;                                  // run the captured graph op by op instead
+  bool debug_aten = false;  // run the captured graph op by op instead
 
   // Fixes metadata checks to what the program depends on.
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,
@@ -67,7 +67,7 @@ PyObject* call_entries(PyObject* state, PyObject* args, PyObject* kwargs, bool& 
 bool has_entry(PyObject* state, PyObject* args, PyObject* kwargs);
 
 void install(PyObject* function, PyObject* state);  // gives a function object its own vectorcall
-PyObject* installed_state(PyObject* function);       // borrowed, or null
+PyObject* installed_state(PyObject* function);      // borrowed, or null
 
 // Twins of modules.
 void arm_twin_type(PyObject* type, PyObject* base, PyObject* resync);

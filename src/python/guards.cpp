@@ -61,8 +61,8 @@ const char* ModeState::refusal() const {
   auto inc = raw.included();
   if (inc.has(DispatchKey::Python) || inc.has(DispatchKey::PythonTLSSnapshot)) return "a TorchDispatchMode is active";
   if (inc.has(DispatchKey::Tracer)) return "torch.jit.trace is running";
-  if (inc.has(DispatchKey::FuncTorchDynamicLayerFrontMode) || inc.has(DispatchKey::FuncTorchDynamicLayerBackMode) || inc.has(DispatchKey::FuncTorchBatched) ||
-      inc.has(DispatchKey::FuncTorchVmapMode) || inc.has(DispatchKey::FuncTorchGradWrapper))
+  if (inc.has(DispatchKey::FuncTorchDynamicLayerFrontMode) || inc.has(DispatchKey::FuncTorchDynamicLayerBackMode) ||
+      inc.has(DispatchKey::FuncTorchBatched) || inc.has(DispatchKey::FuncTorchVmapMode) || inc.has(DispatchKey::FuncTorchGradWrapper))
     return "the call is inside a torch.func transform";
   if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
   if (device_context < 0) return "a TorchFunctionMode is active";
@@ -151,7 +151,9 @@ void Guards::add_list(PyObject* l, const std::string& name) {
   lists_.push_back(std::move(g));
 }
 
-void Guards::add_cell(PyObject* c, const std::string& name) { cells_.push_back({Ref::borrow(c), &((PyCellObject*)c)->ob_ref, Ref::borrow(PyCell_GET(c)), name}); }
+void Guards::add_cell(PyObject* c, const std::string& name) {
+  cells_.push_back({Ref::borrow(c), &((PyCellObject*)c)->ob_ref, Ref::borrow(PyCell_GET(c)), name});
+}
 
 void Guards::add_slot(PyObject* o, PyObject* descriptor, const std::string& name) {
   PyMemberDef* member = ((PyMemberDescrObject*)descriptor)->d_member;
@@ -288,7 +290,8 @@ std::vector<std::string> Guards::undo_writes() {
   }
   for (auto& l : lists_) {
     bool same = (size_t)PyList_GET_SIZE(l.list.get()) == l.items.size();
-    for (size_t i = 0; same && i < l.items.size(); ++i) same = PyList_GET_ITEM(l.list.get(), i) == l.items[i].get() || same_value(PyList_GET_ITEM(l.list.get(), i), l.items[i].get());
+    for (size_t i = 0; same && i < l.items.size(); ++i)
+      same = PyList_GET_ITEM(l.list.get(), i) == l.items[i].get() || same_value(PyList_GET_ITEM(l.list.get(), i), l.items[i].get());
     if (same) continue;
     wrote.push_back(l.name);
     Ref old = checked(PyList_New(l.items.size()));

@@ -13,8 +13,8 @@ namespace vitrify::python {
 // Everything outside the arguments that decides which ATen ops run: compared as one block.
 struct ModeState {
   uint64_t included = 0, excluded = 0;
-  uint32_t autograd = 0;   // grad, inference, forward-AD, view replay bits
-  uint32_t autocast = 0;   // dtypes and cache flag, when autocast is on
+  uint32_t autograd = 0;  // grad, inference, forward-AD, view replay bits
+  uint32_t autocast = 0;  // dtypes and cache flag, when autocast is on
   int32_t threads = 0;
   uint16_t default_dtype = 0;
   uint8_t deterministic = 0;
@@ -36,15 +36,15 @@ class Guards {
   ~Guards();
   // keys null: every key.
   void add_dict(PyObject* dict, PyObject* keys_or_none, const std::string& name);
-  void add_object(PyObject*);                                // its class and its __dict__ stay
-  void add_list(PyObject* list, const std::string& name);    // same elements
+  void add_object(PyObject*);                              // its class and its __dict__ stay
+  void add_list(PyObject* list, const std::string& name);  // same elements
   void add_cell(PyObject* cell, const std::string& name);
   void add_slot(PyObject*, PyObject* member_descriptor, const std::string& name);
-  void add_type(PyObject* type);                             // no attribute of the class or its bases changed
-  void add_function(PyObject*);                              // same code and defaults
-  void add_buffer(PyObject*, const std::string& name);       // same bytes
+  void add_type(PyObject* type);                                       // no attribute of the class or its bases changed
+  void add_function(PyObject*);                                        // same code and defaults
+  void add_buffer(PyObject*, const std::string& name);                 // same bytes
   void add_equal(PyObject*, PyObject* copy, const std::string& name);  // compares equal to the copy
-  void watch();                                              // from now on dict writes are seen
+  void watch();                                                        // from now on dict writes are seen
 
   bool check();
   // After a capture: names of what the program wrote, and the old contents put back.
@@ -57,17 +57,41 @@ class Guards {
   struct Dict {
     Ref dict;
     bool all = true;
-    std::vector<std::pair<Ref, Ref>> items;   // value null: absent
-    std::unordered_set<PyObject*> keys;       // interned names, when not `all`
+    std::vector<std::pair<Ref, Ref>> items;  // value null: absent
+    std::unordered_set<PyObject*> keys;      // interned names, when not `all`
     std::string name;
   };
-  struct Object { Ref object; PyTypeObject* type; uintptr_t dict_word; };
-  struct List { Ref list; std::vector<Ref> items; std::string name; };
-  struct Cell { Ref cell; PyObject** at; Ref value; std::string name; };  // also a slot of an object
-  struct Type { Ref type; unsigned version; };
-  struct Function { Ref function, code, defaults, kwdefaults; };
-  struct Buffer { Ref object; std::string bytes, name; };
-  struct Equal { Ref object, copy; std::string name; };
+  struct Object {
+    Ref object;
+    PyTypeObject* type;
+    uintptr_t dict_word;
+  };
+  struct List {
+    Ref list;
+    std::vector<Ref> items;
+    std::string name;
+  };
+  struct Cell {
+    Ref cell;
+    PyObject** at;
+    Ref value;
+    std::string name;
+  };  // also a slot of an object
+  struct Type {
+    Ref type;
+    unsigned version;
+  };
+  struct Function {
+    Ref function, code, defaults, kwdefaults;
+  };
+  struct Buffer {
+    Ref object;
+    std::string bytes, name;
+  };
+  struct Equal {
+    Ref object, copy;
+    std::string name;
+  };
   bool check_dicts();
   static bool same(const Dict&);
 

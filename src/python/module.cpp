@@ -6,9 +6,9 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include "pipeline/pipeline.h"
 #include "python/entry.h"
 #include "python/errors.h"
-#include "pipeline/pipeline.h"
 #include "support/counters.h"
 #include "support/options.h"
 #include "torch/compiled.h"
@@ -79,55 +79,62 @@ std::vector<Tree*> trees_of(Signature& s) {
 void bind_signature(py::module_& m) {
   py::class_<Signature, std::shared_ptr<Signature>>(m, "Signature")
       .def(py::init([](py::tuple args, py::dict kwargs) { return Signature::of(args.ptr(), kwargs.ptr()); }))
-      .def_property_readonly("tensors", [](Signature& s) {
-        py::list l;
-        for (auto& t : s.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
-        return l;
-      })
-      .def_property_readonly("objects", [](Signature& s) {
-        py::list l;
-        for (auto& t : s.objects) l.append(py::reinterpret_borrow<py::object>(t.get()));
-        return l;
-      })
+      .def_property_readonly("tensors",
+                             [](Signature& s) {
+                               py::list l;
+                               for (auto& t : s.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
+                               return l;
+                             })
+      .def_property_readonly("objects",
+                             [](Signature& s) {
+                               py::list l;
+                               for (auto& t : s.objects) l.append(py::reinterpret_borrow<py::object>(t.get()));
+                               return l;
+                             })
       .def_property_readonly("names", [](Signature& s) { return s.names; })
       .def_property_readonly("grad", [](Signature& s) { return s.modes.grad(); })
-      .def_property_readonly("refusal", [](Signature& s) -> std::optional<std::string> {
-        const char* r = s.modes.refusal();
-        return r ? std::optional<std::string>(r) : std::nullopt;
-      })
+      .def_property_readonly("refusal",
+                             [](Signature& s) -> std::optional<std::string> {
+                               const char* r = s.modes.refusal();
+                               return r ? std::optional<std::string>(r) : std::nullopt;
+                             })
       .def("same_modes", [](Signature& a, Signature& b) { return a.modes == b.modes; })
-      .def("sizes", [](Signature& s) {
-        std::vector<std::vector<int64_t>> all;
-        for (auto& t : s.metas) all.emplace_back(t.sizes.begin(), t.sizes.end());
-        return all;
-      })
-      .def("describe", [](Signature& s) {
-        std::vector<std::string> all;
-        for (size_t i = 0; i < s.metas.size(); ++i) all.push_back(s.names[i] + ": " + to_string(s.metas[i]));
-        return all;
-      })
+      .def("sizes",
+           [](Signature& s) {
+             std::vector<std::vector<int64_t>> all;
+             for (auto& t : s.metas) all.emplace_back(t.sizes.begin(), t.sizes.end());
+             return all;
+           })
+      .def("describe",
+           [](Signature& s) {
+             std::vector<std::string> all;
+             for (size_t i = 0; i < s.metas.size(); ++i) all.push_back(s.names[i] + ": " + to_string(s.metas[i]));
+             return all;
+           })
       // The same structure of containers and values, whatever the tensors are.
-      .def("same_tree", [](Signature& s, py::tuple args, py::dict kwargs) -> py::object {
-        c10::SmallVector<PyObject*, 16> found;
-        auto trees = trees_of(s);
-        if ((size_t)py::len(args) != s.args.size() || (size_t)py::len(kwargs) != s.kwargs.size()) return py::none();
-        size_t i = 0;
-        for (; i < s.args.size(); ++i)
-          if (!match(*trees[i], PyTuple_GET_ITEM(args.ptr(), i), nullptr, found)) return py::none();
-        for (auto& [k, t] : s.kwargs) {
-          PyObject* v = PyDict_GetItemWithError(kwargs.ptr(), k.get());
-          if (!v || !match(t, v, nullptr, found)) return py::none();
-        }
-        py::list l;
-        for (PyObject* t : found) l.append(py::reinterpret_borrow<py::object>(t));
-        return l;
-      })
+      .def("same_tree",
+           [](Signature& s, py::tuple args, py::dict kwargs) -> py::object {
+             c10::SmallVector<PyObject*, 16> found;
+             auto trees = trees_of(s);
+             if ((size_t)py::len(args) != s.args.size() || (size_t)py::len(kwargs) != s.kwargs.size()) return py::none();
+             size_t i = 0;
+             for (; i < s.args.size(); ++i)
+               if (!match(*trees[i], PyTuple_GET_ITEM(args.ptr(), i), nullptr, found)) return py::none();
+             for (auto& [k, t] : s.kwargs) {
+               PyObject* v = PyDict_GetItemWithError(kwargs.ptr(), k.get());
+               if (!v || !match(t, v, nullptr, found)) return py::none();
+             }
+             py::list l;
+             for (PyObject* t : found) l.append(py::reinterpret_borrow<py::object>(t));
+             return l;
+           })
       .def("rebuild", [](Signature& s, py::list leaves) {
         PyObject* const* p = ((PyListObject*)leaves.ptr())->ob_item;
         py::tuple args(s.args.size());
         for (size_t i = 0; i < s.args.size(); ++i) args[i] = py::reinterpret_steal<py::object>(checked(python::rebuild(s.args[i], p)).release());
         py::dict kwargs;
-        for (auto& [k, t] : s.kwargs) kwargs[py::reinterpret_borrow<py::object>(k.get())] = py::reinterpret_steal<py::object>(checked(python::rebuild(t, p)).release());
+        for (auto& [k, t] : s.kwargs)
+          kwargs[py::reinterpret_borrow<py::object>(k.get())] = py::reinterpret_steal<py::object>(checked(python::rebuild(t, p)).release());
         // the containers the program gets are these copies: a result may not hold them
         Flattener f;
         f.flatten(args.ptr(), "arguments");
@@ -137,11 +144,12 @@ void bind_signature(py::module_& m) {
       });
   py::class_<Result, std::shared_ptr<Result>>(m, "Result")
       .def(py::init([](py::object value, Signature& s) { return Result::of(value.ptr(), s.containers); }))
-      .def_property_readonly("tensors", [](Result& r) {
-        py::list l;
-        for (auto& t : r.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
-        return l;
-      })
+      .def_property_readonly("tensors",
+                             [](Result& r) {
+                               py::list l;
+                               for (auto& t : r.tensors) l.append(py::reinterpret_borrow<py::object>(t.get()));
+                               return l;
+                             })
       .def("forget_tensors", [](Result& r) { r.tensors.clear(); });
 }
 
@@ -151,19 +159,22 @@ void bind_guards(py::module_& m) {
       .def("add_dict", [](Guards& g, py::dict d, py::object keys, const std::string& n) { g.add_dict(d.ptr(), keys.ptr(), n); })
       .def("add_object", [](Guards& g, py::handle o) { g.add_object(o.ptr()); })
       .def("add_list", [](Guards& g, py::list l, const std::string& n) { g.add_list(l.ptr(), n); })
-      .def("add_cell", [](Guards& g, py::handle c, const std::string& n) {
-        if (!PyCell_Check(c.ptr())) throw py::type_error("cell expected");
-        g.add_cell(c.ptr(), n);
-      })
-      .def("add_slot", [](Guards& g, py::handle o, py::handle member, const std::string& n) {
-        if (Py_TYPE(member.ptr()) != &PyMemberDescr_Type) throw py::type_error("slot expected");
-        g.add_slot(o.ptr(), member.ptr(), n);
-      })
+      .def("add_cell",
+           [](Guards& g, py::handle c, const std::string& n) {
+             if (!PyCell_Check(c.ptr())) throw py::type_error("cell expected");
+             g.add_cell(c.ptr(), n);
+           })
+      .def("add_slot",
+           [](Guards& g, py::handle o, py::handle member, const std::string& n) {
+             if (Py_TYPE(member.ptr()) != &PyMemberDescr_Type) throw py::type_error("slot expected");
+             g.add_slot(o.ptr(), member.ptr(), n);
+           })
       .def("add_type", [](Guards& g, py::type t) { g.add_type(t.ptr()); })
-      .def("add_function", [](Guards& g, py::function f) {
-        if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
-        g.add_function(f.ptr());
-      })
+      .def("add_function",
+           [](Guards& g, py::function f) {
+             if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
+             g.add_function(f.ptr());
+           })
       .def("add_buffer", [](Guards& g, py::handle o, const std::string& n) { g.add_buffer(o.ptr(), n); })
       .def("add_equal", [](Guards& g, py::handle o, py::handle copy, const std::string& n) { g.add_equal(o.ptr(), copy.ptr(), n); })
       .def("watch", &Guards::watch)
@@ -178,25 +189,29 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
   py::class_<Session>(m, "Session")
       .def(py::init<py::object>(), py::arg("mode"))
-      .def("add_input", [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
-        const at::Tensor& t = THPVariable_Unpack(real.ptr());
-        std::vector<DimMark> dims;
-        for (auto& [dynamic, lo, hi] : marks) dims.push_back({dynamic, lo, hi});
-        at::Tensor fake = s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
-        // the program may ask isinstance(x, Parameter)
-        bool fresh = (PyObject*)Py_TYPE(real.ptr()) == ParameterClass && !fake.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-        return py::reinterpret_steal<py::object>(checked(fresh ? THPVariable_Wrap(fake, (PyTypeObject*)ParameterClass) : THPVariable_Wrap(fake)).release());
-      })
-      .def("declare_source", [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
+      .def("add_input",
+           [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
+             const at::Tensor& t = THPVariable_Unpack(real.ptr());
+             std::vector<DimMark> dims;
+             for (auto& [dynamic, lo, hi] : marks) dims.push_back({dynamic, lo, hi});
+             at::Tensor fake = s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
+             // the program may ask isinstance(x, Parameter)
+             bool fresh = (PyObject*)Py_TYPE(real.ptr()) == ParameterClass && !fake.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+             return py::reinterpret_steal<py::object>(
+                 checked(fresh ? THPVariable_Wrap(fake, (PyTypeObject*)ParameterClass) : THPVariable_Wrap(fake)).release());
+           })
+      .def("declare_source",
+           [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
       .def("start", [](Session& s) { s.tracer.start(); })
-      .def("finish", [](Session& s, py::list tensors) {
-        std::vector<at::Tensor> out;
-        for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
-        auto p = std::make_shared<Program>(s.tracer.finish(out));
-        complete(*p, out, s.generators);
-        return p;
-      })
+      .def("finish",
+           [](Session& s, py::list tensors) {
+             std::vector<at::Tensor> out;
+             for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
+             auto p = std::make_shared<Program>(s.tracer.finish(out));
+             complete(*p, out, s.generators);
+             return p;
+           })
       .def_property_readonly("failure", [](Session& s) { return s.tracer.failure(); })
       .def("abort", [](Session& s) { s.tracer.abort(); });
   py::class_<CompiledGraph, std::shared_ptr<CompiledGraph>>(m, "Graph")
@@ -204,7 +219,8 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("estimated_us", &CompiledGraph::estimated_us)
       .def_property_readonly("stats", [](CompiledGraph& g) {
         auto s = g.stats();
-        return py::dict(py::arg("kernels") = s.kernels, py::arg("launches") = s.launches, py::arg("externs") = s.externs, py::arg("arena_bytes") = s.arena_bytes);
+        return py::dict(py::arg("kernels") = s.kernels, py::arg("launches") = s.launches, py::arg("externs") = s.externs,
+                        py::arg("arena_bytes") = s.arena_bytes);
       });
   m.def("compile", [](Program& p, const Options& o) {
     Program copy = p;  // the door keeps its own for the reproducer
@@ -261,7 +277,9 @@ void bind_states(py::module_& m) {
     if (Py_TYPE(h.ptr()) != state_type()) throw py::type_error("State expected");
     return state_of(h.ptr());
   };
-  m.def("make_state", [](py::object original, py::object miss) { return py::reinterpret_steal<py::object>(checked(make_state(original.ptr(), miss.ptr())).release()); });
+  m.def("make_state", [](py::object original, py::object miss) {
+    return py::reinterpret_steal<py::object>(checked(make_state(original.ptr(), miss.ptr())).release());
+  });
   m.def("state_call", [get](py::handle h, py::tuple args, py::dict kwargs) -> py::object {
     get(h);
     bool hit = false;
@@ -291,8 +309,8 @@ void bind_states(py::module_& m) {
     for (auto& e : s.entries) l.append(py::make_tuple(e->graph, e->signature));
     return l;
   });
-  m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph, std::shared_ptr<Result> result,
-                           const std::vector<at::Tensor>& watched, bool debug_aten) {
+  m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
+                           std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched, bool debug_aten) {
     auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), watched);
     e->debug_aten = debug_aten;
     auto& entries = get(h).entries;

@@ -12,7 +12,9 @@ PyObject* flatten_hook = nullptr;
 
 bool is_value_type(PyObject* o) {
   PyTypeObject* t = Py_TYPE(o);
-  if (t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || t == &PyRange_Type || t == &PySlice_Type) return true;
+  if (t == &PyLong_Type || t == &PyFloat_Type || t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || t == &PyRange_Type ||
+      t == &PySlice_Type)
+    return true;
   // torch.dtype and friends are singletons or compare by value; numpy scalars and enums compare by value
   static const char* const names[] = {"torch.dtype", "torch.device", "torch.layout", "torch.memory_format"};
   for (const char* n : names)

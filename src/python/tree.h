@@ -17,10 +17,10 @@ struct TensorMeta {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
-  bool argument = false;                      // not met through the program's variables: then the program may read its .grad
+  bool argument = false;  // not met through the program's variables: then the program may read its .grad
   bool has_grad = false;
   bool exact_offset = false;
-  bool opaque = false;                        // sparse, nested, ...: no sizes to compare; such calls run eagerly
+  bool opaque = false;  // sparse, nested, ...: no sizes to compare; such calls run eagerly
   int64_t offset = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
 
@@ -31,32 +31,32 @@ std::string to_string(const TensorMeta&);  // "f32[4, 8]"
 
 enum class TreeKind : uint8_t {
   Tensor,
-  Object,    // the same object (held weakly where its type allows)
-  Value,     // equal, of the same type: int, float, str, bytes, complex, dtype, device, slice, range, frozenset...
-  Tuple,     // also namedtuples and torch.Size
+  Object,  // the same object (held weakly where its type allows)
+  Value,   // equal, of the same type: int, float, str, bytes, complex, dtype, device, slice, range, frozenset...
+  Tuple,   // also namedtuples and torch.Size
   List,
-  Dict,      // exact dict
-  Custom,    // registered with pytree, or a dataclass: flattened by a Python hook
+  Dict,    // exact dict
+  Custom,  // registered with pytree, or a dataclass: flattened by a Python hook
 };
 
 struct Tree {
   TreeKind kind = TreeKind::Value;
-  uint32_t tensor = 0;      // Tensor: position in the flat list
-  bool weak = false;        // Object: `value` is a weak reference
-  Ref type;                 // exact type of the object
-  Ref value;                // Object, Value; Dict: tuple of keys; Custom: context
-  Ref rebuild;              // Custom: callable(context, children)
+  uint32_t tensor = 0;  // Tensor: position in the flat list
+  bool weak = false;    // Object: `value` is a weak reference
+  Ref type;             // exact type of the object
+  Ref value;            // Object, Value; Dict: tuple of keys; Custom: context
+  Ref rebuild;          // Custom: callable(context, children)
   std::vector<Tree> children;
 
   void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
 };
 
 struct Flattener {
-  std::vector<PyObject*> tensors;  // borrowed
-  std::vector<std::string> names;  // one per tensor
-  std::vector<PyObject*> objects;  // borrowed: met by identity
+  std::vector<PyObject*> tensors;     // borrowed
+  std::vector<std::string> names;     // one per tensor
+  std::vector<PyObject*> objects;     // borrowed: met by identity
   std::vector<PyObject*> containers;  // identities of lists, dicts and custom containers
-  bool result = false;             // results may not hold objects made by the program
+  bool result = false;                // results may not hold objects made by the program
   // Throws Unsupported naming the path.
   Tree flatten(PyObject*, const std::string& path, int depth = 0);
 };

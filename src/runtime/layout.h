@@ -18,8 +18,8 @@ class SymbolValues {
   }
   bool known(uint32_t id) const { return known_[id]; }
   int64_t operator[](uint32_t id) const { return values_[id]; }
-  std::optional<int64_t> eval(Int e) const;                                    // nullopt: depends on an unknown symbol
-  bool eval(const std::vector<Int>& es, std::vector<int64_t>& out) const;      // false: some are unknown
+  std::optional<int64_t> eval(Int e) const;                                // nullopt: depends on an unknown symbol
+  bool eval(const std::vector<Int>& es, std::vector<int64_t>& out) const;  // false: some are unknown
 
  private:
   std::vector<int64_t> values_;

@@ -64,8 +64,8 @@ Arena::~Arena() {
 
 struct BlockCache::State {
   std::mutex mutex;
-  std::unordered_map<void*, Mapping> live;                 // handed out, by address
-  std::unordered_map<size_t, std::vector<Mapping>> idle;   // by rounded size
+  std::unordered_map<void*, Mapping> live;                // handed out, by address
+  std::unordered_map<size_t, std::vector<Mapping>> idle;  // by rounded size
   size_t idle_bytes = 0;
 };
 

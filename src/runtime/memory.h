@@ -13,7 +13,8 @@ class Arena {
  public:
   Arena() = default;
   explicit Arena(size_t bytes);
-  Arena(Arena&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)), mapped_(std::exchange(o.mapped_, 0)), base_(o.base_) {}
+  Arena(Arena&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)), mapped_(std::exchange(o.mapped_, 0)), base_(o.base_) {}
   Arena& operator=(Arena&& o) noexcept {
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
@@ -28,20 +29,20 @@ class Arena {
  private:
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  size_t mapped_ = 0;      // bytes of the mapping; 0: from the heap
-  void* base_ = nullptr;   // start of the mapping
+  size_t mapped_ = 0;     // bytes of the mapping; 0: from the heap
+  void* base_ = nullptr;  // start of the mapping
 };
 
 // Blocks for results a caller takes away. A fresh mapping costs more than filling it, so blocks that come back are kept, up to a limit.
 class BlockCache {
  public:
   static BlockCache& instance();
-  void* take(size_t bytes);           // aligned, contents undefined
-  void give_back(void*);              // from any thread
+  void* take(size_t bytes);  // aligned, contents undefined
+  void give_back(void*);     // from any thread
   size_t idle_bytes() const;
-  void trim();                        // frees every idle block
+  void trim();  // frees every idle block
 
-  static constexpr size_t kMinBytes = size_t{1} << 20;   // below, the ordinary allocator is as fast
+  static constexpr size_t kMinBytes = size_t{1} << 20;  // below, the ordinary allocator is as fast
   static constexpr size_t kIdleLimit = size_t{96} << 20;
 
  private:

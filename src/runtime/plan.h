@@ -24,12 +24,12 @@ enum class SlotKind : uint8_t {
 
 struct Slot {
   SlotKind kind;
-  uint32_t index = 0;          // Input, Constant: number; Output: first graph output it serves
+  uint32_t index = 0;  // Input, Constant: number; Output: first graph output it serves
   DType dtype;
   Device device;
   std::vector<Int> sizes, strides;
-  Int bytes = 0;               // Arena, Output
-  int64_t arena_offset = 0;    // Arena, when all sizes are constant; otherwise laid out when the plan runs
+  Int bytes = 0;                            // Arena, Output
+  int64_t arena_offset = 0;                 // Arena, when all sizes are constant; otherwise laid out when the plan runs
   int32_t first_step = -1, last_step = -1;  // life over Plan::steps; last_step == steps.size(): an output
 };
 
@@ -41,35 +41,35 @@ struct TensorRef {
 };
 
 struct Launch {
-  uint32_t kernel = 0;               // index into Plan::kernels
-  std::vector<uint32_t> slots;       // one per non-scratch buffer
-  std::vector<Int> sizes;            // kernel size arguments
-  Int iterations = 0;                // flattened parallel iterations
-  Int scratch_bytes = 0;             // per thread
-  int64_t grain = 1;                 // fewest iterations worth a thread
+  uint32_t kernel = 0;          // index into Plan::kernels
+  std::vector<uint32_t> slots;  // one per non-scratch buffer
+  std::vector<Int> sizes;       // kernel size arguments
+  Int iterations = 0;           // flattened parallel iterations
+  Int scratch_bytes = 0;        // per thread
+  int64_t grain = 1;            // fewest iterations worth a thread
 };
 
 struct ExternCall {
-  const ir::Node* node = nullptr;    // owned by Plan::graph
-  std::vector<TensorRef> operands;   // one per tensor argument, in for_each_input order
-  std::vector<int32_t> results;      // slot per result, -1: not needed
+  const ir::Node* node = nullptr;   // owned by Plan::graph
+  std::vector<TensorRef> operands;  // one per tensor argument, in for_each_input order
+  std::vector<int32_t> results;     // slot per result, -1: not needed
 };
 
 struct Step {
   enum class Kind : uint8_t { Launch, Extern, Free } kind;
-  uint32_t index = 0;                // into launches or externs; Free: slot (an Extern slot whose last use has passed)
+  uint32_t index = 0;  // into launches or externs; Free: slot (an Extern slot whose last use has passed)
 };
 
 struct KernelRef {
   KernelFn fn = nullptr;
-  size_t scratch_bytes = 0;          // per thread at the hints; nonzero: the kernel takes scratch memory
+  size_t scratch_bytes = 0;  // per thread at the hints; nonzero: the kernel takes scratch memory
   bool may_fault = false;
   std::string name;
 };
 
 struct Output {
   bool defined = true;
-  TensorRef ref;                     // an Output slot whole, or a view of an Input, Constant or Extern slot
+  TensorRef ref;  // an Output slot whole, or a view of an Input, Constant or Extern slot
 };
 
 struct Plan {

@@ -5,8 +5,8 @@
 
 namespace vitrify::runtime {
 
-int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges, int64_t nodes, int32_t* begins,
-                    int32_t* columns, int32_t* order) {
+int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges,
+                    int64_t nodes, int32_t* begins, int32_t* columns, int32_t* order) {
   std::fill_n(begins, nodes + 1, 0);
   for (int64_t e = 0; e < edges; ++e) {
     const int64_t d = destination[e * destination_stride];
@@ -24,9 +24,9 @@ int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t*
 }
 
 namespace {
-constexpr int kBlock = 64;  // floats summed in registers at a time
+constexpr int kBlock = 64;     // floats summed in registers at a time
 constexpr int32_t kAhead = 8;  // neighbours fetched ahead
-}
+}  // namespace
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

@@ -4,16 +4,19 @@
 
 namespace vitrify::runtime {
 
-// Edges (source[e], destination[e]), strides in elements, grouped by destination in edge order: the sources of node i are columns[begins[i]..begins[i+1]).
-// begins has nodes + 1 entries; order[k], where wanted, is the edge that columns[k] came from. Returns -1, or the first edge whose destination is not in [0, nodes).
-int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges, int64_t nodes, int32_t* begins,
-                    int32_t* columns, int32_t* order = nullptr);
+// Edges (source[e], destination[e]), strides in elements, grouped by destination in edge order: the sources of node i are
+// columns[begins[i]..begins[i+1]). begins has nodes + 1 entries; order[k], where wanted, is the edge that columns[k] came from. Returns -1, or the
+// first edge whose destination is not in [0, nodes).
+int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges,
+                    int64_t nodes, int32_t* begins, int32_t* columns, int32_t* order = nullptr);
 
 // out[i] = sum of x[columns[k]] over the edges k of node i, for first <= i < last; rows of `width` floats, x_stride apart.
-void sum_neighbours(const float* x, int64_t x_stride, const int32_t* begins, const int32_t* columns, float* out, int64_t width, int64_t first, int64_t last);
+void sum_neighbours(const float* x, int64_t x_stride, const int32_t* begins, const int32_t* columns, float* out, int64_t width, int64_t first,
+                    int64_t last);
 
-// out[i] = sum over the edges k of node i of a weight times x[columns[k]], for first <= i < last. Rows of x and out are heads * width floats (those of x x_stride
-// apart); each head has weights of its own: weights[order[k] * heads + h]. With `softmax` the weights used are exp(w - max) / (sum + epsilon) over a node's edges.
+// out[i] = sum over the edges k of node i of a weight times x[columns[k]], for first <= i < last. Rows of x and out are heads * width floats (those
+// of x x_stride apart); each head has weights of its own: weights[order[k] * heads + h]. With `softmax` the weights used are exp(w - max) / (sum +
+// epsilon) over a node's edges.
 struct Attention {
   const float* x;
   int64_t x_stride;

@@ -27,12 +27,35 @@ int64_t hint_or(Int e, int64_t unknown) { return sym::has_hint(e) ? sym::hint(e)
 int64_t weight(loop::Op o) {
   using loop::Op;
   switch (o) {
-    case Op::exp: case Op::log: case Op::tanh: case Op::sigmoid: case Op::erf: case Op::exp2: case Op::log2: case Op::sin: case Op::cos: case Op::expm1: case Op::log1p:
+    case Op::exp:
+    case Op::log:
+    case Op::tanh:
+    case Op::sigmoid:
+    case Op::erf:
+    case Op::exp2:
+    case Op::log2:
+    case Op::sin:
+    case Op::cos:
+    case Op::expm1:
+    case Op::log1p:
       return 8;
-    case Op::pow: case Op::erfinv: case Op::lgamma: case Op::tan: case Op::asin: case Op::acos: case Op::atan: case Op::sinh: case Op::cosh: case Op::atan2:
-    case Op::fmod: case Op::remainder:
+    case Op::pow:
+    case Op::erfinv:
+    case Op::lgamma:
+    case Op::tan:
+    case Op::asin:
+    case Op::acos:
+    case Op::atan:
+    case Op::sinh:
+    case Op::cosh:
+    case Op::atan2:
+    case Op::fmod:
+    case Op::remainder:
       return 20;
-    case Op::div: case Op::sqrt: case Op::rsqrt: case Op::floordiv:
+    case Op::div:
+    case Op::sqrt:
+    case Op::rsqrt:
+    case Op::floordiv:
       return 3;
     case Op::constant:
       return 0;
@@ -198,7 +221,15 @@ class Builder {
   // ---- instructions
   using Key = std::tuple<int, int, int32_t, int32_t, int32_t, uint64_t, int64_t, uint32_t, size_t, const void*>;
   static Key key(const Instr& i) {
-    return {static_cast<int>(i.op), static_cast<int>(i.type), i.a, i.b, i.c, std::bit_cast<uint64_t>(i.fimm), i.iimm, i.buf, i.at.is_const() ? static_cast<size_t>(i.at.value()) : 0,
+    return {static_cast<int>(i.op),
+            static_cast<int>(i.type),
+            i.a,
+            i.b,
+            i.c,
+            std::bit_cast<uint64_t>(i.fimm),
+            i.iimm,
+            i.buf,
+            i.at.is_const() ? static_cast<size_t>(i.at.value()) : 0,
             i.at.node()};
   }
   int32_t emit(loop::Stage& st, Instr i) {
@@ -347,7 +378,8 @@ class Builder {
       if (b.kind == BufferKind::Scratch) sym::free_symbols(b.extent, syms);
     for (Int s : syms) {
       const auto kind = k_.ctx->symbol_info(s).kind;
-      if ((kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked) && std::find(k_.sizes.begin(), k_.sizes.end(), s) == k_.sizes.end()) k_.sizes.push_back(s);
+      if ((kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked) && std::find(k_.sizes.begin(), k_.sizes.end(), s) == k_.sizes.end())
+        k_.sizes.push_back(s);
     }
     for (size_t i = 0; i < k_.buffers.size(); ++i)
       if (k_.buffers[i].kind != BufferKind::Scratch) out_.buffers.push_back(program_of_[i]);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxBuffers = 40, kMaxInstrs = 400;
 constexpr int64_t kSmallWork = 6'000'000;  // instructions
-constexpr int64_t kSmall = 16384;  // elements below which losing parallelism costs nothing
+constexpr int64_t kSmall = 16384;          // elements below which losing parallelism costs nothing
 
 Int product(const std::vector<Loop>& l) {
   Int n = 1;
@@ -210,8 +210,10 @@ class Fuser {
           if (mine[b]) bytes += 2 * bytes_of(b);
         for (uint32_t b : n.reads)
           if (mine[b]) bytes += bytes_of(b);
-        if (bytes > 0) shared[g] += bytes;
-        else if (is_small(groups_[g]) && is_small(groups_[h])) shared.try_emplace(g, 0);
+        if (bytes > 0)
+          shared[g] += bytes;
+        else if (is_small(groups_[g]) && is_small(groups_[h]))
+          shared.try_emplace(g, 0);
       }
       std::vector<std::pair<int64_t, size_t>> order;
       for (auto& [g, bytes] : shared) order.emplace_back(bytes, g);

@@ -21,11 +21,11 @@ struct Part {
 };
 
 struct Group {
-  std::vector<Part> parts;              // in program order
-  std::vector<loop::Loop> outer, inner; // a group that does not reduce has everything in outer
+  std::vector<Part> parts;               // in program order
+  std::vector<loop::Loop> outer, inner;  // a group that does not reduce has everything in outer
   bool reduces = false;
-  bool closed = false;                  // never merges: scatters
-  const ops::ExternNode* ext = nullptr; // or this
+  bool closed = false;                   // never merges: scatters
+  const ops::ExternNode* ext = nullptr;  // or this
   size_t first_item = 0;
 };
 

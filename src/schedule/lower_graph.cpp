@@ -27,9 +27,35 @@ struct Price {
 bool is_heavy(loop::Op o) {
   using loop::Op;
   switch (o) {
-    case Op::exp: case Op::exp2: case Op::expm1: case Op::log: case Op::log2: case Op::log10: case Op::log1p: case Op::sin: case Op::cos: case Op::tan:
-    case Op::asin: case Op::acos: case Op::atan: case Op::sinh: case Op::cosh: case Op::tanh: case Op::asinh: case Op::acosh: case Op::atanh: case Op::erf:
-    case Op::erfc: case Op::erfinv: case Op::lgamma: case Op::sigmoid: case Op::pow: case Op::atan2: case Op::hypot: case Op::fmod: case Op::remainder:
+    case Op::exp:
+    case Op::exp2:
+    case Op::expm1:
+    case Op::log:
+    case Op::log2:
+    case Op::log10:
+    case Op::log1p:
+    case Op::sin:
+    case Op::cos:
+    case Op::tan:
+    case Op::asin:
+    case Op::acos:
+    case Op::atan:
+    case Op::sinh:
+    case Op::cosh:
+    case Op::tanh:
+    case Op::asinh:
+    case Op::acosh:
+    case Op::atanh:
+    case Op::erf:
+    case Op::erfc:
+    case Op::erfinv:
+    case Op::lgamma:
+    case Op::sigmoid:
+    case Op::pow:
+    case Op::atan2:
+    case Op::hypot:
+    case Op::fmod:
+    case Op::remainder:
       return true;
     default:
       return false;
@@ -122,8 +148,12 @@ class GraphLowering final : public Lowering {
     Val v = ops::cast(w.value, compute_type(init.dtype));
     Int at = 0;
     for (size_t d = 0; d < w.target.size(); ++d) at += w.target[d] * target.strides[d];
-    n.body.instrs.push_back({.op = accumulate ? loop::Op::store_add : loop::Op::store, .type = v.type, .a = v.id, .b = w.mask.body ? w.mask.id : loop::kNoValue,
-                             .buf = buf, .at = at});
+    n.body.instrs.push_back({.op = accumulate ? loop::Op::store_add : loop::Op::store,
+                             .type = v.type,
+                             .a = v.id,
+                             .b = w.mask.body ? w.mask.id : loop::kNoValue,
+                             .buf = buf,
+                             .at = at});
     n.scatter = true;
     push(std::move(n));
     return target;
@@ -248,8 +278,10 @@ class GraphLowering final : public Lowering {
     t.at(b, i);
     Price p;
     for (auto& in : b.instrs) {
-      if (in.op == loop::Op::load) ++p.reads;
-      else if (in.op != loop::Op::constant && in.op != loop::Op::index) ++p.ops;
+      if (in.op == loop::Op::load)
+        ++p.reads;
+      else if (in.op != loop::Op::constant && in.op != loop::Op::index)
+        ++p.ops;
       p.heavy = p.heavy || is_heavy(in.op);
     }
     return p;
@@ -266,7 +298,8 @@ class GraphLowering final : public Lowering {
   static constexpr int64_t kParts = 16;
 
   // x with its reduced dims as two: [kept..., part, within]; elements past the end read as the accumulator's neutral value.
-  std::pair<Tensor, std::vector<int64_t>> split_view(const Tensor& x, std::span<const int64_t> dims, AccumKind kind, DType acc, const std::function<Val(Val)>& f) {
+  std::pair<Tensor, std::vector<int64_t>> split_view(const Tensor& x, std::span<const int64_t> dims, AccumKind kind, DType acc,
+                                                     const std::function<Val(Val)>& f) {
     int64_t rn = 1;
     for (int64_t d : dims) rn *= x.sizes[d].value();
     int64_t parts = kParts;
@@ -294,7 +327,10 @@ class GraphLowering final : public Lowering {
         j[red[k]] = k == 0 ? rest : sym::mod(rest, xs[red[k]]);
         rest = sym::floordiv(rest, xs[red[k]]);
       }
-      auto value = [&] { Val v = ops::cast(src(b, j), acc); return f ? f(v) : v; };
+      auto value = [&] {
+        Val v = ops::cast(src(b, j), acc);
+        return f ? f(v) : v;
+      };
       if (exact) return value();
       return b.masked(b.index(lin) < b.constant_int(DType::I64, rn), value, neutral(b, kind, acc));
     });
@@ -303,10 +339,15 @@ class GraphLowering final : public Lowering {
 
   static Val neutral(Body& b, AccumKind kind, DType acc) {
     switch (kind) {
-      case AccumKind::Prod: case AccumKind::All: return b.constant(acc, 1);
-      case AccumKind::Min: return is_float(acc) ? b.constant(acc, INFINITY) : b.constant_int(acc, acc == DType::Bool ? 1 : int_limit(acc, true));
-      case AccumKind::Max: return is_float(acc) ? b.constant(acc, -INFINITY) : b.constant_int(acc, acc == DType::Bool ? 0 : int_limit(acc, false));
-      default: return b.constant(acc, 0);
+      case AccumKind::Prod:
+      case AccumKind::All:
+        return b.constant(acc, 1);
+      case AccumKind::Min:
+        return is_float(acc) ? b.constant(acc, INFINITY) : b.constant_int(acc, acc == DType::Bool ? 1 : int_limit(acc, true));
+      case AccumKind::Max:
+        return is_float(acc) ? b.constant(acc, -INFINITY) : b.constant_int(acc, acc == DType::Bool ? 0 : int_limit(acc, false));
+      default:
+        return b.constant(acc, 0);
     }
   }
   static int64_t int_limit(DType t, bool max) {
@@ -325,7 +366,8 @@ class GraphLowering final : public Lowering {
     return r;
   }
 
-  std::vector<Tensor> split_welford(const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out, const std::function<Val(Val)>& f) {
+  std::vector<Tensor> split_welford(const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+                                    const std::function<Val(Val)>& f) {
     Int n = 1;
     for (int64_t d : dims) n = n * x.sizes[d];
     const double count = static_cast<double>(n.value());
@@ -349,7 +391,8 @@ class GraphLowering final : public Lowering {
     return {cast(m, out), m2};
   }
 
-  std::vector<Tensor> reduce_nest(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out, const std::function<Val(Val)>& f) {
+  std::vector<Tensor> reduce_nest(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+                                  const std::function<Val(Val)>& f) {
     Tensor x = x0;
     if (x.buffer < 0) {  // rules read x again after the reduction (softmax, norms): compute it once, the scheduler keeps it in registers or scratch
       const Price p = price(x);
@@ -363,7 +406,8 @@ class GraphLowering final : public Lowering {
     Index idx(x.sizes.size(), Int(0));
     Dims kept;
     // outer loops in logical order; inner loops too, unless memory says otherwise
-    auto order = x.buffer >= 0 && kind != AccumKind::ArgMin && kind != AccumKind::ArgMax ? memory_order(x.sizes, x.strides) : iota_order(x.sizes.size());
+    auto order =
+        x.buffer >= 0 && kind != AccumKind::ArgMin && kind != AccumKind::ArgMax ? memory_order(x.sizes, x.strides) : iota_order(x.sizes.size());
     for (size_t d = 0; d < x.sizes.size(); ++d)
       if (!reduced[d]) {
         kept.push_back(x.sizes[d]);
@@ -444,12 +488,15 @@ class GraphLowering final : public Lowering {
     }
     bool native = true;
     for (auto& o : n.outs) native = native && is_native(o.dtype) && o.device.kind == DeviceKind::CPU;
-    ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) { native = native && is_native(v.type().dtype) && v.type().device.kind == DeviceKind::CPU; });
+    ir::for_each_input(const_cast<ir::Node&>(n),
+                       [&](Value& v) { native = native && is_native(v.type().dtype) && v.type().device.kind == DeviceKind::CPU; });
     const OpRow* row = native ? find_op(n.op->name) : nullptr;
     std::vector<Tensor> results;
-    const bool empty = std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return std::any_of(o.sizes.begin(), o.sizes.end(), [](Int s) { return s.is(0); }); });
+    const bool empty =
+        std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return std::any_of(o.sizes.begin(), o.sizes.end(), [](Int s) { return s.is(0); }); });
     const bool indexes = n.op->name.find("index") != std::string::npos;  // may be out of range all the same: their rules know
-    if (row && row->lower && empty && !indexes && !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
+    if (row && row->lower && empty && !indexes &&
+        !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
       return;
     }
@@ -470,8 +517,8 @@ class GraphLowering final : public Lowering {
       VT_CHECK(uses(v) == 0, "{} left out a result that is used", v.node->op->name);
       return;
     }
-    VT_CHECK(t.dtype == type.dtype && t.sizes == type.sizes, "{} lowered to {}[{}] instead of {}[{}]", v.node->op->name, to_string(t.dtype), show(t.sizes),
-             to_string(type.dtype), show(type.sizes));
+    VT_CHECK(t.dtype == type.dtype && t.sizes == type.sizes, "{} lowered to {}[{}] instead of {}[{}]", v.node->op->name, to_string(t.dtype),
+             show(t.sizes), to_string(type.dtype), show(type.sizes));
     if (t.buffer < 0 && t.lazy < 0) {
       // a view of a map: give it an identity, so that realising it happens once
       t = map(t.dtype, t.sizes, t.at, t.cost, t.reads);
@@ -513,7 +560,8 @@ class GraphLowering final : public Lowering {
 
   static bool takes_any_strides(std::string_view op) {
     if (!op.starts_with("aten::")) return true;
-    for (std::string_view s : {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"})
+    for (std::string_view s :
+         {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"})
       if (op.substr(6) == s) return true;
     return false;
   }
@@ -576,7 +624,8 @@ class GraphLowering final : public Lowering {
         Int n = 1;
         for (Int s : t.sizes) n = n * s;
         const bool covers = t.offset.is(0) && b.extent == n;
-        reuse = b.role == BufferRole::Intermediate && covers && (same_strides(t, want)) && (static_cast<size_t>(t.buffer) >= taken.size() || !taken[t.buffer]);
+        reuse = b.role == BufferRole::Intermediate && covers && (same_strides(t, want)) &&
+                (static_cast<size_t>(t.buffer) >= taken.size() || !taken[t.buffer]);
         if (!is_native(type.dtype)) reuse = true;
       }
       if (!reuse) t = t.buffer < 0 && t.lazy >= 0 && !lazies_[t.lazy].realized ? realize_output(t, want) : realize_as(t, want);

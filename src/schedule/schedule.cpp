@@ -71,8 +71,10 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
   std::vector<int64_t> only(program.buffers.size(), -1);
   std::vector<char> needed(program.buffers.size());
   auto touch = [&](uint32_t b, size_t g) {
-    if (only[b] < 0) only[b] = static_cast<int64_t>(g);
-    else if (only[b] != static_cast<int64_t>(g)) needed[b] = 1;
+    if (only[b] < 0)
+      only[b] = static_cast<int64_t>(g);
+    else if (only[b] != static_cast<int64_t>(g))
+      needed[b] = 1;
   };
   for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].ext) {
@@ -140,8 +142,10 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
     plan.launches.push_back(std::move(l));
   }
   for (auto& o : program.outputs) {
-    if (!o) plan.outputs.push_back({false, {}});
-    else plan.outputs.push_back({true, pb.ref(*o)});
+    if (!o)
+      plan.outputs.push_back({false, {}});
+    else
+      plan.outputs.push_back({true, pb.ref(*o)});
   }
   for (uint32_t id = 0; id < program.ctx->num_symbols(); ++id) {  // also those no slot has: a size may be read as a number only
     const auto kind = program.ctx->symbol_info(program.ctx->symbol_at(id)).kind;

@@ -5,9 +5,9 @@
 
 namespace vitrify {
 
-void Counters::reset() {
+void Counters::reset(){
 #define _(n) n.store(0, std::memory_order_relaxed);
-  VT_COUNTERS(_)
+    VT_COUNTERS(_)
 #undef _
 }
 

@@ -14,10 +14,10 @@ enum class KernelFault : int32_t { None = 0, IndexOutOfRange = 1, DivisionByZero
 
 [[noreturn]] void internal_error(const char* file, int line, const char* cond, std::string msg);
 
-#define VT_CHECK(cond, ...)                                                                                             \
-  do {                                                                                                                  \
-    if (!(cond)) [[unlikely]]                                                                                           \
-      ::vitrify::internal_error(__FILE__, __LINE__, #cond, ::fmt::format("" __VA_ARGS__));                              \
+#define VT_CHECK(cond, ...)                                                                \
+  do {                                                                                     \
+    if (!(cond)) [[unlikely]]                                                              \
+      ::vitrify::internal_error(__FILE__, __LINE__, #cond, ::fmt::format("" __VA_ARGS__)); \
   } while (0)
 #define VT_UNREACHABLE(...) ::vitrify::internal_error(__FILE__, __LINE__, "unreachable", ::fmt::format("" __VA_ARGS__))
 

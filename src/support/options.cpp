@@ -62,11 +62,16 @@ std::string suggestion(std::string_view name, const std::vector<std::string>& va
 
 template <class T>
 constexpr const char* type_name() {
-  if constexpr (std::is_same_v<T, bool>) return "bool";
-  else if constexpr (std::is_same_v<T, int64_t>) return "int";
-  else if constexpr (std::is_same_v<T, double>) return "float";
-  else if constexpr (std::is_same_v<T, std::string>) return "str";
-  else return "list of str";
+  if constexpr (std::is_same_v<T, bool>)
+    return "bool";
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return "int";
+  else if constexpr (std::is_same_v<T, double>)
+    return "float";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return "str";
+  else
+    return "list of str";
 }
 const char* type_name(const OptionValue& v) {
   return std::visit([](const auto& x) { return type_name<std::decay_t<decltype(x)>>(); }, v);

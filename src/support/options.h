@@ -13,9 +13,9 @@ struct Options {
 #define OPTION(name, type, def, key, help) type name = def;
 #include "support/options.def"
 #undef OPTION
-  static Options from_environment();                 // VITRIFY_DISABLE, VITRIFY_DUMP, VITRIFY_DUMP_DIR, VITRIFY_VERIFY, VITRIFY_BACKEND
+  static Options from_environment();  // VITRIFY_DISABLE, VITRIFY_DUMP, VITRIFY_DUMP_DIR, VITRIFY_VERIFY, VITRIFY_BACKEND
   bool disabled(std::string_view stage) const;
-  uint64_t key() const;                              // hash of the options that change the output
+  uint64_t key() const;  // hash of the options that change the output
 };
 
 using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;

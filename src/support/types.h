@@ -7,19 +7,19 @@
 namespace vitrify {
 
 // name, text spelling in IR, bytes per element
-#define VT_DTYPES(_)      \
-  _(Bool, "b8", 1)        \
-  _(U8, "u8", 1)          \
-  _(I8, "i8", 1)          \
-  _(I16, "i16", 2)        \
-  _(I32, "i32", 4)        \
-  _(I64, "i64", 8)        \
-  _(F16, "f16", 2)        \
-  _(BF16, "bf16", 2)      \
-  _(F32, "f32", 4)        \
-  _(F64, "f64", 8)        \
-  _(C64, "c64", 8)        \
-  _(C128, "c128", 16)     \
+#define VT_DTYPES(_)  \
+  _(Bool, "b8", 1)    \
+  _(U8, "u8", 1)      \
+  _(I8, "i8", 1)      \
+  _(I16, "i16", 2)    \
+  _(I32, "i32", 4)    \
+  _(I64, "i64", 8)    \
+  _(F16, "f16", 2)    \
+  _(BF16, "bf16", 2)  \
+  _(F32, "f32", 4)    \
+  _(F64, "f64", 8)    \
+  _(C64, "c64", 8)    \
+  _(C128, "c128", 16) \
   _(Opaque, "opaque", 0) /* anything else (fp8, quantised, u16..u64, c32): only extern calls may touch it */
 
 enum class DType : uint8_t {
@@ -28,8 +28,8 @@ enum class DType : uint8_t {
 #undef _
 };
 
-size_t size_of(DType);                      // bytes per element; 0 for Opaque
-std::string_view to_string(DType);          // "f32"
+size_t size_of(DType);                       // bytes per element; 0 for Opaque
+std::string_view to_string(DType);           // "f32"
 bool parse_dtype(std::string_view, DType&);  // false when unknown
 
 constexpr bool is_float(DType t) { return t == DType::F16 || t == DType::BF16 || t == DType::F32 || t == DType::F64; }

@@ -50,7 +50,9 @@ int compare_nodes(const Node* x, const Node* y) {
   return compare(x->b, y->b);
 }
 
-uint64_t hash_int(Int i, uint64_t seed) { return i.is_const() ? hash_mix(seed, static_cast<uint64_t>(i.value())) : hash_mix(seed, i.node()->hash + 1); }
+uint64_t hash_int(Int i, uint64_t seed) {
+  return i.is_const() ? hash_mix(seed, static_cast<uint64_t>(i.value())) : hash_mix(seed, i.node()->hash + 1);
+}
 
 uint64_t hash_node(const Node& n) {
   uint64_t h = hash_mix(static_cast<uint64_t>(n.kind), n.symbol);

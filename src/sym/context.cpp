@@ -80,12 +80,16 @@ void learn(Context::Impl& c, const Guard& g) {
   const int64_t v = coef == 1 ? -p.k : p.k;  // where the expression is zero
   Range n = r;
   switch (g.kind) {
-    case Guard::Kind::EqZero: n = {v, v}; break;
+    case Guard::Kind::EqZero:
+      n = {v, v};
+      break;
     case Guard::Kind::NeZero:
       if (n.lo == v) ++n.lo;
       if (n.hi == v) --n.hi;
       break;
-    case Guard::Kind::GeZero: (coef == 1 ? n.lo : n.hi) = v; break;
+    case Guard::Kind::GeZero:
+      (coef == 1 ? n.lo : n.hi) = v;
+      break;
   }
   n = {std::max(n.lo, r.lo), std::min(n.hi, r.hi)};
   if (n.lo > n.hi) return;

@@ -121,7 +121,8 @@ Reduced reduce(Int a, Int b) {
   for (const Term& t : pa.terms) {
     Term g = gcd_terms(content, t);
     if (g.coef == 1 && g.atoms.empty()) continue;
-    if (std::none_of(factors.begin(), factors.end(), [&](const Term& f) { return f.coef == g.coef && f.atoms == g.atoms; })) factors.push_back(std::move(g));
+    if (std::none_of(factors.begin(), factors.end(), [&](const Term& f) { return f.coef == g.coef && f.atoms == g.atoms; }))
+      factors.push_back(std::move(g));
   }
   std::sort(factors.begin(), factors.end(), [](const Term& x, const Term& y) {
     if (x.atoms.size() != y.atoms.size()) return x.atoms.size() > y.atoms.size();
@@ -158,7 +159,8 @@ std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
 }  // namespace
 
 std::optional<Int> exact_quotient(Int a, Int b) {
-  if (a.is_const() && b.is_const()) return mod_const(a.value(), b.value()) == 0 ? std::optional<Int>(floordiv_const(a.value(), b.value())) : std::nullopt;
+  if (a.is_const() && b.is_const())
+    return mod_const(a.value(), b.value()) == 0 ? std::optional<Int>(floordiv_const(a.value(), b.value())) : std::nullopt;
   Context::Impl* ctx = context_of(a, b);
   const Poly pb = poly(b);
   if (!b.is_const() && (pb.terms.size() != 1 || pb.k != 0)) return a == b ? std::optional<Int>(1) : std::nullopt;

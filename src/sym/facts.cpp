@@ -104,15 +104,18 @@ int64_t divisor(Int e, int64_t k);
 int64_t node_divisor(const Node* n, int64_t k) {
   if (k == 1) return 1;
   switch (n->kind) {
-    case Kind::Symbol: return std::gcd(std::max<int64_t>(n->ctx->symbols[n->symbol].multiple_of, 1), k);
+    case Kind::Symbol:
+      return std::gcd(std::max<int64_t>(n->ctx->symbols[n->symbol].multiple_of, 1), k);
     case Kind::FloorDiv: {
       int64_t wanted;
       if (!n->b.is_const() || n->b.value() <= 0 || __builtin_mul_overflow(k, n->b.value(), &wanted)) return 1;
       int64_t d = divisor(n->a, wanted);
       return d % n->b.value() == 0 ? std::gcd(d / n->b.value(), k) : 1;
     }
-    case Kind::Sum: return divisor(Int(n), k);
-    default: return std::gcd(divisor(n->a, k), divisor(n->b, k));
+    case Kind::Sum:
+      return divisor(Int(n), k);
+    default:
+      return std::gcd(divisor(n->a, k), divisor(n->b, k));
   }
 }
 int64_t divisor(Int e, int64_t k) {
@@ -232,7 +235,8 @@ std::optional<Int> atom_bound(const Node* n, bool upper) {
     case Kind::Max:
       if (!upper && has_loops(n->a) != has_loops(n->b)) return has_loops(n->a) ? n->b : n->a;
       break;
-    case Kind::Sum: break;
+    case Kind::Sum:
+      break;
   }
   return constant_bound(n, upper);
 }

@@ -55,7 +55,7 @@ struct Context::Impl {
   std::vector<const Node*> symbol_nodes;
   std::vector<std::optional<Int>> extents;
   std::vector<Guard> guards;
-  uint32_t epoch = 1;    // of the facts; bumped when one changes
+  uint32_t epoch = 1;  // of the facts; bumped when one changes
   int proof_depth = 0;
 
   const Node* intern(Node&&);
@@ -63,26 +63,26 @@ struct Context::Impl {
 };
 
 // --- arithmetic.cpp
-int compare(Int, Int);                               // a structural order, the same in every context
+int compare(Int, Int);  // a structural order, the same in every context
 int compare_atoms(const Atoms&, const Atoms&);
-Context::Impl* context_of(Int a, Int b);             // at least one is not constant
+Context::Impl* context_of(Int a, Int b);  // at least one is not constant
 Poly poly(Int);
-Int from_poly(Context::Impl*, Poly&&);               // terms sorted, merged
+Int from_poly(Context::Impl*, Poly&&);  // terms sorted, merged
 Int from_term(Context::Impl*, const Term&);
 void add_term(Poly&, const Term&);
 Atoms multiply_atoms(const Atoms&, const Atoms&);
 bool divide_atoms(const Atoms& a, const Atoms& b, Atoms& quotient);  // a / b as multisets
 bool divide_atom(const Atoms& a, const Node* by, Atoms& quotient);
-int64_t checked_add(int64_t, int64_t);               // throw Error on overflow
+int64_t checked_add(int64_t, int64_t);  // throw Error on overflow
 int64_t checked_mul(int64_t, int64_t);
 int64_t floordiv_const(int64_t, int64_t);
 int64_t mod_const(int64_t, int64_t);
 
 // --- divide.cpp
-std::optional<Int> exact_quotient(Int a, Int b);     // a / b when b divides a as polynomials (b one monomial)
+std::optional<Int> exact_quotient(Int a, Int b);  // a / b when b divides a as polynomials (b one monomial)
 
 // --- facts.cpp
-Range range_of(Int);                                 // kNegInf / kPosInf where unbounded
+Range range_of(Int);  // kNegInf / kPosInf where unbounded
 bool prove_nonneg(Int);
 inline bool prove_positive(Int e) { return prove_nonneg(e - 1); }
 inline bool prove_in(Int e, Int bound) { return prove_nonneg(e) && prove_nonneg(bound - 1 - e); }  // 0 <= e < bound

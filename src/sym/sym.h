@@ -103,14 +103,14 @@ class Context {
   std::unique_ptr<Impl> impl_;
 };
 
-bool is_symbol(Int);                       // a bare symbol
-std::optional<Range> bounds(Int);          // interval of e; nullopt if nothing is known (overflowing bounds count as unknown)
-std::optional<bool> known_eq(Int, Int);    // proved from facts, never from hints
+bool is_symbol(Int);                     // a bare symbol
+std::optional<Range> bounds(Int);        // interval of e; nullopt if nothing is known (overflowing bounds count as unknown)
+std::optional<bool> known_eq(Int, Int);  // proved from facts, never from hints
 std::optional<bool> known_le(Int, Int);
 std::optional<bool> known_lt(Int, Int);
-bool known_multiple(Int e, int64_t k);     // k divides e, proved
+bool known_multiple(Int e, int64_t k);  // k divides e, proved
 bool has_hint(Int);
-int64_t hint(Int);                          // value at the hints; VT_CHECK fails for unbacked, loop and indirect symbols
+int64_t hint(Int);  // value at the hints; VT_CHECK fails for unbacked, loop and indirect symbols
 int64_t eval(Int, const std::function<int64_t(uint32_t symbol_id)>&);
 Int substitute(Int e, std::span<const std::pair<Int, Int>> map);  // symbol -> expression, simultaneous, re-simplified
 bool contains(Int e, Int symbol);
@@ -122,9 +122,9 @@ std::optional<std::pair<Int, Int>> affine_in(Int e, Int s);
 enum class ExprOp : uint8_t { Const, Symbol, Add, Mul, FloorDiv, Mod, Min, Max };
 struct View {
   ExprOp op;
-  int64_t value = 0;        // Const
+  int64_t value = 0;  // Const
   const Symbol* symbol = nullptr;
-  std::vector<Int> args;    // Add, Mul: two or more; others: two
+  std::vector<Int> args;  // Add, Mul: two or more; others: two
 };
 View view(Int e);
 

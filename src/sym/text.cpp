@@ -9,10 +9,14 @@ namespace {
 
 char letter(SymbolKind k) {
   switch (k) {
-    case SymbolKind::Size: return 's';
-    case SymbolKind::Unbacked: return 'u';
-    case SymbolKind::Loop: return 'i';
-    default: return 'v';
+    case SymbolKind::Size:
+      return 's';
+    case SymbolKind::Unbacked:
+      return 'u';
+    case SymbolKind::Loop:
+      return 'i';
+    default:
+      return 'v';
   }
 }
 

@@ -48,10 +48,14 @@ int64_t eval_node(Int e, const F& value) {
   }
   int64_t a = eval_node<checked>(n->a, value), b = eval_node<checked>(n->b, value);
   switch (n->kind) {
-    case Kind::FloorDiv: return !checked && b == -1 ? wrap_mul(a, -1) : floordiv_const(a, b);
-    case Kind::Mod: return mod_const(a, b);
-    case Kind::Min: return std::min(a, b);
-    default: return std::max(a, b);
+    case Kind::FloorDiv:
+      return !checked && b == -1 ? wrap_mul(a, -1) : floordiv_const(a, b);
+    case Kind::Mod:
+      return mod_const(a, b);
+    case Kind::Min:
+      return std::min(a, b);
+    default:
+      return std::max(a, b);
   }
 }
 
@@ -104,10 +108,18 @@ Int substitute(Int e, std::span<const std::pair<Int, Int>> map) {
     if (auto it = done.find(n); it != done.end()) return it->second;
     Int r;
     switch (n->kind) {
-      case Kind::FloorDiv: r = floordiv(go(n->a), go(n->b)); break;
-      case Kind::Mod: r = mod(go(n->a), go(n->b)); break;
-      case Kind::Min: r = min(go(n->a), go(n->b)); break;
-      case Kind::Max: r = max(go(n->a), go(n->b)); break;
+      case Kind::FloorDiv:
+        r = floordiv(go(n->a), go(n->b));
+        break;
+      case Kind::Mod:
+        r = mod(go(n->a), go(n->b));
+        break;
+      case Kind::Min:
+        r = min(go(n->a), go(n->b));
+        break;
+      case Kind::Max:
+        r = max(go(n->a), go(n->b));
+        break;
       default:
         r = n->sum.k;
         for (const Term& t : n->sum.terms) {
@@ -143,12 +155,18 @@ View view(Int e) {
   if (e.is_const()) return {ExprOp::Const, e.value(), nullptr, {}};
   const Node* n = e.node();
   switch (n->kind) {
-    case Kind::Symbol: return {ExprOp::Symbol, 0, &n->ctx->symbols[n->symbol], {}};
-    case Kind::FloorDiv: return {ExprOp::FloorDiv, 0, nullptr, {n->a, n->b}};
-    case Kind::Mod: return {ExprOp::Mod, 0, nullptr, {n->a, n->b}};
-    case Kind::Min: return {ExprOp::Min, 0, nullptr, {n->a, n->b}};
-    case Kind::Max: return {ExprOp::Max, 0, nullptr, {n->a, n->b}};
-    case Kind::Sum: break;
+    case Kind::Symbol:
+      return {ExprOp::Symbol, 0, &n->ctx->symbols[n->symbol], {}};
+    case Kind::FloorDiv:
+      return {ExprOp::FloorDiv, 0, nullptr, {n->a, n->b}};
+    case Kind::Mod:
+      return {ExprOp::Mod, 0, nullptr, {n->a, n->b}};
+    case Kind::Min:
+      return {ExprOp::Min, 0, nullptr, {n->a, n->b}};
+    case Kind::Max:
+      return {ExprOp::Max, 0, nullptr, {n->a, n->b}};
+    case Kind::Sum:
+      break;
   }
   View v;
   if (n->sum.terms.size() == 1 && n->sum.k == 0) {

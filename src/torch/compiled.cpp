@@ -110,7 +110,8 @@ double estimate(const runtime::Plan& plan) {
       if (v.type().dim() >= 2) inner = std::max(inner, numel(v.type().sizes) / std::max(1.0, value(v.type().sizes[0])));
     });
     const std::string& n = e.node->op->name;
-    const bool product = n.find("mm") != std::string::npos || n.find("linear") != std::string::npos || n.find("conv") != std::string::npos || n.find("attention") != std::string::npos;
+    const bool product = n.find("mm") != std::string::npos || n.find("linear") != std::string::npos || n.find("conv") != std::string::npos ||
+                         n.find("attention") != std::string::npos;
     us += 2 + (in + out) / 5e3 + (product ? out * inner / 5e4 : 0);
   }
   return us;
@@ -120,7 +121,8 @@ class Compiled final : public CompiledGraph {
  public:
   Compiled(Program program, const Options& options) : program_(std::move(program)) {
     auto& graph = *program_.graph;
-    VT_CHECK(graph.inputs.size() == program_.num_args + program_.captured.size(), "{} graph inputs, {} arguments, {} captured", graph.inputs.size(), program_.num_args, program_.captured.size());
+    VT_CHECK(graph.inputs.size() == program_.num_args + program_.captured.size(), "{} graph inputs, {} arguments, {} captured", graph.inputs.size(),
+             program_.num_args, program_.captured.size());
     auto state = std::make_shared<PassState>();
     state->num_args = program_.num_args;
     state->captured = &program_.captured;
@@ -129,7 +131,9 @@ class Compiled final : public CompiledGraph {
     // Sizes that follow from the content of arguments, before the compiler adds symbols of its own.
     std::vector<sym::Int> found;
     for (uint32_t i = 0; i < graph.ctx().num_symbols(); ++i)
-      if (sym::Int s = graph.ctx().symbol_at(i); graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args)) found.push_back(s);
+      if (sym::Int s = graph.ctx().symbol_at(i);
+          graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args))
+        found.push_back(s);
     {
       struct DefaultFloat {  // rules of types ask for it while lowering too
         DType before = std::exchange(ops::default_float(), to_dtype(c10::get_default_dtype_as_scalartype()));
@@ -189,12 +193,19 @@ class Compiled final : public CompiledGraph {
       std::optional<c10::AutoGradMode> grad;
       if (r.grad) grad.emplace(*r.grad);
       switch (r.kind) {
-        case ResultSpec::Kind::Value: out[i] = c.outputs[r.index]; break;
-        case ResultSpec::Kind::ViewOfOutput: out[i] = follow(result_paths_[i], c.outputs[r.index]); break;
+        case ResultSpec::Kind::Value:
+          out[i] = c.outputs[r.index];
+          break;
+        case ResultSpec::Kind::ViewOfOutput:
+          out[i] = follow(result_paths_[i], c.outputs[r.index]);
+          break;
         case ResultSpec::Kind::Input:
-        case ResultSpec::Kind::ViewOfInput: out[i] = follow(result_paths_[i], *c.inputs[r.index]); break;
+        case ResultSpec::Kind::ViewOfInput:
+          out[i] = follow(result_paths_[i], *c.inputs[r.index]);
+          break;
         case ResultSpec::Kind::ViewOfValue:
-        case ResultSpec::Kind::Undefined: break;
+        case ResultSpec::Kind::Undefined:
+          break;
       }
     }
     for (uint32_t i : views_of_values_) {
@@ -207,7 +218,8 @@ class Compiled final : public CompiledGraph {
 
   const Program& program() const override { return program_; }
   Stats stats() const override {
-    return {static_cast<uint32_t>(plan_->kernels.size()), static_cast<uint32_t>(plan_->launches.size()), static_cast<uint32_t>(plan_->externs.size()), plan_->arena_bytes};
+    return {static_cast<uint32_t>(plan_->kernels.size()), static_cast<uint32_t>(plan_->launches.size()), static_cast<uint32_t>(plan_->externs.size()),
+            plan_->arena_bytes};
   }
   double estimated_us() const override { return estimated_us_; }
   std::string describe() const override {
@@ -332,7 +344,7 @@ class Compiled final : public CompiledGraph {
   std::shared_ptr<runtime::Plan> plan_;
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
   std::vector<std::pair<sym::Int, InputDim>> found_;
-  std::vector<sym::Guard> guards_;         // checked here: they may speak of found sizes
+  std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
   std::vector<ViewPath> result_paths_, mutation_paths_;
   std::vector<uint32_t> copies_;           // outputs to be given memory of their own
   std::vector<uint32_t> views_of_values_;  // results made after the others

@@ -12,8 +12,12 @@
 namespace vitrify {
 
 // A kernel met data that eager raises for. Nothing outside the plan has been written: a door may run eager instead, for its very message.
-struct IndexFault final : c10::IndexError { using IndexError::IndexError; };
-struct DivisionFault final : c10::Error { using Error::Error; };
+struct IndexFault final : c10::IndexError {
+  using IndexError::IndexError;
+};
+struct DivisionFault final : c10::Error {
+  using Error::Error;
+};
 
 class CompiledGraph {
  public:
@@ -28,10 +32,13 @@ class CompiledGraph {
   virtual void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) = 0;
 
   virtual const Program& program() const = 0;
-  struct Stats { uint32_t kernels = 0, launches = 0, externs = 0; int64_t arena_bytes = 0; };
+  struct Stats {
+    uint32_t kernels = 0, launches = 0, externs = 0;
+    int64_t arena_bytes = 0;
+  };
   virtual Stats stats() const = 0;
-  virtual double estimated_us() const = 0;  // rough cost of a run: callers release the GIL above about 50
-  virtual std::string describe() const = 0; // graph, kernels, plan as text
+  virtual double estimated_us() const = 0;   // rough cost of a run: callers release the GIL above about 50
+  virtual std::string describe() const = 0;  // graph, kernels, plan as text
 };
 
 }  // namespace vitrify

@@ -6,37 +6,63 @@ namespace vitrify {
 
 DType to_dtype(at::ScalarType t) {
   switch (t) {
-    case at::kBool: return DType::Bool;
-    case at::kByte: return DType::U8;
-    case at::kChar: return DType::I8;
-    case at::kShort: return DType::I16;
-    case at::kInt: return DType::I32;
-    case at::kLong: return DType::I64;
-    case at::kHalf: return DType::F16;
-    case at::kBFloat16: return DType::BF16;
-    case at::kFloat: return DType::F32;
-    case at::kDouble: return DType::F64;
-    case at::kComplexFloat: return DType::C64;
-    case at::kComplexDouble: return DType::C128;
-    default: return DType::Opaque;
+    case at::kBool:
+      return DType::Bool;
+    case at::kByte:
+      return DType::U8;
+    case at::kChar:
+      return DType::I8;
+    case at::kShort:
+      return DType::I16;
+    case at::kInt:
+      return DType::I32;
+    case at::kLong:
+      return DType::I64;
+    case at::kHalf:
+      return DType::F16;
+    case at::kBFloat16:
+      return DType::BF16;
+    case at::kFloat:
+      return DType::F32;
+    case at::kDouble:
+      return DType::F64;
+    case at::kComplexFloat:
+      return DType::C64;
+    case at::kComplexDouble:
+      return DType::C128;
+    default:
+      return DType::Opaque;
   }
 }
 
 at::ScalarType to_scalar_type(DType t, uint8_t opaque) {
   switch (t) {
-    case DType::Bool: return at::kBool;
-    case DType::U8: return at::kByte;
-    case DType::I8: return at::kChar;
-    case DType::I16: return at::kShort;
-    case DType::I32: return at::kInt;
-    case DType::I64: return at::kLong;
-    case DType::F16: return at::kHalf;
-    case DType::BF16: return at::kBFloat16;
-    case DType::F32: return at::kFloat;
-    case DType::F64: return at::kDouble;
-    case DType::C64: return at::kComplexFloat;
-    case DType::C128: return at::kComplexDouble;
-    case DType::Opaque: return static_cast<at::ScalarType>(opaque);
+    case DType::Bool:
+      return at::kBool;
+    case DType::U8:
+      return at::kByte;
+    case DType::I8:
+      return at::kChar;
+    case DType::I16:
+      return at::kShort;
+    case DType::I32:
+      return at::kInt;
+    case DType::I64:
+      return at::kLong;
+    case DType::F16:
+      return at::kHalf;
+    case DType::BF16:
+      return at::kBFloat16;
+    case DType::F32:
+      return at::kFloat;
+    case DType::F64:
+      return at::kDouble;
+    case DType::C64:
+      return at::kComplexFloat;
+    case DType::C128:
+      return at::kComplexDouble;
+    case DType::Opaque:
+      return static_cast<at::ScalarType>(opaque);
   }
   VT_UNREACHABLE("dtype {}", int(t));
 }
@@ -80,7 +106,9 @@ ir::TensorType undefined_type() {
   return t;
 }
 
-bool is_undefined(const ir::TensorType& t) { return t.dtype == DType::Opaque && t.opaque_scalar_type == static_cast<uint8_t>(at::ScalarType::Undefined); }
+bool is_undefined(const ir::TensorType& t) {
+  return t.dtype == DType::Opaque && t.opaque_scalar_type == static_cast<uint8_t>(at::ScalarType::Undefined);
+}
 
 ArgKind kind_of(const c10::Argument& a) {
   c10::TypePtr t = a.real_type();
@@ -88,29 +116,48 @@ ArgKind kind_of(const c10::Argument& a) {
   if (auto l = t->cast<c10::ListType>()) {
     c10::TypePtr e = l->getElementType();
     switch (e->kind()) {
-      case c10::TypeKind::TensorType: return ArgKind::TensorList;
-      case c10::TypeKind::OptionalType: return e->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType ? ArgKind::OptionalTensorList : ArgKind::Opaque;
+      case c10::TypeKind::TensorType:
+        return ArgKind::TensorList;
+      case c10::TypeKind::OptionalType:
+        return e->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType ? ArgKind::OptionalTensorList
+                                                                                                       : ArgKind::Opaque;
       case c10::TypeKind::IntType:
-      case c10::TypeKind::SymIntType: return ArgKind::IntList;
-      case c10::TypeKind::FloatType: return ArgKind::FloatList;
-      case c10::TypeKind::BoolType: return ArgKind::BoolList;
-      case c10::TypeKind::NumberType: return ArgKind::ScalarList;
-      default: return ArgKind::Opaque;
+      case c10::TypeKind::SymIntType:
+        return ArgKind::IntList;
+      case c10::TypeKind::FloatType:
+        return ArgKind::FloatList;
+      case c10::TypeKind::BoolType:
+        return ArgKind::BoolList;
+      case c10::TypeKind::NumberType:
+        return ArgKind::ScalarList;
+      default:
+        return ArgKind::Opaque;
     }
   }
   switch (t->kind()) {
-    case c10::TypeKind::TensorType: return ArgKind::Tensor;
+    case c10::TypeKind::TensorType:
+      return ArgKind::Tensor;
     case c10::TypeKind::IntType:
-    case c10::TypeKind::SymIntType: return ArgKind::Int;
-    case c10::TypeKind::NumberType: return ArgKind::Scalar;
-    case c10::TypeKind::FloatType: return ArgKind::Float;
-    case c10::TypeKind::BoolType: return ArgKind::Bool;
-    case c10::TypeKind::StringType: return ArgKind::String;
-    case c10::TypeKind::ScalarTypeType: return ArgKind::ScalarType;
-    case c10::TypeKind::DeviceObjType: return ArgKind::Device;
-    case c10::TypeKind::LayoutType: return ArgKind::Layout;
-    case c10::TypeKind::MemoryFormatType: return ArgKind::MemoryFormat;
-    default: return ArgKind::Opaque;
+    case c10::TypeKind::SymIntType:
+      return ArgKind::Int;
+    case c10::TypeKind::NumberType:
+      return ArgKind::Scalar;
+    case c10::TypeKind::FloatType:
+      return ArgKind::Float;
+    case c10::TypeKind::BoolType:
+      return ArgKind::Bool;
+    case c10::TypeKind::StringType:
+      return ArgKind::String;
+    case c10::TypeKind::ScalarTypeType:
+      return ArgKind::ScalarType;
+    case c10::TypeKind::DeviceObjType:
+      return ArgKind::Device;
+    case c10::TypeKind::LayoutType:
+      return ArgKind::Layout;
+    case c10::TypeKind::MemoryFormatType:
+      return ArgKind::MemoryFormat;
+    default:
+      return ArgKind::Opaque;
   }
 }
 
@@ -166,34 +213,49 @@ ir::Arg to_arg(ir::Graph& g, const c10::IValue& v, ArgKind kind, const std::func
       for (const c10::IValue& e : v.toListRef()) r.push_back(e.isNone() ? ir::Value{} : value(e.toTensor()));
       return r;
     }
-    case ArgKind::IntList: return capture::ints_of(v);
-    case ArgKind::FloatList: return v.toDoubleVector();
+    case ArgKind::IntList:
+      return capture::ints_of(v);
+    case ArgKind::FloatList:
+      return v.toDoubleVector();
     case ArgKind::BoolList: {
       std::vector<bool> r;
       for (bool b : v.toBoolList()) r.push_back(b);
       return r;
     }
-    case ArgKind::Int: return v.isBool() ? ir::Arg(sym::Int(int64_t(v.toBool()))) : number(v);
-    case ArgKind::Float: return v.isInt() || v.isSymInt() ? double(v.toInt()) : number(v);
-    case ArgKind::Bool: return v.isInt() ? ir::Arg(v.toInt() != 0) : number(v);
-    case ArgKind::Scalar: return number(v);
-    case ArgKind::String: return std::string(v.toStringRef());
+    case ArgKind::Int:
+      return v.isBool() ? ir::Arg(sym::Int(int64_t(v.toBool()))) : number(v);
+    case ArgKind::Float:
+      return v.isInt() || v.isSymInt() ? double(v.toInt()) : number(v);
+    case ArgKind::Bool:
+      return v.isInt() ? ir::Arg(v.toInt() != 0) : number(v);
+    case ArgKind::Scalar:
+      return number(v);
+    case ArgKind::String:
+      return std::string(v.toStringRef());
     case ArgKind::ScalarType: {
       DType d = to_dtype(v.toScalarType());
       return d == DType::Opaque ? opaque(g, v) : ir::Arg(d);
     }
-    case ArgKind::Device: return to_device(v.toDevice());
-    case ArgKind::Layout: return v.toLayout() == at::kStrided ? ir::Layout::Strided : ir::Layout::Other;
+    case ArgKind::Device:
+      return to_device(v.toDevice());
+    case ArgKind::Layout:
+      return v.toLayout() == at::kStrided ? ir::Layout::Strided : ir::Layout::Other;
     case ArgKind::MemoryFormat:
       switch (v.toMemoryFormat()) {
-        case at::MemoryFormat::Contiguous: return ir::MemoryFormat::Contiguous;
-        case at::MemoryFormat::Preserve: return ir::MemoryFormat::Preserve;
-        case at::MemoryFormat::ChannelsLast: return ir::MemoryFormat::ChannelsLast;
-        case at::MemoryFormat::ChannelsLast3d: return ir::MemoryFormat::ChannelsLast3d;
-        default: VT_UNREACHABLE("memory format");
+        case at::MemoryFormat::Contiguous:
+          return ir::MemoryFormat::Contiguous;
+        case at::MemoryFormat::Preserve:
+          return ir::MemoryFormat::Preserve;
+        case at::MemoryFormat::ChannelsLast:
+          return ir::MemoryFormat::ChannelsLast;
+        case at::MemoryFormat::ChannelsLast3d:
+          return ir::MemoryFormat::ChannelsLast3d;
+        default:
+          VT_UNREACHABLE("memory format");
       }
     case ArgKind::ScalarList:
-    case ArgKind::Opaque: return opaque(g, v);
+    case ArgKind::Opaque:
+      return opaque(g, v);
   }
   VT_UNREACHABLE("argument kind {}", int(kind));
 }
@@ -203,7 +265,8 @@ c10::IValue to_ivalue(const ir::Graph& g, const ir::Arg& a, ArgKind kind, const 
   if (std::holds_alternative<ir::None>(a)) return {};
   if (auto* o = std::get_if<ir::OpaqueArg>(&a)) return *std::static_pointer_cast<c10::IValue>(g.constants.at(o->index));
   switch (kind) {
-    case ArgKind::Tensor: return tensor_of(std::get<ir::Value>(a));
+    case ArgKind::Tensor:
+      return tensor_of(std::get<ir::Value>(a));
     case ArgKind::TensorList: {
       c10::List<at::Tensor> l;
       for (const ir::Value& v : std::get<std::vector<ir::Value>>(a)) l.push_back(v ? tensor_of(v) : at::Tensor());
@@ -219,7 +282,8 @@ c10::IValue to_ivalue(const ir::Graph& g, const ir::Arg& a, ArgKind kind, const 
       for (const sym::Int& i : std::get<std::vector<sym::Int>>(a)) l.push_back(int_of(i));
       return l;
     }
-    case ArgKind::FloatList: return std::get<std::vector<double>>(a);
+    case ArgKind::FloatList:
+      return std::get<std::vector<double>>(a);
     case ArgKind::BoolList: {
       c10::List<bool> l;
       for (bool b : std::get<std::vector<bool>>(a)) l.push_back(b);
@@ -230,22 +294,31 @@ c10::IValue to_ivalue(const ir::Graph& g, const ir::Arg& a, ArgKind kind, const 
       return number(a, int_of);
     case ArgKind::Int:
     case ArgKind::Bool:
-    case ArgKind::Scalar: return number(a, int_of);
-    case ArgKind::String: return std::get<std::string>(a);
-    case ArgKind::ScalarType: return to_scalar_type(std::get<DType>(a));
-    case ArgKind::Device: return to_torch_device(std::get<Device>(a));
+    case ArgKind::Scalar:
+      return number(a, int_of);
+    case ArgKind::String:
+      return std::get<std::string>(a);
+    case ArgKind::ScalarType:
+      return to_scalar_type(std::get<DType>(a));
+    case ArgKind::Device:
+      return to_torch_device(std::get<Device>(a));
     case ArgKind::Layout:
       VT_CHECK(std::get<ir::Layout>(a) == ir::Layout::Strided, "only strided layouts are recorded");
       return at::kStrided;
     case ArgKind::MemoryFormat:
       switch (std::get<ir::MemoryFormat>(a)) {
-        case ir::MemoryFormat::Contiguous: return at::MemoryFormat::Contiguous;
-        case ir::MemoryFormat::Preserve: return at::MemoryFormat::Preserve;
-        case ir::MemoryFormat::ChannelsLast: return at::MemoryFormat::ChannelsLast;
-        case ir::MemoryFormat::ChannelsLast3d: return at::MemoryFormat::ChannelsLast3d;
+        case ir::MemoryFormat::Contiguous:
+          return at::MemoryFormat::Contiguous;
+        case ir::MemoryFormat::Preserve:
+          return at::MemoryFormat::Preserve;
+        case ir::MemoryFormat::ChannelsLast:
+          return at::MemoryFormat::ChannelsLast;
+        case ir::MemoryFormat::ChannelsLast3d:
+          return at::MemoryFormat::ChannelsLast3d;
       }
       [[fallthrough]];
-    default: VT_UNREACHABLE("argument kind {}", int(kind));
+    default:
+      VT_UNREACHABLE("argument kind {}", int(kind));
   }
 }
 

@@ -1,7 +1,6 @@
 // Between ATen's types and arguments and the IR's.
 #pragma once
 #include <ATen/core/function_schema.h>
-
 #include <fmt/ranges.h>
 
 #include <functional>
@@ -17,12 +16,27 @@ at::ScalarType scalar_type_of(const ir::TensorType&);
 Device to_device(c10::Device);
 c10::Device to_torch_device(Device);
 ir::TensorType type_of(const at::Tensor&);
-int64_t value_of(sym::Int);                                   // constant, or the hint
+int64_t value_of(sym::Int);  // constant, or the hint
 std::vector<int64_t> values_of(const ir::Dims&);
 
 // What a schema argument holds, looked up once per op. ATen passes dtypes, layouts and memory formats as ints: only the schema tells them apart.
 enum class ArgKind : uint8_t {
-  Tensor, TensorList, OptionalTensorList, Int, IntList, Scalar, ScalarList, Float, FloatList, Bool, BoolList, String, ScalarType, Device, Layout, MemoryFormat,
+  Tensor,
+  TensorList,
+  OptionalTensorList,
+  Int,
+  IntList,
+  Scalar,
+  ScalarList,
+  Float,
+  FloatList,
+  Bool,
+  BoolList,
+  String,
+  ScalarType,
+  Device,
+  Layout,
+  MemoryFormat,
   Opaque,  // generators, streams, script objects, string lists: kept in Graph::constants as std::shared_ptr<c10::IValue>
 };
 ArgKind kind_of(const c10::Argument&);

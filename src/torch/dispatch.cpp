@@ -11,11 +11,11 @@
 
 namespace vitrify {
 
+using c10::IValue;
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
 using capture::OpKind;
-using c10::IValue;
 using compat::Stack;
 using ir::Arg;
 using ir::TensorType;
@@ -32,7 +32,8 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
     if (v.isTensor()) {
       if (v.toTensor().defined()) f(v.toTensor());
     } else if (v.isTensorList()) {
-      for (const at::Tensor& t : v.toTensorVector()) if (t.defined()) f(t);
+      for (const at::Tensor& t : v.toTensorVector())
+        if (t.defined()) f(t);
     } else if (v.isList()) {
       for (const IValue& e : v.toListRef())
         if (e.isTensor() && e.toTensor().defined()) f(e.toTensor());
@@ -72,18 +73,27 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
 void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
   if (ops::default_float() != to_dtype(c10::get_default_dtype_as_scalartype())) fail("changes the default dtype");
   switch (info.kind) {
-    case OpKind::Refuse: fail(info.why);
-    case OpKind::Special: return run_special(info, stack);
-    case OpKind::View: return run_view(info, stack);
-    case OpKind::InPlaceView: return run_in_place_view(info, stack);
-    case OpKind::Write: return run_write(info, stack);
-    case OpKind::Effect: return run_effect(info, stack);
-    default: return run_pure(info, stack);
+    case OpKind::Refuse:
+      fail(info.why);
+    case OpKind::Special:
+      return run_special(info, stack);
+    case OpKind::View:
+      return run_view(info, stack);
+    case OpKind::InPlaceView:
+      return run_in_place_view(info, stack);
+    case OpKind::Write:
+      return run_write(info, stack);
+    case OpKind::Effect:
+      return run_effect(info, stack);
+    default:
+      return run_pure(info, stack);
   }
 }
 
 // The mode is still on the stack: what the composite calls arrives here.
-void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) { info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack); }
+void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
+  info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {
   capture::Paused paused;
@@ -141,8 +151,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
 Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize) {
-  if (!info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
-    fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
+  if (!info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
   Stack metas;
   metas.reserve(args.size());
@@ -152,7 +161,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t)) {
       auto n = symbolic_number(t);
       if (!n) return t;
-      at::Tensor number = at::scalar_tensor(n->isSymbolic() ? c10::Scalar(capture::static_value(n->toSymInt(), specialize).toInt()) : *n, at::TensorOptions(t.scalar_type()));
+      at::Tensor number = at::scalar_tensor(n->isSymbolic() ? c10::Scalar(capture::static_value(n->toSymInt(), specialize).toInt()) : *n,
+                                            at::TensorOptions(t.scalar_type()));
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return number;
     }
@@ -192,7 +202,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
   // The Meta kernels of products take any two dtypes, the real ones raise or make another than they say.
-  static const std::unordered_set<std::string> products{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot"};
+  static const std::unordered_set<std::string> products{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
+                                                        "aten::mv", "aten::addmv", "aten::dot"};
   if (products.contains(info.name)) {
     std::optional<at::ScalarType> dtype;
     for (const IValue& v : metas) {
@@ -222,8 +233,10 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   bool plain = true;  // rules know the types of the IR only
   for (size_t i = 0; i < converted.size(); ++i) {
     if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
-    if (auto* l = std::get_if<ir::Layout>(&converted[i]); l && *l != ir::Layout::Strided) fail(fmt::format("{} makes a tensor that is not strided", info.name));
-    if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind == DeviceKind::Other) fail(fmt::format("{} makes a tensor on another kind of device", info.name));
+    if (auto* l = std::get_if<ir::Layout>(&converted[i]); l && *l != ir::Layout::Strided)
+      fail(fmt::format("{} makes a tensor that is not strided", info.name));
+    if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind == DeviceKind::Other)
+      fail(fmt::format("{} makes a tensor on another kind of device", info.name));
   }
   std::optional<Types> ruled;
   if (only_tensors && plain && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
@@ -247,9 +260,11 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       for (size_t i = 0; i < call.types.size(); ++i) {
         const TensorType &r = (*ruled)[i], &m = call.types[i];
         if (is_undefined(m) || info.name == "aten::native_batch_norm") continue;  // Meta is wrong about the statistics of eval mode
-        VT_CHECK(r.dtype == m.dtype && values_of(r.sizes) == values_of(m.sizes) && values_of(r.strides) == values_of(m.strides) && r.device == m.device,
-                 "{} result {}: the shape rule gives {} [{}] [{}], ATen {} [{}] [{}]", info.name, i, to_string(r.dtype), fmt::join(values_of(r.sizes), ","),
-                 fmt::join(values_of(r.strides), ","), to_string(m.dtype), fmt::join(values_of(m.sizes), ","), fmt::join(values_of(m.strides), ","));
+        VT_CHECK(
+            r.dtype == m.dtype && values_of(r.sizes) == values_of(m.sizes) && values_of(r.strides) == values_of(m.strides) && r.device == m.device,
+            "{} result {}: the shape rule gives {} [{}] [{}], ATen {} [{}] [{}]", info.name, i, to_string(r.dtype),
+            fmt::join(values_of(r.sizes), ","), fmt::join(values_of(r.strides), ","), to_string(m.dtype), fmt::join(values_of(m.sizes), ","),
+            fmt::join(values_of(m.strides), ","));
       }
     }
   }
@@ -259,7 +274,8 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   for (const Arg& a : converted) has_tensor |= std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a);
   if (!has_tensor && !call.types.empty())  // a factory's dtype is the default dtype of now
     for (size_t i = 0; i < converted.size(); ++i)
-      if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::None>(converted[i]) && call.types[0].dtype != DType::Opaque) converted[i] = call.types[0].dtype;
+      if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::None>(converted[i]) && call.types[0].dtype != DType::Opaque)
+        converted[i] = call.types[0].dtype;
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = append(info, std::move(converted), call.types);
   return call;
@@ -361,8 +377,10 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
     made.push_back(capture::make_fake(std::move(v), keys));
   }
   drop(*stack, n);
-  if (info.multi_result_view) stack->emplace_back(std::move(made));
-  else stack->emplace_back(made.extract(0));
+  if (info.multi_result_view)
+    stack->emplace_back(std::move(made));
+  else
+    stack->emplace_back(made.extract(0));
 }
 
 void Tracer::Impl::run_in_place_view(const OpInfo& info, Stack* stack) {
@@ -396,9 +414,12 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   }
   std::vector<at::Tensor> targets;
   for (size_t w : info.writes) {
-    if (fakes[w].isTensor()) targets.push_back(fakes[w].toTensor());
-    else if (fakes[w].isTensorList()) for (const at::Tensor& t : fakes[w].toTensorVector()) targets.push_back(t);
-    else if (!fakes[w].isNone()) fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
+    if (fakes[w].isTensor())
+      targets.push_back(fakes[w].toTensor());
+    else if (fakes[w].isTensorList())
+      for (const at::Tensor& t : fakes[w].toTensorVector()) targets.push_back(t);
+    else if (!fakes[w].isNone())
+      fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
   bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
@@ -422,7 +443,8 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     // Which other types an out argument may have differs from op to op.
     if (writes_out && scalar_type_of(r) != scalar_type_of(v.type)) fail(fmt::format("{} converts to the type of its out argument", info.name));
-    if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type))) fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
+    if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type)))
+      fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
     Value value = cast(call.node->out(first + i), v.type);
     if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });
     write(v, value, info.name);

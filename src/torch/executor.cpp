@@ -56,9 +56,12 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
 
 [[noreturn]] void raise_fault(int32_t fault) {
   switch (static_cast<KernelFault>(fault)) {
-    case KernelFault::IndexOutOfRange: throw IndexFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "index out of range in self");
-    case KernelFault::DivisionByZero: throw DivisionFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "ZeroDivisionError");
-    case KernelFault::None: break;
+    case KernelFault::IndexOutOfRange:
+      throw IndexFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "index out of range in self");
+    case KernelFault::DivisionByZero:
+      throw DivisionFault({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "ZeroDivisionError");
+    case KernelFault::None:
+      break;
   }
   VT_UNREACHABLE("fault {}", fault);
 }
@@ -72,11 +75,13 @@ const at::Tensor& constant_tensor(const ir::Graph& g, uint32_t index) {
 
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, bool contiguous) {
   const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
-  if (bytes < runtime::BlockCache::kMinBytes) return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
+  if (bytes < runtime::BlockCache::kMinBytes)
+    return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
   void* p = runtime::BlockCache::instance().take(bytes);
   c10::DataPtr data(p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true);
-  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                          c10::scalarTypeToTypeMeta(type));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return t;
 }
@@ -132,21 +137,25 @@ void PlanRun::find_in_place() {
     const runtime::Slot &from = plan_->slots[r.slot], &to = plan_->slots[e.results[0]];
     size_t times = 0;
     for (auto& o : e.operands) times += o.slot == r.slot;
-    in_place_[i] = times == 1 && from.kind == SlotKind::Extern && to.kind == SlotKind::Extern && from.last_step == static_cast<int32_t>(k) && r.offset.is(0) &&
-                   r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides && from.dtype == to.dtype;
+    in_place_[i] = times == 1 && from.kind == SlotKind::Extern && to.kind == SlotKind::Extern && from.last_step == static_cast<int32_t>(k) &&
+                   r.offset.is(0) && r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides &&
+                   from.dtype == to.dtype;
   }
 }
 
 PlanRun::~PlanRun() = default;
 
-PlanRun::Window PlanRun::make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType type, bool wrapped, int64_t offset_bytes) {
+PlanRun::Window PlanRun::make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType type, bool wrapped,
+                                     int64_t offset_bytes) {
   c10::InferenceMode ordinary(false);
   const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
   Window w;
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
+                                                       nullptr, false);
   w.storage = storage.get();
   w.offset = offset_bytes;
-  w.tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
+  w.tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                      c10::scalarTypeToTypeMeta(type));
   w.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   if (wrapped) w.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return w;
@@ -420,8 +429,9 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     if (!typed || (t.numel() && !same && called_as_recorded(e, state.pointers))) {
       // Downstream of a wrong record everything may be wrong: this call is eager's, and the next capture knows better.
       if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
-      throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r, to_string(to_dtype(t.scalar_type())), fmt::join(t.sizes(), ","),
-                                             fmt::join(t.strides(), ","), to_string(p.dtype), fmt::join(s.sizes, ","), fmt::join(s.strides, ",")));
+      throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r,
+                                             to_string(to_dtype(t.scalar_type())), fmt::join(t.sizes(), ","), fmt::join(t.strides(), ","),
+                                             to_string(p.dtype), fmt::join(s.sizes, ","), fmt::join(s.strides, ",")));
     }
   }
   if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
@@ -442,7 +452,8 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     } else if (!((e.node->op->flags & ir::kView) && is_native(p.dtype))) {  // the plan copies those itself
       // What an op hands through must not die, or change, with the memory of its operand.
       for (const at::Tensor* o : state.pointers)
-        if (o->has_storage() && o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
+        if (o->has_storage() &&
+            o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
           t = t.clone();
           break;
         }
@@ -500,11 +511,14 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
       return;
     }
   }
-  call.call(s.pointers.data(), [&](sym::Int x) {
-    auto v = f.symbols.eval(x);
-    VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
-    return *v;
-  }, stack_, results_);
+  call.call(
+      s.pointers.data(),
+      [&](sym::Int x) {
+        auto v = f.symbols.eval(x);
+        VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
+        return *v;
+      },
+      stack_, results_);
   VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
   for (uint32_t r = 0; r < e.results.size(); ++r)
     if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);
@@ -572,9 +586,15 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs) {
       continue;
     }
     switch (step.kind) {
-      case Step::Kind::Launch: run_launch(f, step.index); break;
-      case Step::Kind::Extern: run_extern(f, step.index, inputs); break;
-      case Step::Kind::Free: tensors_[step.index].reset(); break;
+      case Step::Kind::Launch:
+        run_launch(f, step.index);
+        break;
+      case Step::Kind::Extern:
+        run_extern(f, step.index, inputs);
+        break;
+      case Step::Kind::Free:
+        tensors_[step.index].reset();
+        break;
     }
   }
 }

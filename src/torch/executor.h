@@ -22,8 +22,8 @@ class PlanRun {
  public:
   explicit PlanRun(std::shared_ptr<const runtime::Plan>);
   ~PlanRun();
-  // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what eager throws for a fault in the data; nothing outside has been written then.
-  // Call under PlanGuard.
+  // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what eager throws for a fault in the data; nothing
+  // outside has been written then. Call under PlanGuard.
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
 
  private:
@@ -39,8 +39,8 @@ class PlanRun {
     int64_t arena_offset = -1;  // -1: on demand
     bool ready = false;
     bool contiguous = false;
-    std::vector<void**> patches;       // kernel arguments that point at this slot
-    std::vector<uint32_t> windows;     // windows over it
+    std::vector<void**> patches;    // kernel arguments that point at this slot
+    std::vector<uint32_t> windows;  // windows over it
   };
   struct LaunchState {
     std::vector<void*> args;
@@ -94,7 +94,7 @@ class PlanRun {
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
-  std::vector<char> in_place_;  // by extern call
+  std::vector<char> in_place_;        // by extern call
   std::vector<uint32_t> launch_run_;  // by step: how many launches follow each other from here
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
@@ -102,14 +102,14 @@ class PlanRun {
   runtime::Arena arena_;
   runtime::Arena scratch_;
   size_t scratch_stride_ = 0, scratch_threads_ = 0;
-  std::vector<runtime::Arena> late_memory_;   // per slot, sizes known only while running
-  std::vector<at::Tensor> tensors_;           // per slot: outputs, extern results and constants
+  std::vector<runtime::Arena> late_memory_;  // per slot, sizes known only while running
+  std::vector<at::Tensor> tensors_;          // per slot: outputs, extern results and constants
   std::vector<uint32_t> input_slots_, output_slots_;
-  std::vector<char> input_pointer_;           // per slot: some kernel or window needs the address
-  bool late_ = false;                         // some sizes are known only while running
-  bool random_ = false;                       // some call draws random numbers
+  std::vector<char> input_pointer_;  // per slot: some kernel or window needs the address
+  bool late_ = false;                // some sizes are known only while running
+  bool random_ = false;              // some call draws random numbers
   bool may_fault_ = false;
-  bool proven_ = false;                       // has run to the end once
+  bool proven_ = false;  // has run to the end once
   int32_t fault_ = 0;
   std::vector<c10::IValue> stack_;
   std::vector<at::Tensor> results_;

@@ -41,7 +41,8 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
         continue;
       }
       tensors_.push_back({i, operand++});
-    } else if (auto* l = std::get_if<std::vector<ir::Value>>(&a); l && (kinds_[i] == ArgKind::TensorList || kinds_[i] == ArgKind::OptionalTensorList)) {
+    } else if (auto* l = std::get_if<std::vector<ir::Value>>(&a);
+               l && (kinds_[i] == ArgKind::TensorList || kinds_[i] == ArgKind::OptionalTensorList)) {
       tensors_.push_back({i, operand});
       for (auto& x : *l) operand += static_cast<bool>(x);
     } else if (is_symbolic(a)) {
@@ -95,11 +96,20 @@ void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std:
 
 void NodeCall::call_out(at::Tensor& out, const at::Tensor* const* o) const {
   switch (out_) {
-    case Out::Mm: at::mm_out(out, *o[0], *o[1]); return;
-    case Out::Bmm: at::bmm_out(out, *o[0], *o[1]); return;
-    case Out::Addmm: at::addmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_); return;
-    case Out::Baddbmm: at::baddbmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_); return;
-    case Out::None: break;
+    case Out::Mm:
+      at::mm_out(out, *o[0], *o[1]);
+      return;
+    case Out::Bmm:
+      at::bmm_out(out, *o[0], *o[1]);
+      return;
+    case Out::Addmm:
+      at::addmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_);
+      return;
+    case Out::Baddbmm:
+      at::baddbmm_out(out, *o[0], *o[1], *o[2], beta_, alpha_);
+      return;
+    case Out::None:
+      break;
   }
   VT_UNREACHABLE();
 }

@@ -48,9 +48,9 @@ class NodeCall {
   c10::OperatorHandle op_;
   std::optional<c10::OperatorHandle> in_place_;
   std::vector<ArgKind> kinds_;
-  std::vector<c10::IValue> arguments_;   // tensors and symbolic ones empty
+  std::vector<c10::IValue> arguments_;  // tensors and symbolic ones empty
   std::vector<TensorArg> tensors_;
-  std::vector<uint32_t> symbolic_;       // arguments with symbolic numbers
+  std::vector<uint32_t> symbolic_;  // arguments with symbolic numbers
   Out out_ = Out::None;
   at::Scalar beta_ = 1, alpha_ = 1;
 };

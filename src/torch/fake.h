@@ -12,21 +12,21 @@ struct OpInfo;
 struct ViewStep {
   const OpInfo* op = nullptr;
   std::vector<c10::IValue> args;
-  int32_t result = -1;                                             // which result of a multi-result view
-  std::shared_ptr<std::vector<ir::TensorType>> results;            // types of all results
+  int32_t result = -1;                                   // which result of a multi-result view
+  std::shared_ptr<std::vector<ir::TensorType>> results;  // types of all results
 };
 
 // Memory that one or more fakes look at.
 struct StorageState {
-  uint64_t trace = 0;             // the capture it belongs to
+  uint64_t trace = 0;  // the capture it belongs to
   std::shared_ptr<sym::Context> ctx;
-  c10::Storage storage;           // shared by its fakes, so that eager's aliasing checks agree
-  ir::Value base;                 // current contents, in the root's geometry
-  ir::TensorType type;            // the root's geometry
+  c10::Storage storage;  // shared by its fakes, so that eager's aliasing checks agree
+  ir::Value base;        // current contents, in the root's geometry
+  ir::TensorType type;   // the root's geometry
   int64_t offset = 0;
-  uint64_t generation = 0;        // writes so far
-  int32_t input = -1;             // graph input whose memory this is
-  int32_t shared_with = -1;       // another input that shares memory with it
+  uint64_t generation = 0;           // writes so far
+  int32_t input = -1;                // graph input whose memory this is
+  int32_t shared_with = -1;          // another input that shares memory with it
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
 };
 
@@ -36,20 +36,20 @@ struct View {
   std::shared_ptr<View> parent;
   ViewStep step;
   ir::TensorType type;
-  int64_t offset = 0;             // storage offset in elements
-  ir::Value cached;               // the value at `generation` of the storage
+  int64_t offset = 0;  // storage offset in elements
+  ir::Value cached;    // the value at `generation` of the storage
   uint64_t generation = 0;
-  const OpInfo* in_place = nullptr; // made by this op (t_(), unsqueeze_()): the same object as its parent
+  const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
 };
 
 class FakeImpl final : public c10::TensorImpl {
  public:
   FakeImpl(std::shared_ptr<View> view, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
-  void set_geometry();            // copies sizes, strides and offset from the view
-  at::Tensor meta();              // a meta tensor with the same metadata, symbols at their hints
+  void set_geometry();  // copies sizes, strides and offset from the view
+  at::Tensor meta();    // a meta tensor with the same metadata, symbols at their hints
   c10::IntArrayRef hint_sizes() const { return sizes_default(); }
   c10::IntArrayRef hint_strides() const { return strides_default(); }
-  void specialize() const;        // guards every symbol of the metadata
+  void specialize() const;  // guards every symbol of the metadata
 
   // Only called while some size or stride is symbolic; the base class holds the hints.
   c10::IntArrayRef sizes_custom() const override;
@@ -74,7 +74,7 @@ class FakeImpl final : public c10::TensorImpl {
   c10::SymDimVector sym_sizes_, sym_strides_;
 };
 
-FakeImpl* as_fake(const at::Tensor&);   // null for real and undefined tensors
+FakeImpl* as_fake(const at::Tensor&);  // null for real and undefined tensors
 FakeImpl* as_fake(const c10::TensorImpl*);
 c10::Storage make_storage(c10::Device, const ir::TensorType&, int64_t offset);
 at::Tensor make_fake(std::shared_ptr<View>, c10::DispatchKeySet keys);

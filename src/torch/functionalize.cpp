@@ -96,8 +96,10 @@ Value Tracer::Impl::apply(View& v, Value parent) {
   std::vector<Arg> args{parent};
   for (size_t i = 0; i < v.step.args.size(); ++i) args.push_back(to_arg(*graph, v.step.args[i], op.args[i + 1], {}));
   Types outs;
-  if (v.step.results) outs.assign(v.step.results->begin(), v.step.results->end());
-  else outs.push_back(v.type);
+  if (v.step.results)
+    outs.assign(v.step.results->begin(), v.step.results->end());
+  else
+    outs.push_back(v.type);
   return append(op, std::move(args), std::move(outs))->out(v.step.result < 0 ? 0 : v.step.result);
 }
 
@@ -150,7 +152,8 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
     return op("aten::slice_scatter", {parent, value, sym::Int(dim), start, start + child.type.sizes[dim], sym::Int(1)}, type);
   }
   if (name == "aten::unbind.int") return op("aten::select_scatter", {parent, value, arg(0), sym::Int(child.step.result)}, type);
-  bool reshapes = name == "aten::view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" || name.starts_with("aten::squeeze") || name == "aten::expand";
+  bool reshapes = name == "aten::view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" || name.starts_with("aten::squeeze") ||
+                  name == "aten::expand";
   if (reshapes && child.type.numel() == type.numel()) {
     TensorType t = value.type();
     t.sizes = type.sizes;
@@ -164,7 +167,8 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
         for (sym::Int i : d) r.push_back(graph->ctx().specialize(i));
         return r;
       };
-      if (auto c = at::detail::computeStride(number(value.type().sizes), number(value.type().strides), number(type.sizes))) strides.emplace(c->begin(), c->end());
+      if (auto c = at::detail::computeStride(number(value.type().sizes), number(value.type().strides), number(type.sizes)))
+        strides.emplace(c->begin(), c->end());
     }
     if (!strides) {
       TensorType dense = value.type();
@@ -202,7 +206,8 @@ bool Tracer::Impl::same_sizes(const ir::Dims& a, const ir::Dims& b) {
 // `value` in the dtype of `type`, whatever its strides; itself when ATen would not keep them.
 Value Tracer::Impl::cast(Value value, const TensorType& type) {
   const TensorType& from = value.type();
-  if (from.dtype == type.dtype || from.dtype == DType::Opaque || type.dtype == DType::Opaque || !(from.device == type.device) || !dense(from)) return value;
+  if (from.dtype == type.dtype || from.dtype == DType::Opaque || type.dtype == DType::Opaque || !(from.device == type.device) || !dense(from))
+    return value;
   TensorType t = from;
   t.dtype = type.dtype;
   t.wrapped_number = false;
@@ -223,12 +228,14 @@ void Tracer::Impl::write(View& v, Value value, std::string_view op) {
   }
 }
 
-// The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager decides.
+// The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
+// decides.
 void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {
   capture::FakeImpl* w = capture::as_fake(written);
   const StorageState& s = *w->view->storage;
   if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
-  if (s.shared_with >= 0) fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
+  if (s.shared_with >= 0)
+    fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
   if (w->is_conj() || w->is_neg()) fail(fmt::format("{} writes to a conjugate or negative view", op));
   auto extent = [](const capture::FakeImpl& f) {
     int64_t n = 1;
@@ -253,8 +260,10 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
     if (a < b + extent(*f) && b < a + extent(*w)) fail(fmt::format("{} reads memory it writes", op));
   };
   for (const c10::IValue& v : args) {
-    if (v.isTensor()) check(v.toTensor());
-    else if (v.isTensorList()) for (const at::Tensor& t : v.toTensorVector()) check(t);
+    if (v.isTensor())
+      check(v.toTensor());
+    else if (v.isTensorList())
+      for (const at::Tensor& t : v.toTensorVector()) check(t);
   }
 }
 
@@ -264,7 +273,8 @@ std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
     if (p->step.op) {
       path.push_back({p->step.op->name, {}, p->step.result});
       for (const c10::IValue& a : p->step.args) path.back().args.push_back(capture::static_value(a, true));
-    } else path.push_back({"aten::detach", {}, -1});
+    } else
+      path.push_back({"aten::detach", {}, -1});
   }
   std::reverse(path.begin(), path.end());
   return path;

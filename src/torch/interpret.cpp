@@ -48,11 +48,13 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t d = 0; d < type.dim(); ++d)
       if (!type.sizes[d].is_const() && sym::is_symbol(type.sizes[d])) symbols.emplace(sym::view(type.sizes[d]).symbol->id, real.size(d));
   }
-  auto int_of = [&](sym::Int i) { return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) {
-    auto it = symbols.find(id);
-    VT_CHECK(it != symbols.end(), "s{} is the size of no input", id);
-    return it->second;
-  }); };
+  auto int_of = [&](sym::Int i) {
+    return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) {
+      auto it = symbols.find(id);
+      VT_CHECK(it != symbols.end(), "s{} is the size of no input", id);
+      return it->second;
+    });
+  };
   auto tensor_of = [&](const ir::Value& v) { return values.at(v.node).at(v.index); };
 
   for (ir::Node* n : g.nodes()) {
@@ -85,7 +87,8 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t i = 0; i < n->outs.size(); ++i) {
       if (results[i].defined() && results[i].dim() == static_cast<int64_t>(n->outs[i].dim()))  // sizes found while running
         for (size_t d = 0; d < n->outs[i].dim(); ++d)
-          if (const sym::Int e = n->outs[i].sizes[d]; !e.is_const() && sym::is_symbol(e)) symbols.emplace(sym::view(e).symbol->id, results[i].size(static_cast<int64_t>(d)));
+          if (const sym::Int e = n->outs[i].sizes[d]; !e.is_const() && sym::is_symbol(e))
+            symbols.emplace(sym::view(e).symbol->id, results[i].size(static_cast<int64_t>(d)));
       if (n->outs[i].wrapped_number) results[i].unsafeGetTensorImpl()->set_wrapped_number(true);
       if (check && result_uses.at(n)[i]) check_result(*n, i, results[i]);
     }
@@ -146,10 +149,14 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       const ResultSpec& r = p.results[i];
       using Kind = ResultSpec::Kind;
       if (r.kind == Kind::Undefined || (r.kind == Kind::ViewOfValue) != views) continue;
-      if (r.kind == Kind::Value) results[i] = outputs.at(r.index);
-      else if (r.kind == Kind::ViewOfOutput) results[i] = run_path(outputs.at(r.index), r.path);
-      else if (r.kind == Kind::ViewOfValue) results[i] = run_path(results.at(r.index), r.path);
-      else results[i] = run_path(inputs.at(r.index), r.path);
+      if (r.kind == Kind::Value)
+        results[i] = outputs.at(r.index);
+      else if (r.kind == Kind::ViewOfOutput)
+        results[i] = run_path(outputs.at(r.index), r.path);
+      else if (r.kind == Kind::ViewOfValue)
+        results[i] = run_path(results.at(r.index), r.path);
+      else
+        results[i] = run_path(inputs.at(r.index), r.path);
     }
   return results;
 }

@@ -10,9 +10,13 @@
 namespace vitrify::capture {
 
 // A call cannot be served by its plan, found before anything outside the plan was written. Eager runs it.
-struct PlanRefused : InternalError { using InternalError::InternalError; };
+struct PlanRefused : InternalError {
+  using InternalError::InternalError;
+};
 // The content of this call's arguments is not what its plan is for; nothing has been run. Eager runs the call, the plan stays.
-struct CallRefused : std::runtime_error { using std::runtime_error::runtime_error; };
+struct CallRefused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // A call by op, attributes and operand types. Empty when something symbolic is among them.
 std::string call_key(const std::string& op, std::span<const ir::Arg> args);

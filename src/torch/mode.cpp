@@ -6,16 +6,17 @@ namespace vitrify {
 namespace capture {
 namespace {
 
+using c10::TensorImpl;
 using c10::impl::PyInterpreter;
 using c10::impl::PyInterpreterVTable;
-using c10::TensorImpl;
 using compat::ModeStack;
 
 PyInterpreter* interpreter();
 thread_local ModeHandler* handler = nullptr;
 thread_local PyObject* object = nullptr;
 
-// Forwards to torch's table in a Python process; in a C++ process (next == nullptr) there are no Python objects, so nothing but dispatch and detach is reached.
+// Forwards to torch's table in a Python process; in a C++ process (next == nullptr) there are no Python objects, so nothing but dispatch and detach
+// is reached.
 struct Table final : PyInterpreterVTable {
   const PyInterpreterVTable* next = nullptr;
   const PyInterpreterVTable& to() const {
@@ -23,23 +24,32 @@ struct Table final : PyInterpreterVTable {
     return *next;
   }
   std::string name() const override { return next ? next->name() : "vitrify"; }
-  void incref(PyObject* p) const override { if (next) next->incref(p); }
-  void decref(PyObject* p) const override { if (next) next->decref(p); }
+  void incref(PyObject* p) const override {
+    if (next) next->incref(p);
+  }
+  void decref(PyObject* p) const override {
+    if (next) next->decref(p);
+  }
   bool try_incref(const c10::impl::PyObjectSlot& s) const override { return next && next->try_incref(s); }
   size_t refcnt(PyObject* p) const override { return next ? next->refcnt(p) : 1; }
   c10::intrusive_ptr<TensorImpl> detach(const TensorImpl* t) const override { return mode_on_top() ? handler->detach(t) : to().detach(t); }
   void dispatch(const c10::OperatorHandle& op, compat::Stack* stack) const override {
-    if (mode_on_top()) handler->dispatch(op, stack);
-    else to().dispatch(op, stack);
+    if (mode_on_top())
+      handler->dispatch(op, stack);
+    else
+      to().dispatch(op, stack);
   }
   void reportErrorCallback(PyObject* p, c10::DispatchKey k) const override { to().reportErrorCallback(p, k); }
-  void python_op_registration_trampoline(const c10::OperatorHandle& op, c10::DispatchKey k, c10::DispatchKeySet s, compat::Stack* st, bool a, bool b) const override {
+  void python_op_registration_trampoline(const c10::OperatorHandle& op, c10::DispatchKey k, c10::DispatchKeySet s, compat::Stack* st, bool a,
+                                         bool b) const override {
     to().python_op_registration_trampoline(op, k, s, st, a, b);
   }
   void throw_abstract_impl_not_imported_error(std::string n, const char* m, const char* c) const override {
     if (next) next->throw_abstract_impl_not_imported_error(std::move(n), m, c);
   }
-  void python_dispatcher(const c10::OperatorHandle& op, c10::DispatchKeySet s, compat::Stack* st) const override { to().python_dispatcher(op, s, st); }
+  void python_dispatcher(const c10::OperatorHandle& op, c10::DispatchKeySet s, compat::Stack* st) const override {
+    to().python_dispatcher(op, s, st);
+  }
 #define FORWARD(type, name) \
   type name(const TensorImpl* t) const override { return to().name(t); }
 #define FORWARD_FORMAT(type, name) \
@@ -59,12 +69,18 @@ struct Table final : PyInterpreterVTable {
   FORWARD(c10::SymIntArrayRef, sym_strides)
   FORWARD(c10::SymInt, sym_storage_offset)
   FORWARD(void, reset_backward_hooks)
-#define TRACE0(name) \
-  void name(c10::DeviceType d) const override { if (next) next->name(d); }
-#define TRACE1(name) \
-  void name(c10::DeviceType d, uintptr_t a) const override { if (next) next->name(d, a); }
-#define TRACE2(name) \
-  void name(c10::DeviceType d, uintptr_t a, uintptr_t b) const override { if (next) next->name(d, a, b); }
+#define TRACE0(name)                            \
+  void name(c10::DeviceType d) const override { \
+    if (next) next->name(d);                    \
+  }
+#define TRACE1(name)                                         \
+  void name(c10::DeviceType d, uintptr_t a) const override { \
+    if (next) next->name(d, a);                              \
+  }
+#define TRACE2(name)                                                      \
+  void name(c10::DeviceType d, uintptr_t a, uintptr_t b) const override { \
+    if (next) next->name(d, a, b);                                        \
+  }
   TRACE1(trace_gpu_event_creation)
   TRACE1(trace_gpu_event_deletion)
   TRACE2(trace_gpu_event_record)

@@ -4,8 +4,8 @@
 
 namespace vitrify {
 
-// In a Python process, once: torch's own interpreter (getPyInterpreter()), whose table is replaced by one that forwards everything but dispatch and detach
-// while our mode is on top. Without this call an interpreter of our own is used: a C++ process needs no Python.
+// In a Python process, once: torch's own interpreter (getPyInterpreter()), whose table is replaced by one that forwards everything but dispatch and
+// detach while our mode is on top. Without this call an interpreter of our own is used: a C++ process needs no Python.
 __attribute__((visibility("default"))) void use_python_interpreter(c10::impl::PyInterpreter*);
 
 namespace capture {
@@ -21,7 +21,7 @@ struct ModeHandler {
 
 // Puts the mode on this thread's stack. `python_mode`: the TorchDispatchMode instance that stands for it, null in a C++ process.
 void push_mode(ModeHandler*, void* python_mode);
-void remove_mode();   // wherever on the stack it is; does nothing when absent
+void remove_mode();  // wherever on the stack it is; does nothing when absent
 bool mode_on_top();
 
 // Takes the mode off the stack for a scope.

@@ -7,18 +7,42 @@ namespace vitrify::capture {
 namespace {
 
 const std::unordered_set<std::string_view>& reads_values() {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::_local_scalar_dense", "aten::equal", "aten::allclose", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select",
-      "aten::unique_dim", "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount", "aten::argwhere",
-      "aten::histc", "aten::_linalg_check_errors", "aten::is_pinned"};
+  static const std::unordered_set<std::string_view> names = {"aten::_local_scalar_dense",
+                                                             "aten::equal",
+                                                             "aten::allclose",
+                                                             "aten::nonzero",
+                                                             "aten::nonzero_numpy",
+                                                             "aten::masked_select",
+                                                             "aten::unique_dim",
+                                                             "aten::_unique",
+                                                             "aten::_unique2",
+                                                             "aten::unique_consecutive",
+                                                             "aten::unique_dim_consecutive",
+                                                             "aten::bincount",
+                                                             "aten::argwhere",
+                                                             "aten::histc",
+                                                             "aten::_linalg_check_errors",
+                                                             "aten::is_pinned"};
   return names;
 }
 
 const std::unordered_set<std::string_view>& refused() {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::set_", "aten::set_data", "aten::record_stream", "aten::sparse_resize_", "aten::rename_",
-      "aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention", "aten::_nested_tensor_from_mask", "aten::_make_dual", "aten::_fw_primal",
-      "aten::_cudnn_rnn_flatten_weight", "aten::requires_grad_", "aten::_sobol_engine_draw"};
+  static const std::unordered_set<std::string_view> names = {"aten::resize_",
+                                                             "aten::resize_as_",
+                                                             "aten::_resize_output_",
+                                                             "aten::set_",
+                                                             "aten::set_data",
+                                                             "aten::record_stream",
+                                                             "aten::sparse_resize_",
+                                                             "aten::rename_",
+                                                             "aten::_transformer_encoder_layer_fwd",
+                                                             "aten::_native_multi_head_attention",
+                                                             "aten::_nested_tensor_from_mask",
+                                                             "aten::_make_dual",
+                                                             "aten::_fw_primal",
+                                                             "aten::_cudnn_rnn_flatten_weight",
+                                                             "aten::requires_grad_",
+                                                             "aten::_sobol_engine_draw"};
   return names;
 }
 
@@ -26,10 +50,21 @@ const std::unordered_set<std::string_view>& refused() {
 bool keep_whole(std::string_view name) { return name == "aten::linear"; }
 
 bool special(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::lift_fresh", "aten::copy_", "aten::fill_.Scalar", "aten::zero_", "aten::index.Tensor", "aten::repeat_interleave.Tensor", "aten::native_batch_norm",
-      "aten::_local_scalar_dense", "aten::as_strided", "aten::as_strided_", "aten::detach_", "aten::is_pinned", "aten::cudnn_batch_norm",
-      "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"};
+  static const std::unordered_set<std::string_view> names = {"aten::lift_fresh",
+                                                             "aten::copy_",
+                                                             "aten::fill_.Scalar",
+                                                             "aten::zero_",
+                                                             "aten::index.Tensor",
+                                                             "aten::repeat_interleave.Tensor",
+                                                             "aten::native_batch_norm",
+                                                             "aten::_local_scalar_dense",
+                                                             "aten::as_strided",
+                                                             "aten::as_strided_",
+                                                             "aten::detach_",
+                                                             "aten::is_pinned",
+                                                             "aten::cudnn_batch_norm",
+                                                             "aten::unsafe_split.Tensor",
+                                                             "aten::unsafe_split_with_sizes"};
   return names.count(name) > 0;
 }
 
@@ -160,8 +195,10 @@ void OpTable::find_functional(OpInfo& info) {
   std::string overload = s.overload_name();
   std::vector<std::string> guesses{overload, ""};
   if (!in_place) {
-    if (overload.ends_with("_out")) guesses = {overload.substr(0, overload.size() - 4), ""};
-    else guesses = {""};
+    if (overload.ends_with("_out"))
+      guesses = {overload.substr(0, overload.size() - 4), ""};
+    else
+      guesses = {""};
   }
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const std::string& o : guesses)

@@ -20,19 +20,19 @@ enum class OpKind : uint8_t {
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& h) : op(h) {}
   c10::OperatorHandle op;
-  std::string name;                 // "aten::add_.Tensor"
+  std::string name;  // "aten::add_.Tensor"
   OpKind kind = OpKind::Pure;
   std::string why;
   std::vector<ArgKind> args;
   uint32_t flags = 0;
   const ops::OpRow* row = nullptr;
   bool multi_result_view = false;
-  // Write: positions of written arguments, and the op that computes the new values. Its results: those of this op that are not written arguments, then
-  // (or only) one per written argument.
+  // Write: positions of written arguments, and the op that computes the new values. Its results: those of this op that are not written arguments,
+  // then (or only) one per written argument.
   std::vector<size_t> writes;
   const OpInfo* functional = nullptr;
-  std::vector<size_t> functional_args;  // position here per argument of `functional`
-  const OpInfo* out_of_place = nullptr; // InPlaceView: the view op
+  std::vector<size_t> functional_args;   // position here per argument of `functional`
+  const OpInfo* out_of_place = nullptr;  // InPlaceView: the view op
 };
 
 class OpTable {

@@ -39,7 +39,8 @@ void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vec
       if (!v.isGenerator()) continue;
       const at::Generator g = v.toGenerator();
       if (g == at::detail::getDefaultCPUGenerator()) continue;
-      if (std::none_of(known.begin(), known.end(), [&](const at::Generator& k) { return k == g; })) capture::fail(n->op->name + " draws from a generator that the program makes");
+      if (std::none_of(known.begin(), known.end(), [&](const at::Generator& k) { return k == g; }))
+        capture::fail(n->op->name + " draws from a generator that the program makes");
     }
   }
 }

@@ -14,16 +14,20 @@ namespace vitrify {
 // How one tensor result of the user's program is made from the graph's outputs and the caller's tensors.
 struct ResultSpec {
   enum class Kind : uint8_t {
-    Value,       // graph output `index`
-    Input,       // the very object that input `index` is (identity kept)
-    ViewOfInput, // a view of input `index`, made by running `path` on it
-    ViewOfValue, // a view of result `index` (an earlier Value result), made by running `path` on it
+    Value,        // graph output `index`
+    Input,        // the very object that input `index` is (identity kept)
+    ViewOfInput,  // a view of input `index`, made by running `path` on it
+    ViewOfValue,  // a view of result `index` (an earlier Value result), made by running `path` on it
     Undefined,
-    ViewOfOutput, // a view of graph output `index`, which no result is, made by running `path` on it
+    ViewOfOutput,  // a view of graph output `index`, which no result is, made by running `path` on it
   } kind = Kind::Value;
   uint32_t index = 0;
   // View ops to run for real, in order: ATen op names with the arguments after `self`, ints only ("aten::select.int", dim, index).
-  struct ViewOp { std::string op; std::vector<c10::IValue> args; int32_t result = -1; /* which of a multi-view op's results */ };
+  struct ViewOp {
+    std::string op;
+    std::vector<c10::IValue> args;
+    int32_t result = -1; /* which of a multi-view op's results */
+  };
   std::vector<ViewOp> path;
   std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
 };
@@ -39,11 +43,11 @@ struct Mutation {
 
 struct Program {
   std::shared_ptr<ir::Graph> graph;
-  std::vector<at::Tensor> captured;      // real tensors met during the capture; graph inputs [num_args, num_args + captured.size())
-  uint32_t num_args = 0;                 // graph inputs [0, num_args) are the tensors the door declared, in order
-  std::vector<ResultSpec> results;       // one per tensor the user's program returned
+  std::vector<at::Tensor> captured;  // real tensors met during the capture; graph inputs [num_args, num_args + captured.size())
+  uint32_t num_args = 0;             // graph inputs [0, num_args) are the tensors the door declared, in order
+  std::vector<ResultSpec> results;   // one per tensor the user's program returned
   std::vector<Mutation> mutations;
-  std::optional<bool> inference;         // results are (not) inference tensors, whatever mode the call is made in
+  std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in
 };
 
 // Completes a program that returned `outputs` with what only the door knows; CaptureError if it draws from a generator that is none of `known`:

@@ -120,7 +120,9 @@ bool same_computation(const Value& a, const Value& b) {
   if (!a || !b) return !a == !b;
   if (a.node == b.node) return a.index == b.index;
   const Node &x = *a.node, &y = *b.node;
-  if (a.index != b.index || x.op != y.op || x.args.size() != y.args.size() || is_input(x) || is_constant(x) || (x.op->flags & (ir::kRandom | ir::kEffect))) return false;
+  if (a.index != b.index || x.op != y.op || x.args.size() != y.args.size() || is_input(x) || is_constant(x) ||
+      (x.op->flags & (ir::kRandom | ir::kEffect)))
+    return false;
   for (size_t i = 0; i < x.args.size(); ++i) {
     const ir::Arg &p = x.args[i], &q = y.args[i];
     if (p.index() != q.index()) return false;

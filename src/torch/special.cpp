@@ -6,10 +6,10 @@
 
 namespace vitrify {
 
+using c10::IValue;
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
-using c10::IValue;
 using compat::Stack;
 using ir::Arg;
 using ir::TensorType;
@@ -94,7 +94,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     FakeImpl* f = as_fake(args[0].toTensor());
     const TensorType& type = f ? f->view->type : TensorType{};
     auto sizes = capture::ints_of(args[1]), strides = capture::ints_of(args[2]);
-    bool same_place = f && f->view->storage->input < 0 && args[3].isNone() && sizes.size() == type.dim() && strides.size() == type.dim(), same_strides = true;
+    bool same_place = f && f->view->storage->input < 0 && args[3].isNone() && sizes.size() == type.dim() && strides.size() == type.dim(),
+         same_strides = true;
     for (size_t d = 0; same_place && d < sizes.size(); ++d) {
       same_place = sizes[d] == type.sizes[d] && (sizes[d].is(1) || strides[d] == type.strides[d]);
       same_strides = same_strides && strides[d] == type.strides[d];
@@ -135,7 +136,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     View& v = *as_fake(self)->view;
     TensorType t = v.type;
     t.wrapped_number = false;
-    Arg number = name == "aten::zero_" ? (is_float(t.dtype) ? Arg(0.0) : t.dtype == DType::Bool ? Arg(false) : Arg(sym::Int(0))) : scalar_arg(args[1]);
+    Arg number = name == "aten::zero_" ? (is_float(t.dtype)        ? Arg(0.0)
+                                          : t.dtype == DType::Bool ? Arg(false)
+                                                                   : Arg(sym::Int(0)))
+                                       : scalar_arg(args[1]);
     Value value;
     if (t.dtype != DType::Opaque && v.parent) t.strides = ir::contiguous_strides(t.sizes);  // scattered into place anyway
     if (t.is_contiguous() && t.dtype != DType::Opaque)
@@ -157,14 +161,16 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   VT_UNREACHABLE("{}", name);
 }
 
-// Where a mask is set, as an index. How many there are is a symbol of its own, whose hint is found by running what the mask depends on: integer arguments,
-// which plans may read by content. Guards on such symbols are checked when the arguments' content changes.
+// Where a mask is set, as an index. How many there are is a symbol of its own, whose hint is found by running what the mask depends on: integer
+// arguments, which plans may read by content. Guards on such symbols are checked when the arguments' content changes.
 Value Tracer::Impl::positions(Value mask) {
   auto no = [](const char* why) { fail(fmt::format("reads a tensor's value: indexing with a mask ({})", why)); };
   for (auto& [known, index] : masks)
     if (same_computation(known, mask)) return index;
   if (graph->ctx().num_symbols() != masks.size()) no("with dynamic sizes");
-  auto unwritten_argument = [&](uint32_t i) { return i < num_args && inputs[i]->fake.defined() && as_fake(inputs[i]->fake)->view->storage->generation == 0; };
+  auto unwritten_argument = [&](uint32_t i) {
+    return i < num_args && inputs[i]->fake.defined() && as_fake(inputs[i]->fake)->view->storage->generation == 0;
+  };
   if (!follows_from_integers(*graph, mask, unwritten_argument)) no("that follows from more than integer arguments");
   Slice cut = slice(*graph, {mask});
   std::vector<at::Tensor> given;

@@ -8,7 +8,8 @@ namespace {
 using c10::SymNode;
 using Ctx = std::shared_ptr<sym::Context>;
 
-// An integer expression, a comparison of two, or a number. Whatever is asked beyond integer arithmetic is answered with the value, guarded: sound, merely static.
+// An integer expression, a comparison of two, or a number. Whatever is asked beyond integer arithmetic is answered with the value, guarded: sound,
+// merely static.
 class Node final : public c10::SymNodeImpl {
  public:
   enum class Kind { Int, Eq, Ne, Lt, Le, Bool, Float };
@@ -37,7 +38,7 @@ class Node final : public c10::SymNodeImpl {
   SymNode name(const SymNode& o) override { return is_int() && integral(o) ? make(integer) : make(floating); }
   ARITHMETIC(add, a + expr(o), real() + real(o))
   ARITHMETIC(sub, a - expr(o), real() - real(o))
-  ARITHMETIC(mul, a * expr(o), real() * real(o))
+  ARITHMETIC(mul, a* expr(o), real() * real(o))
   ARITHMETIC(sym_min, sym::min(a, expr(o)), std::min(real(), real(o)))
   ARITHMETIC(sym_max, sym::max(a, expr(o)), std::max(real(), real(o)))
   SymNode floordiv(const SymNode& o) override {
@@ -82,11 +83,16 @@ class Node final : public c10::SymNodeImpl {
   SymNode sym_or(const SymNode& o) override { return truth(decide() || o->guard_bool(__FILE__, __LINE__)); }
   SymNode sym_not() override {
     switch (kind) {
-      case Kind::Eq: return make(Kind::Ne, a, b);
-      case Kind::Ne: return make(Kind::Eq, a, b);
-      case Kind::Lt: return make(Kind::Le, b, a);
-      case Kind::Le: return make(Kind::Lt, b, a);
-      default: return truth(!decide());
+      case Kind::Eq:
+        return make(Kind::Ne, a, b);
+      case Kind::Ne:
+        return make(Kind::Eq, a, b);
+      case Kind::Lt:
+        return make(Kind::Le, b, a);
+      case Kind::Le:
+        return make(Kind::Lt, b, a);
+      default:
+        return truth(!decide());
     }
   }
   SymNode sym_ite(const SymNode& t, const SymNode& f) override { return decide() ? t : f; }
@@ -98,26 +104,37 @@ class Node final : public c10::SymNodeImpl {
 
   bool decide() {
     switch (kind) {
-      case Kind::Eq: return ctx->guard_eq(a, b);
-      case Kind::Ne: return !ctx->guard_eq(a, b);
-      case Kind::Lt: return ctx->guard_lt(a, b);
-      case Kind::Le: return ctx->guard_le(a, b);
-      case Kind::Bool: return a.value() != 0;
-      default: return real() != 0;
+      case Kind::Eq:
+        return ctx->guard_eq(a, b);
+      case Kind::Ne:
+        return !ctx->guard_eq(a, b);
+      case Kind::Lt:
+        return ctx->guard_lt(a, b);
+      case Kind::Le:
+        return ctx->guard_le(a, b);
+      case Kind::Bool:
+        return a.value() != 0;
+      default:
+        return real() != 0;
     }
   }
   std::optional<bool> proved() const {
     std::optional<bool> r;
     switch (kind) {
-      case Kind::Eq: return sym::known_eq(a, b);
+      case Kind::Eq:
+        return sym::known_eq(a, b);
       case Kind::Ne:
         r = sym::known_eq(a, b);
         if (r) r = !*r;
         return r;
-      case Kind::Lt: return sym::known_lt(a, b);
-      case Kind::Le: return sym::known_le(a, b);
-      case Kind::Bool: return a.value() != 0;
-      default: return r;
+      case Kind::Lt:
+        return sym::known_lt(a, b);
+      case Kind::Le:
+        return sym::known_le(a, b);
+      case Kind::Bool:
+        return a.value() != 0;
+      default:
+        return r;
     }
   }
   int64_t guard_int(const char*, int64_t) override { return is_int() ? ctx->specialize(a) : int64_t(real()); }
@@ -178,15 +195,18 @@ std::vector<sym::Int> ints_of(const c10::IValue& v) {
 }
 
 bool is_static(const ir::TensorType& t) {
-  for (const sym::Int& i : t.sizes) if (!i.is_const()) return false;
-  for (const sym::Int& i : t.strides) if (!i.is_const()) return false;
+  for (const sym::Int& i : t.sizes)
+    if (!i.is_const()) return false;
+  for (const sym::Int& i : t.strides)
+    if (!i.is_const()) return false;
   return true;
 }
 
 bool is_static(const c10::IValue& v) {
   if (v.isSymInt()) return from_sym_int(v.toSymInt()).is_const();
   if (v.isSymIntList())
-    for (sym::Int i : ints_of(v)) if (!i.is_const()) return false;
+    for (sym::Int i : ints_of(v))
+      if (!i.is_const()) return false;
   return true;
 }
 

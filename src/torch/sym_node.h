@@ -12,7 +12,7 @@ namespace vitrify::capture {
 c10::SymInt to_sym_int(const std::shared_ptr<sym::Context>&, sym::Int);
 // The expression of one of our SymInts; any other is asked for its value (which guards it).
 sym::Int from_sym_int(const c10::SymInt&);
-std::vector<sym::Int> ints_of(const c10::IValue& list);       // of an int or SymInt list
+std::vector<sym::Int> ints_of(const c10::IValue& list);  // of an int or SymInt list
 bool is_static(const ir::TensorType&);
 bool is_static(const c10::IValue&);
 // The same argument with symbols replaced by numbers: their hints, guarded if `specialize`.

@@ -1,7 +1,7 @@
 #include "torch/tracer.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <atomic>
@@ -65,7 +65,9 @@ void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark
   }
 }
 
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) { return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0; }
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
 
 // True if drawing from `before` leads to `now`: other threads draw from the generators of the process as well, and that is no fault of the program.
 // The numbers followed are those of a few big models' initialisation.
@@ -240,7 +242,10 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) return new_tensor(scalar_value(t, true));
   check_in_scope(t);
   if (!accept_unknown) fail("meets a tensor that is neither an argument nor reachable from the program's variables");
-  sources.push_back({t, {}, t.requires_grad() && t.is_leaf() ? ir::InputKind::Parameter : ir::InputKind::Captured, fmt::format("captured{}", inputs.size() - num_args)});
+  sources.push_back({t,
+                     {},
+                     t.requires_grad() && t.is_leaf() ? ir::InputKind::Parameter : ir::InputKind::Captured,
+                     fmt::format("captured{}", inputs.size() - num_args)});
   by_real[t.unsafeGetTensorImpl()] = &sources.back();
   return make_input(sources.back(), {});
 }
@@ -277,8 +282,10 @@ Value Tracer::Impl::scalar_value(const at::Tensor& real, bool wrapped) {
     TensorType type = type_of(real);
     type.wrapped_number = wrapped;
     c10::Scalar s = real.item();
-    ir::Arg number = s.isBoolean() ? ir::Arg(s.toBool()) : s.isIntegral(false) ? ir::Arg(sym::Int(s.toLong())) : s.isComplex()
-        ? ir::Arg(ir::Complex{s.toComplexDouble().real(), s.toComplexDouble().imag()}) : ir::Arg(s.toDouble());
+    ir::Arg number = s.isBoolean()         ? ir::Arg(s.toBool())
+                     : s.isIntegral(false) ? ir::Arg(sym::Int(s.toLong()))
+                     : s.isComplex()       ? ir::Arg(ir::Complex{s.toComplexDouble().real(), s.toComplexDouble().imag()})
+                                           : ir::Arg(s.toDouble());
     v = append("aten::scalar_tensor", {number, type.dtype, ir::None{}, ir::None{}, ir::None{}}, {type})->out();
   }
   return v;
@@ -372,10 +379,15 @@ Value Tracer::Impl::own_storage(Value v, const StorageState* storage, std::unord
     TensorType type = v.type();
     type.wrapped_number = false;
     if (n->op->name == "graph::input" || n->op->name == "graph::constant" || type.dim()) {
-      Value empty = append("aten::empty_strided", {std::vector<sym::Int>(type.sizes.begin(), type.sizes.end()), std::vector<sym::Int>(type.strides.begin(), type.strides.end()),
-                           type.dtype == DType::Opaque ? ir::Arg(ir::None{}) : ir::Arg(type.dtype), ir::None{}, type.device, ir::None{}}, {type})->out();
+      Value empty =
+          append("aten::empty_strided",
+                 {std::vector<sym::Int>(type.sizes.begin(), type.sizes.end()), std::vector<sym::Int>(type.strides.begin(), type.strides.end()),
+                  type.dtype == DType::Opaque ? ir::Arg(ir::None{}) : ir::Arg(type.dtype), ir::None{}, type.device, ir::None{}},
+                 {type})
+              ->out();
       bool dense = type.is_contiguous();
-      v = dense || type.dtype == DType::Opaque ? append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out() : append("aten::copy", {empty, v, false}, {type})->out();
+      v = dense || type.dtype == DType::Opaque ? append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out()
+                                               : append("aten::copy", {empty, v, false}, {type})->out();
     } else {
       v = append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out();
     }

@@ -1,6 +1,6 @@
 // Capture: runs a program on placeholder tensors ("fakes") under our own dispatch mode and records ATen ops below autograd.
-// One Tracer per thread at a time; everything it changes in the process (mode stack, autocast cache, generators, MHA fast path) is restored by finish() or by
-// the destructor, also when an exception passes.
+// One Tracer per thread at a time; everything it changes in the process (mode stack, autocast cache, generators, MHA fast path) is restored by
+// finish() or by the destructor, also when an exception passes.
 #pragma once
 #include <functional>
 #include <memory>
@@ -17,7 +17,8 @@ namespace vitrify {
 struct TracerOptions {
   // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
   void* python_mode = nullptr;
-  // In a Python process: the number that a 0-d tensor stands for when torch made it from a symbolic one, whose value it does not hold; null: no such tensors.
+  // In a Python process: the number that a 0-d tensor stands for when torch made it from a symbolic one, whose value it does not hold; null: no such
+  // tensors.
   std::function<std::optional<c10::Scalar>(const at::Tensor&)> symbolic_number;
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
   bool check_shapes = false;
@@ -41,7 +42,8 @@ class Tracer {
   at::Tensor add_input(const at::Tensor& real, ir::InputKind kind, const std::string& name, const std::vector<DimMark>& dims = {});
   // Real tensors reachable from a source that become inputs by identity when the program meets them (parameters, buffers, closure cells).
   void declare_source(const at::Tensor& real, ir::InputKind kind, const std::string& name);
-  // True: any undeclared real tensor met is also taken as an input by identity (C++ callables); false: it must come from lift_fresh, else CaptureError.
+  // True: any undeclared real tensor met is also taken as an input by identity (C++ callables); false: it must come from lift_fresh, else
+  // CaptureError.
   void accept_unknown_tensors(bool);
 
   void start();  // pushes the mode
@@ -49,12 +51,13 @@ class Tracer {
   Program finish(const std::vector<at::Tensor>& outputs);
   void abort();
 
-  // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the program.
+  // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
+  // program.
   const std::optional<std::string>& failure() const;
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);
 
-  static Tracer* current();          // of this thread, or null
+  static Tracer* current();  // of this thread, or null
   static bool is_fake(const at::Tensor&);
   struct Impl;
 

@@ -21,12 +21,12 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   struct Source {
     at::Tensor real;
-    at::Tensor fake;          // undefined until met
+    at::Tensor fake;  // undefined until met
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = 0; // when met
-    int64_t bumps = 0;        // versions counted during the capture
+    int64_t real_version = 0;  // when met
+    int64_t bumps = 0;         // versions counted during the capture
   };
 
   // --- state
@@ -41,13 +41,13 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<std::string, uint32_t> source_ids;
   uint32_t source = 0;
   capture::OpTable ops;
-  std::deque<Source> sources;                                       // declared or met; stable addresses
+  std::deque<Source> sources;  // declared or met; stable addresses
   std::unordered_map<const c10::TensorImpl*, Source*> by_real;
-  std::vector<Source*> inputs;                                      // graph input -> source
+  std::vector<Source*> inputs;  // graph input -> source
   uint32_t num_args = 0;
-  std::vector<std::shared_ptr<StorageState>> input_storages;        // one per distinct input tensor
-  std::unordered_map<std::string, ir::Value> scalars;               // scalar constants made so far
-  std::vector<std::pair<ir::Value, ir::Value>> masks;               // masks indexed with, and the positions they set
+  std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
+  std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
+  std::vector<std::pair<ir::Value, ir::Value>> masks;         // masks indexed with, and the positions they set
 
   // --- process state put back at the end
   struct Saved {
@@ -58,7 +58,7 @@ struct Tracer::Impl final : capture::ModeHandler {
       at::Tensor before, during;  // states; during: what it is left in while the program runs
     };
     std::vector<Generator> generators;
-    at::mt19937 cpu_engine;       // the CPU generator's, as in `during`
+    at::mt19937 cpu_engine;  // the CPU generator's, as in `during`
   };
   std::optional<Saved> saved;
   void save_process_state();
@@ -69,7 +69,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);
   void check_in_scope(const at::Tensor&) const;
-  at::Tensor fake_of(const at::Tensor& t);                          // t itself, or the placeholder of a real tensor
+  at::Tensor fake_of(const at::Tensor& t);  // t itself, or the placeholder of a real tensor
   ir::Value value_of_tensor(const at::Tensor&);
   ir::Value scalar_value(const at::Tensor& real, bool wrapped);
   std::optional<c10::Scalar> symbolic_number(const at::Tensor&) const;
@@ -93,20 +93,20 @@ struct Tracer::Impl final : capture::ModeHandler {
   // Results of a call as recorded: `results` is the boxed result with fakes' places still holding meta tensors (Meta path) or nothing (shape rule).
   struct Call {
     ir::Node* node = nullptr;
-    Types types;                       // flattened tensor results
-    compat::Stack metas;               // filled by the Meta path
+    Types types;          // flattened tensor results
+    compat::Stack metas;  // filled by the Meta path
   };
   std::vector<ir::Arg> convert_args(const OpInfo&, c10::ArrayRef<c10::IValue>);
   // Symbols at their hints; with `specialize` the result may depend on those, so they are guarded.
   compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize);
-  bool same_sizes(const ir::Dims&, const ir::Dims&);   // guards
+  bool same_sizes(const ir::Dims&, const ir::Dims&);  // guards
   Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
   ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);
 
   // --- storages and views (functionalize.cpp)
   std::shared_ptr<StorageState> new_storage(ir::Value base, ir::TensorType, int64_t offset, c10::Device);
-  at::Tensor new_tensor(ir::Value, bool conj = false, bool neg = false);   // a fresh tensor holding that value
+  at::Tensor new_tensor(ir::Value, bool conj = false, bool neg = false);  // a fresh tensor holding that value
   ir::Value read(View&);
   ir::Value apply(View&, ir::Value parent);
   void write(View&, ir::Value, std::string_view op);

@@ -19,12 +19,12 @@ using loop::Op;
 using sym::Int;
 
 struct Accumulator {
-  double sum = 0, product = 1;      // of floats, in double whatever the type
+  double sum = 0, product = 1;  // of floats, in double whatever the type
   int64_t isum = 0, iproduct = 1;
   Scalar best;
   int64_t best_index = 0;
   bool any = false, all = true, seen = false;
-  std::vector<double> elements;     // Welford, OnlineSoftmax: two passes at the end
+  std::vector<double> elements;  // Welford, OnlineSoftmax: two passes at the end
 };
 
 class Run {
@@ -104,7 +104,8 @@ class Run {
   }
   int64_t place(const Instr& i) const {
     int64_t at = eval(i.at);
-    VT_CHECK(at >= 0 && at < extents_[i.buf], "kernel {}: {} of b{}[{}] = {} outside {}", k_.name, to_string(i.op), i.buf, sym::str(i.at), at, extents_[i.buf]);
+    VT_CHECK(at >= 0 && at < extents_[i.buf], "kernel {}: {} of b{}[{}] = {} outside {}", k_.name, to_string(i.op), i.buf, sym::str(i.at), at,
+             extents_[i.buf]);
     return at;
   }
   void define(int32_t id, DType t, Scalar s) {
@@ -153,14 +154,18 @@ class Run {
         }
         return define(i.result, DType::I64, a);
       }
-      case Op::cast: return define(i.result, i.type, interp::cast(v(i.a), types_[i.a], i.type));
-      case Op::bitcast: return define(i.result, i.type, interp::bitcast(v(i.a), types_[i.a], i.type));
-      case Op::where: return define(i.result, i.type, v(i.a).i ? v(i.b) : v(i.c));
+      case Op::cast:
+        return define(i.result, i.type, interp::cast(v(i.a), types_[i.a], i.type));
+      case Op::bitcast:
+        return define(i.result, i.type, interp::bitcast(v(i.a), types_[i.a], i.type));
+      case Op::where:
+        return define(i.result, i.type, v(i.a).i ? v(i.b) : v(i.c));
       case Op::reduce:
         VT_CHECK(acc, "kernel {}: a reduce where nothing is reduced", k_.name);
         if (i.c >= 0 && !v(i.c).i) return;
         return feed(s.accums[i.iimm], acc[i.iimm], v(i.a), i.b >= 0 ? v(i.b).i : 0, types_[i.a]);
-      default: break;
+      default:
+        break;
     }
     Scalar a = v(i.a), b = i.b >= 0 ? v(i.b) : Scalar{};
     if (i.op >= Op::lt) {
@@ -192,8 +197,11 @@ class Run {
         return;
       }
       case AccumKind::Welford:
-      case AccumKind::OnlineSoftmax: x.elements.push_back(v.f); return;
-      default: break;
+      case AccumKind::OnlineSoftmax:
+        x.elements.push_back(v.f);
+        return;
+      default:
+        break;
     }
     bool least = a.kind == AccumKind::Min || a.kind == AccumKind::ArgMin;
     bool better = !x.seen || (f && x.best.f != x.best.f ? false : nan || interp::compare(least ? Op::lt : Op::gt, a.type, v, x.best));
@@ -209,10 +217,22 @@ class Run {
     DType t0 = a.type, t1 = a.type;
     bool least = a.kind == AccumKind::Min || a.kind == AccumKind::ArgMin;
     switch (a.kind) {
-      case AccumKind::Sum: r0.f = x.sum; r0.i = x.isum; break;
-      case AccumKind::Prod: r0.f = x.product; r0.i = x.iproduct; break;
-      case AccumKind::Any: r0.i = x.any; t0 = DType::Bool; break;
-      case AccumKind::All: r0.i = x.all; t0 = DType::Bool; break;
+      case AccumKind::Sum:
+        r0.f = x.sum;
+        r0.i = x.isum;
+        break;
+      case AccumKind::Prod:
+        r0.f = x.product;
+        r0.i = x.iproduct;
+        break;
+      case AccumKind::Any:
+        r0.i = x.any;
+        t0 = DType::Bool;
+        break;
+      case AccumKind::All:
+        r0.i = x.all;
+        t0 = DType::Bool;
+        break;
       case AccumKind::Min:
       case AccumKind::Max:
       case AccumKind::ArgMin:

@@ -51,7 +51,7 @@ uint16_t float_to_half(float f) {
   if (a >= 65520) return sign | 0x7c00;
   if (a < ldexp(1.0, -14)) return sign | uint16_t(nearbyint(ldexp(a, 24)));
   int e;
-  frexp(a, &e);  // a = m * 2^e, m in [0.5, 1)
+  frexp(a, &e);                              // a = m * 2^e, m in [0.5, 1)
   int m = int(nearbyint(ldexp(a, 11 - e)));  // 1024..2048
   return sign | uint16_t(((e + 14) << 10) + (m - 1024));
 }
@@ -59,46 +59,90 @@ uint16_t float_to_half(float f) {
 Scalar load(const void* p, int64_t i, DType t) {
   Scalar s;
   switch (t) {
-    case DType::Bool: s.i = read<uint8_t>(p, i) != 0; break;
-    case DType::U8: s.i = read<uint8_t>(p, i); break;
-    case DType::I8: s.i = read<int8_t>(p, i); break;
-    case DType::I16: s.i = read<int16_t>(p, i); break;
-    case DType::I32: s.i = read<int32_t>(p, i); break;
-    case DType::I64: s.i = read<int64_t>(p, i); break;
-    case DType::F16: s.f = half_to_float(read<uint16_t>(p, i)); break;
-    case DType::BF16: s.f = bfloat_to_float(read<uint16_t>(p, i)); break;
-    case DType::F32: s.f = read<float>(p, i); break;
-    case DType::F64: s.f = read<double>(p, i); break;
-    default: VT_UNREACHABLE("{}", to_string(t));
+    case DType::Bool:
+      s.i = read<uint8_t>(p, i) != 0;
+      break;
+    case DType::U8:
+      s.i = read<uint8_t>(p, i);
+      break;
+    case DType::I8:
+      s.i = read<int8_t>(p, i);
+      break;
+    case DType::I16:
+      s.i = read<int16_t>(p, i);
+      break;
+    case DType::I32:
+      s.i = read<int32_t>(p, i);
+      break;
+    case DType::I64:
+      s.i = read<int64_t>(p, i);
+      break;
+    case DType::F16:
+      s.f = half_to_float(read<uint16_t>(p, i));
+      break;
+    case DType::BF16:
+      s.f = bfloat_to_float(read<uint16_t>(p, i));
+      break;
+    case DType::F32:
+      s.f = read<float>(p, i);
+      break;
+    case DType::F64:
+      s.f = read<double>(p, i);
+      break;
+    default:
+      VT_UNREACHABLE("{}", to_string(t));
   }
   return s;
 }
 
 void store(void* p, int64_t i, DType t, Scalar s) {
   switch (t) {
-    case DType::Bool: return write<uint8_t>(p, i, s.i != 0);
+    case DType::Bool:
+      return write<uint8_t>(p, i, s.i != 0);
     case DType::U8:
-    case DType::I8: return write<int8_t>(p, i, int8_t(s.i));
-    case DType::I16: return write<int16_t>(p, i, int16_t(s.i));
-    case DType::I32: return write<int32_t>(p, i, int32_t(s.i));
-    case DType::I64: return write<int64_t>(p, i, s.i);
-    case DType::F16: return write<uint16_t>(p, i, float_to_half(float(s.f)));
-    case DType::BF16: return write<uint16_t>(p, i, float_to_bfloat(float(s.f)));
-    case DType::F32: return write<float>(p, i, float(s.f));
-    case DType::F64: return write<double>(p, i, s.f);
-    default: VT_UNREACHABLE("{}", to_string(t));
+    case DType::I8:
+      return write<int8_t>(p, i, int8_t(s.i));
+    case DType::I16:
+      return write<int16_t>(p, i, int16_t(s.i));
+    case DType::I32:
+      return write<int32_t>(p, i, int32_t(s.i));
+    case DType::I64:
+      return write<int64_t>(p, i, s.i);
+    case DType::F16:
+      return write<uint16_t>(p, i, float_to_half(float(s.f)));
+    case DType::BF16:
+      return write<uint16_t>(p, i, float_to_bfloat(float(s.f)));
+    case DType::F32:
+      return write<float>(p, i, float(s.f));
+    case DType::F64:
+      return write<double>(p, i, s.f);
+    default:
+      VT_UNREACHABLE("{}", to_string(t));
   }
 }
 
 Scalar wrap(Scalar s, DType t) {
   switch (t) {
-    case DType::Bool: s.i = s.i != 0; break;
-    case DType::U8: s.i = uint8_t(s.i); break;
-    case DType::I8: s.i = int8_t(s.i); break;
-    case DType::I16: s.i = int16_t(s.i); break;
-    case DType::I32: s.i = int32_t(s.i); break;
-    case DType::F32: s.f = float(s.f); break;
-    default: break;
+    case DType::Bool:
+      s.i = s.i != 0;
+      break;
+    case DType::U8:
+      s.i = uint8_t(s.i);
+      break;
+    case DType::I8:
+      s.i = int8_t(s.i);
+      break;
+    case DType::I16:
+      s.i = int16_t(s.i);
+      break;
+    case DType::I32:
+      s.i = int32_t(s.i);
+      break;
+    case DType::F32:
+      s.f = float(s.f);
+      break;
+    default:
+      break;
   }
   return s;
 }
@@ -138,15 +182,24 @@ Scalar bitcast(Scalar s, DType from, DType to) {
 bool compare(Op op, DType t, Scalar a, Scalar b) {
   auto test = [&](auto x, auto y) {
     switch (op) {
-      case Op::lt: return x < y;
-      case Op::le: return x <= y;
-      case Op::gt: return x > y;
-      case Op::ge: return x >= y;
-      case Op::eq: return x == y;
-      case Op::ne: return x != y;
-      case Op::isnan: return x != x;
-      case Op::isinf: return x == x && x - x != 0;
-      default: VT_UNREACHABLE("{}", to_string(op));
+      case Op::lt:
+        return x < y;
+      case Op::le:
+        return x <= y;
+      case Op::gt:
+        return x > y;
+      case Op::ge:
+        return x >= y;
+      case Op::eq:
+        return x == y;
+      case Op::ne:
+        return x != y;
+      case Op::isnan:
+        return x != x;
+      case Op::isinf:
+        return x == x && x - x != 0;
+      default:
+        VT_UNREACHABLE("{}", to_string(op));
     }
   };
   if (op == Op::isnan) return is_float(t) && a.f != a.f;
@@ -170,42 +223,74 @@ double inverse_erf(double x) {
 
 double float_unary(Op op, double x) {
   switch (op) {
-    case Op::neg: return -x;
-    case Op::abs: return fabs(x);
-    case Op::sign: return x > 0 ? 1 : x < 0 ? -1 : 0;
-    case Op::sqrt: return ::sqrt(x);
-    case Op::exp: return ::exp(x);
-    case Op::exp2: return ::exp2(x);
-    case Op::expm1: return ::expm1(x);
-    case Op::log: return ::log(x);
-    case Op::log2: return ::log2(x);
-    case Op::log10: return ::log10(x);
-    case Op::log1p: return ::log1p(x);
-    case Op::sin: return ::sin(x);
-    case Op::cos: return ::cos(x);
-    case Op::tan: return ::tan(x);
-    case Op::asin: return ::asin(x);
-    case Op::acos: return ::acos(x);
-    case Op::atan: return ::atan(x);
-    case Op::sinh: return ::sinh(x);
-    case Op::cosh: return ::cosh(x);
-    case Op::tanh: return ::tanh(x);
-    case Op::asinh: return ::asinh(x);
-    case Op::acosh: return ::acosh(x);
-    case Op::atanh: return ::atanh(x);
-    case Op::erf: return ::erf(x);
-    case Op::erfc: return ::erfc(x);
-    case Op::erfinv: return inverse_erf(x);
+    case Op::neg:
+      return -x;
+    case Op::abs:
+      return fabs(x);
+    case Op::sign:
+      return x > 0 ? 1 : x < 0 ? -1 : 0;
+    case Op::sqrt:
+      return ::sqrt(x);
+    case Op::exp:
+      return ::exp(x);
+    case Op::exp2:
+      return ::exp2(x);
+    case Op::expm1:
+      return ::expm1(x);
+    case Op::log:
+      return ::log(x);
+    case Op::log2:
+      return ::log2(x);
+    case Op::log10:
+      return ::log10(x);
+    case Op::log1p:
+      return ::log1p(x);
+    case Op::sin:
+      return ::sin(x);
+    case Op::cos:
+      return ::cos(x);
+    case Op::tan:
+      return ::tan(x);
+    case Op::asin:
+      return ::asin(x);
+    case Op::acos:
+      return ::acos(x);
+    case Op::atan:
+      return ::atan(x);
+    case Op::sinh:
+      return ::sinh(x);
+    case Op::cosh:
+      return ::cosh(x);
+    case Op::tanh:
+      return ::tanh(x);
+    case Op::asinh:
+      return ::asinh(x);
+    case Op::acosh:
+      return ::acosh(x);
+    case Op::atanh:
+      return ::atanh(x);
+    case Op::erf:
+      return ::erf(x);
+    case Op::erfc:
+      return ::erfc(x);
+    case Op::erfinv:
+      return inverse_erf(x);
     case Op::lgamma: {
       int sign;
       return ::lgamma_r(x, &sign);
     }
-    case Op::sigmoid: return 1 / (1 + ::exp(-x));
-    case Op::floor: return ::floor(x);
-    case Op::ceil: return ::ceil(x);
-    case Op::round: return ::nearbyint(x);
-    case Op::trunc: return ::trunc(x);
-    default: return NAN;
+    case Op::sigmoid:
+      return 1 / (1 + ::exp(-x));
+    case Op::floor:
+      return ::floor(x);
+    case Op::ceil:
+      return ::ceil(x);
+    case Op::round:
+      return ::nearbyint(x);
+    case Op::trunc:
+      return ::trunc(x);
+    default:
+      return NAN;
   }
 }
 
@@ -214,13 +299,20 @@ template <class T>
 T float_binary(Op op, T a, T b) {
   auto differ = [&](T m) { return m != 0 && (b < 0) != (m < 0); };
   switch (op) {
-    case Op::rsqrt: return T(1) / T(::sqrt(a));
-    case Op::reciprocal: return T(1) / a;
-    case Op::add: return a + b;
-    case Op::sub: return a - b;
-    case Op::mul: return a * b;
-    case Op::div: return a / b;
-    case Op::fmod: return T(::fmod(a, b));
+    case Op::rsqrt:
+      return T(1) / T(::sqrt(a));
+    case Op::reciprocal:
+      return T(1) / a;
+    case Op::add:
+      return a + b;
+    case Op::sub:
+      return a - b;
+    case Op::mul:
+      return a * b;
+    case Op::div:
+      return a / b;
+    case Op::fmod:
+      return T(::fmod(a, b));
     case Op::remainder: {
       T m = T(::fmod(a, b));
       return differ(m) ? m + b : m;
@@ -233,16 +325,26 @@ T float_binary(Op op, T a, T b) {
       T f = T(::floor(d));
       return d - f > T(0.5) ? f + 1 : f;
     }
-    case Op::pow: return T(::pow(double(a), double(b)));
-    case Op::atan2: return T(::atan2(double(a), double(b)));
-    case Op::hypot: return T(::hypot(double(a), double(b)));
-    case Op::copysign: return T(::copysign(a, b));
-    case Op::nextafter: return sizeof(T) == 4 ? T(::nextafterf(float(a), float(b))) : T(::nextafter(double(a), double(b)));
-    case Op::min: return a != a || a <= b ? a : b;
-    case Op::max: return a != a || a >= b ? a : b;
-    case Op::fmin: return b != b || a <= b ? a : b;
-    case Op::fmax: return b != b || a >= b ? a : b;
-    default: VT_UNREACHABLE("{}", to_string(op));
+    case Op::pow:
+      return T(::pow(double(a), double(b)));
+    case Op::atan2:
+      return T(::atan2(double(a), double(b)));
+    case Op::hypot:
+      return T(::hypot(double(a), double(b)));
+    case Op::copysign:
+      return T(::copysign(a, b));
+    case Op::nextafter:
+      return sizeof(T) == 4 ? T(::nextafterf(float(a), float(b))) : T(::nextafter(double(a), double(b)));
+    case Op::min:
+      return a != a || a <= b ? a : b;
+    case Op::max:
+      return a != a || a >= b ? a : b;
+    case Op::fmin:
+      return b != b || a <= b ? a : b;
+    case Op::fmax:
+      return b != b || a >= b ? a : b;
+    default:
+      VT_UNREACHABLE("{}", to_string(op));
   }
 }
 
@@ -259,27 +361,43 @@ int64_t int_apply(Op op, DType t, int64_t a, int64_t b, KernelFault& fault) {
   auto u = [](int64_t v) { return uint64_t(v); };
   int bits = int(size_of(t)) * 8;
   switch (op) {
-    case Op::neg: return is_bool ? a : int64_t(-u(a));
-    case Op::abs: return a < 0 ? int64_t(-u(a)) : a;
-    case Op::sign: return a > 0 ? 1 : a < 0 ? -1 : 0;
+    case Op::neg:
+      return is_bool ? a : int64_t(-u(a));
+    case Op::abs:
+      return a < 0 ? int64_t(-u(a)) : a;
+    case Op::sign:
+      return a > 0 ? 1 : a < 0 ? -1 : 0;
     case Op::floor:
     case Op::ceil:
     case Op::round:
-    case Op::trunc: return a;
-    case Op::add: return is_bool ? a | b : int64_t(u(a) + u(b));
-    case Op::sub: return is_bool ? a ^ b : int64_t(u(a) - u(b));
-    case Op::mul: return int64_t(u(a) * u(b));
+    case Op::trunc:
+      return a;
+    case Op::add:
+      return is_bool ? a | b : int64_t(u(a) + u(b));
+    case Op::sub:
+      return is_bool ? a ^ b : int64_t(u(a) - u(b));
+    case Op::mul:
+      return int64_t(u(a) * u(b));
     case Op::min:
-    case Op::fmin: return a < b ? a : b;
+    case Op::fmin:
+      return a < b ? a : b;
     case Op::max:
-    case Op::fmax: return a > b ? a : b;
-    case Op::pow: return int_pow(a, b);
-    case Op::and_: return a & b;
-    case Op::or_: return a | b;
-    case Op::xor_: return a ^ b;
-    case Op::not_: return is_bool ? !a : ~a;
-    case Op::shl: return b < 0 || b >= bits ? 0 : int64_t(u(a) << b);
-    case Op::shr: return b < 0 || b >= bits ? (is_unsigned(t) ? 0 : a < 0 ? -1 : 0) : a >> b;
+    case Op::fmax:
+      return a > b ? a : b;
+    case Op::pow:
+      return int_pow(a, b);
+    case Op::and_:
+      return a & b;
+    case Op::or_:
+      return a | b;
+    case Op::xor_:
+      return a ^ b;
+    case Op::not_:
+      return is_bool ? !a : ~a;
+    case Op::shl:
+      return b < 0 || b >= bits ? 0 : int64_t(u(a) << b);
+    case Op::shr:
+      return b < 0 || b >= bits ? (is_unsigned(t) ? 0 : a < 0 ? -1 : 0) : a >> b;
     case Op::div:
     case Op::floordiv:
     case Op::fmod:
@@ -294,7 +412,8 @@ int64_t int_apply(Op op, DType t, int64_t a, int64_t b, KernelFault& fault) {
       if (op == Op::fmod) return r;
       return op == Op::floordiv ? q - adjust : r + (adjust ? b : 0);
     }
-    default: VT_UNREACHABLE("{} of {}", to_string(op), to_string(t));
+    default:
+      VT_UNREACHABLE("{} of {}", to_string(op), to_string(t));
   }
 }
 

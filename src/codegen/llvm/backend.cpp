@@ -1,10 +1,11 @@
 // The LLVM backend: kernels -> IR -> object -> memory. Kernels are split over threads, each with its own context and target machine.
 #include "codegen/backend.h"
 
+#include <link.h>
 #include <llvm/Analysis/CGSCCPassManager.h>
 #include <llvm/Analysis/LoopAnalysisManager.h>
-#include <llvm/ExecutionEngine/RuntimeDyld.h>
 #include <llvm/ExecutionEngine/RTDyldMemoryManager.h>
+#include <llvm/ExecutionEngine/RuntimeDyld.h>
 #include <llvm/IR/LegacyPassManager.h>
 #include <llvm/IR/Verifier.h>
 #include <llvm/Object/ObjectFile.h>
@@ -16,8 +17,6 @@
 #include <llvm/Transforms/Scalar/LoopPassManager.h>
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
-
-#include <link.h>
 #include <sys/mman.h>
 
 #include <cstring>
@@ -53,7 +52,9 @@ class Memory final : public llvm::RTDyldMemoryManager {
     next_[2] = next_[1] + size_[1];
   }
   uint8_t* allocateCodeSection(uintptr_t n, unsigned align, unsigned, llvm::StringRef) override { return take(0, n, align); }
-  uint8_t* allocateDataSection(uintptr_t n, unsigned align, unsigned, llvm::StringRef, bool read_only) override { return take(read_only ? 1 : 2, n, align); }
+  uint8_t* allocateDataSection(uintptr_t n, unsigned align, unsigned, llvm::StringRef, bool read_only) override {
+    return take(read_only ? 1 : 2, n, align);
+  }
   bool finalizeMemory(std::string* error) override {
     bool bad = mprotect(base_, size_[0], PROT_READ | PROT_EXEC) || (size_[1] && mprotect(base_ + size_[0], size_[1], PROT_READ));
     if (bad && error) *error = "mprotect failed";

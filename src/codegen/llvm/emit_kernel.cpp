@@ -88,7 +88,8 @@ void KernelEmitter::prologue() {
     std::vector<llvm::Metadata*> others;
     const auto& b = k_.buffers[i];
     read_only_[i] = b.kind == loop::BufferKind::In;
-    streams_[i] = b.kind == loop::BufferKind::Out && b.inplace_of < 0 && b.extent.is_const() && b.extent.value() * int64_t(size_of(b.dtype)) >= kStreamBytes;
+    streams_[i] =
+        b.kind == loop::BufferKind::Out && b.inplace_of < 0 && b.extent.is_const() && b.extent.value() * int64_t(size_of(b.dtype)) >= kStreamBytes;
     for (size_t j = 0; j < n; ++j) {
       bool in_in = k_.buffers[i].kind == loop::BufferKind::In && k_.buffers[j].kind == loop::BufferKind::In;
       if (root(i) != root(j) && !in_in) others.push_back(scopes[j]);
@@ -180,8 +181,8 @@ void KernelEmitter::nest(const loop::Loop* loops, int n, const Body& body) {
   });
 }
 
-void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body,
-                               const Body& after_chunk, int64_t chunk_steps) {
+void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body, const Body& after_chunk,
+                               int64_t chunk_steps) {
   uint32_t id = sym::view(var).symbol->id;
   auto scalar_loop = [&](Value* from, Phase phase) {
     for_loop(from, hi, i64(1), [&](Value* i) {
@@ -388,7 +389,8 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
     return;
   }
   constexpr int64_t kChunk = 64;
-  bool two_level = wants_two_level(s) && !s.inner.empty() && !(s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= 2 * kChunk);
+  bool two_level =
+      wants_two_level(s) && !s.inner.empty() && !(s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= 2 * kChunk);
   AccSet accs = make_accs(s, block_.lanes, block_.unroll, two_level);
   reset(s, accs);
   if (!two_level) {

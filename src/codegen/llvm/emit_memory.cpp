@@ -35,7 +35,8 @@ std::pair<__int128, __int128> KernelEmitter::range_of(Int e) const {
   sym::View v = sym::view(e);
   auto arg = [&](size_t i) { return range_of(v.args[i]); };
   switch (v.op) {
-    case ExprOp::Const: return {v.value, v.value};
+    case ExprOp::Const:
+      return {v.value, v.value};
     case ExprOp::Symbol: {
       auto it = extents_.find(v.symbol->id);
       if (it != extents_.end()) return {0, std::max<__int128>(range_of(it->second).second - 1, 0)};
@@ -109,7 +110,8 @@ Value* KernelEmitter::scalar_index(Int e, int u) {
   if (e.is_const()) return i64(e.value());
   sym::View v = sym::view(e);
   switch (v.op) {
-    case ExprOp::Const: return i64(v.value);
+    case ExprOp::Const:
+      return i64(v.value);
     case ExprOp::Symbol: {
       if (block_.lanes > 1 && e == block_.var) return u ? b_.CreateNSWAdd(block_.base, i64(int64_t(u) * block_.lanes)) : block_.base;
       auto ind = indirect_.find(v.symbol->id);
@@ -147,7 +149,8 @@ Value* KernelEmitter::scalar_index(Int e, int u) {
       for (size_t i = 1; i < v.args.size(); ++i) p = b_.CreateMul(p, scalar_index(v.args[i], u));
       return p;
     }
-    default: break;
+    default:
+      break;
   }
   Value *a = scalar_index(v.args[0], u), *b = scalar_index(v.args[1], u);
   if (v.op == ExprOp::Min) return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, a, b);
@@ -184,17 +187,25 @@ Value* KernelEmitter::vector_index(Int e, int u, llvm::Type* element) {
 llvm::Type* KernelEmitter::compute_llvm(DType t) const {
   auto& b = const_cast<llvm::IRBuilder<>&>(b_);
   switch (t) {
-    case DType::Bool: return b.getInt1Ty();
+    case DType::Bool:
+      return b.getInt1Ty();
     case DType::U8:
-    case DType::I8: return b.getInt8Ty();
-    case DType::I16: return b.getInt16Ty();
-    case DType::I32: return b.getInt32Ty();
-    case DType::I64: return b.getInt64Ty();
+    case DType::I8:
+      return b.getInt8Ty();
+    case DType::I16:
+      return b.getInt16Ty();
+    case DType::I32:
+      return b.getInt32Ty();
+    case DType::I64:
+      return b.getInt64Ty();
     case DType::F16:
     case DType::BF16:
-    case DType::F32: return b.getFloatTy();
-    case DType::F64: return b.getDoubleTy();
-    default: VT_UNREACHABLE("type {} in a kernel", to_string(t));
+    case DType::F32:
+      return b.getFloatTy();
+    case DType::F64:
+      return b.getDoubleTy();
+    default:
+      VT_UNREACHABLE("type {} in a kernel", to_string(t));
   }
 }
 
@@ -336,7 +347,8 @@ void KernelEmitter::store_vector(Value* v, Value* p, uint32_t buf) {
   const size_t element = std::max<size_t>(size_of(k_.buffers[buf].dtype), 1), bytes = element * value_lanes(v);
   auto plain = [&] { tag(b_.CreateAlignedStore(v, p, llvm::Align(element)), buf, false); };
   if (!streams_[buf] || bytes < 16) return plain();
-  auto *past = BasicBlock::Create(cx_, "past_cache", fn_), *through = BasicBlock::Create(cx_, "through_cache", fn_), *done = BasicBlock::Create(cx_, "stored", fn_);
+  auto *past = BasicBlock::Create(cx_, "past_cache", fn_), *through = BasicBlock::Create(cx_, "through_cache", fn_),
+       *done = BasicBlock::Create(cx_, "stored", fn_);
   Value* odd = b_.CreateAnd(b_.CreatePtrToInt(p, b_.getInt64Ty()), i64(int64_t(bytes) - 1));
   b_.CreateCondBr(b_.CreateICmpEQ(odd, i64(0)), past, through);
   b_.SetInsertPoint(past);
@@ -434,7 +446,8 @@ void KernelEmitter::store_add(const Instr& in) {
     auto* type = vec(storage_llvm(storage), block_.lanes);
     for (int u = 0; u < block_.unroll; ++u) {
       Value *mask = and_mask(masked ? get(in.b, u, true) : nullptr), *p = element_pointer(in, u);
-      Value* old = mask ? static_cast<Value*>(b_.CreateMaskedLoad(type, p, align, mask, Constant::getNullValue(type))) : b_.CreateAlignedLoad(type, p, align);
+      Value* old =
+          mask ? static_cast<Value*>(b_.CreateMaskedLoad(type, p, align, mask, Constant::getNullValue(type))) : b_.CreateAlignedLoad(type, p, align);
       Value *x = widen(old, storage), *v = get(in.a, u, true);
       Value* sum = narrow(is_float(storage) ? b_.CreateFAdd(x, v) : b_.CreateAdd(x, v), storage);
       mask ? static_cast<void>(b_.CreateMaskedStore(sum, p, align, mask)) : static_cast<void>(b_.CreateAlignedStore(sum, p, align));

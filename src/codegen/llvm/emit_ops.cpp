@@ -73,18 +73,25 @@ Multi KernelEmitter::check_index(const Instr& in) {
 
 void KernelEmitter::emit_instr(const Instr& in, AccSet*) {
   switch (in.op) {
-    case Op::store: return store(in);
-    case Op::store_add: return store_add(in);
-    case Op::load: return define(in.result, compute_type(in.type), load(in));
-    case Op::check_index: return define(in.result, types_[in.a], check_index(in));
-    case Op::constant: return define(in.result, compute_type(in.type), {{constant(in.type, in)}, true});
+    case Op::store:
+      return store(in);
+    case Op::store_add:
+      return store_add(in);
+    case Op::load:
+      return define(in.result, compute_type(in.type), load(in));
+    case Op::check_index:
+      return define(in.result, types_[in.a], check_index(in));
+    case Op::constant:
+      return define(in.result, compute_type(in.type), {{constant(in.type, in)}, true});
     case Op::index: {
       Multi r;
       r.uniform = !varies(in.at);
-      for (int u = 0; u < (r.uniform ? 1 : block_.unroll); ++u) r.v.push_back(r.uniform ? scalar_index(in.at, 0) : vector_index(in.at, u, b_.getInt64Ty()));
+      for (int u = 0; u < (r.uniform ? 1 : block_.unroll); ++u)
+        r.v.push_back(r.uniform ? scalar_index(in.at, 0) : vector_index(in.at, u, b_.getInt64Ty()));
       return define(in.result, DType::I64, r);
     }
-    default: break;
+    default:
+      break;
   }
   Multi r;
   for (int32_t id : {in.a, in.b, in.c})
@@ -106,12 +113,24 @@ Value* KernelEmitter::compare(Op op, DType t, Value* a, Value* b) {
   bool f = is_float(t), u = is_unsigned(t);
   P p;
   switch (op) {
-    case Op::lt: p = f ? P::FCMP_OLT : u ? P::ICMP_ULT : P::ICMP_SLT; break;
-    case Op::le: p = f ? P::FCMP_OLE : u ? P::ICMP_ULE : P::ICMP_SLE; break;
-    case Op::gt: p = f ? P::FCMP_OGT : u ? P::ICMP_UGT : P::ICMP_SGT; break;
-    case Op::ge: p = f ? P::FCMP_OGE : u ? P::ICMP_UGE : P::ICMP_SGE; break;
-    case Op::eq: p = f ? P::FCMP_OEQ : P::ICMP_EQ; break;
-    default: p = f ? P::FCMP_UNE : P::ICMP_NE; break;
+    case Op::lt:
+      p = f ? P::FCMP_OLT : u ? P::ICMP_ULT : P::ICMP_SLT;
+      break;
+    case Op::le:
+      p = f ? P::FCMP_OLE : u ? P::ICMP_ULE : P::ICMP_SLE;
+      break;
+    case Op::gt:
+      p = f ? P::FCMP_OGT : u ? P::ICMP_UGT : P::ICMP_SGT;
+      break;
+    case Op::ge:
+      p = f ? P::FCMP_OGE : u ? P::ICMP_UGE : P::ICMP_SGE;
+      break;
+    case Op::eq:
+      p = f ? P::FCMP_OEQ : P::ICMP_EQ;
+      break;
+    default:
+      p = f ? P::FCMP_UNE : P::ICMP_NE;
+      break;
   }
   return b_.CreateCmp(p, a, b);
 }
@@ -161,26 +180,39 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     return b_.CreateAnd(b_.CreateFCmpUNE(m, lit(0)), b_.CreateXor(b_.CreateFCmpOLT(b, lit(0)), b_.CreateFCmpOLT(m, lit(0))));
   };
   switch (in.op) {
-    case Op::neg: return b_.CreateFNeg(a);
-    case Op::abs: return unary(Intrinsic::fabs);
+    case Op::neg:
+      return b_.CreateFNeg(a);
+    case Op::abs:
+      return unary(Intrinsic::fabs);
     case Op::sign:
       return b_.CreateSelect(b_.CreateFCmpOGT(a, lit(0)), lit(1), b_.CreateSelect(b_.CreateFCmpOLT(a, lit(0)), lit(-1), lit(0)));
-    case Op::sqrt: return unary(Intrinsic::sqrt);
-    case Op::rsqrt: return b_.CreateFDiv(lit(1), unary(Intrinsic::sqrt));
-    case Op::reciprocal: return b_.CreateFDiv(lit(1), a);
-    case Op::floor: return unary(Intrinsic::floor);
-    case Op::ceil: return unary(Intrinsic::ceil);
-    case Op::round: return unary(Intrinsic::roundeven);
-    case Op::trunc: return unary(Intrinsic::trunc);
-    case Op::add: return b_.CreateFAdd(a, b);
+    case Op::sqrt:
+      return unary(Intrinsic::sqrt);
+    case Op::rsqrt:
+      return b_.CreateFDiv(lit(1), unary(Intrinsic::sqrt));
+    case Op::reciprocal:
+      return b_.CreateFDiv(lit(1), a);
+    case Op::floor:
+      return unary(Intrinsic::floor);
+    case Op::ceil:
+      return unary(Intrinsic::ceil);
+    case Op::round:
+      return unary(Intrinsic::roundeven);
+    case Op::trunc:
+      return unary(Intrinsic::trunc);
+    case Op::add:
+      return b_.CreateFAdd(a, b);
     case Op::sub: {  // never one with a product: x*x - max(x*x) is 0, not what rounding x*x lost
       Value* v = b_.CreateFSub(a, b);
       if (auto* i = llvm::dyn_cast<llvm::Instruction>(v)) i->setHasAllowContract(false);
       return v;
     }
-    case Op::mul: return b_.CreateFMul(a, b);
-    case Op::div: return b_.CreateFDiv(a, b);
-    case Op::fmod: return fmod();
+    case Op::mul:
+      return b_.CreateFMul(a, b);
+    case Op::div:
+      return b_.CreateFDiv(a, b);
+    case Op::fmod:
+      return fmod();
     case Op::remainder: {
       Value* m = fmod();
       return b_.CreateSelect(differ(m), b_.CreateFAdd(m, b), m);
@@ -195,15 +227,19 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
       f = b_.CreateSelect(b_.CreateFCmpUNE(d, lit(0)), f, b_.CreateBinaryIntrinsic(Intrinsic::copysign, lit(0), quotient));
       return b_.CreateSelect(b_.CreateFCmpOEQ(b, lit(0)), quotient, f);
     }
-    case Op::copysign: return b_.CreateBinaryIntrinsic(Intrinsic::copysign, a, b);
-    case Op::min: return float_max(a, b, false);
-    case Op::max: return float_max(a, b, true);
+    case Op::copysign:
+      return b_.CreateBinaryIntrinsic(Intrinsic::copysign, a, b);
+    case Op::min:
+      return float_max(a, b, false);
+    case Op::max:
+      return float_max(a, b, true);
     case Op::fmin:
     case Op::fmax: {
       Value* pick = b_.CreateSelect(in.op == Op::fmax ? b_.CreateFCmpUGE(a, b) : b_.CreateFCmpULE(a, b), a, b);
       return fenced(b_.CreateSelect(b_.CreateFCmpUNO(a, a), b, pick));
     }
-    default: break;
+    default:
+      break;
   }
   Value* r = math_.emit(in.op, a, b);
   VT_CHECK(r, "{} of {}", loop::to_string(in.op), to_string(in.type));
@@ -262,8 +298,10 @@ Value* KernelEmitter::int_op(const Instr& in, Value* a, Value* b) {
   auto lit = [&](int64_t v) { return ConstantInt::get(type, uint64_t(v), true); };
   Value* zero = lit(0);
   switch (in.op) {
-    case Op::neg: return is_bool ? a : b_.CreateNeg(a);
-    case Op::abs: return u ? a : b_.CreateSelect(b_.CreateICmpSLT(a, zero), b_.CreateNeg(a), a);
+    case Op::neg:
+      return is_bool ? a : b_.CreateNeg(a);
+    case Op::abs:
+      return u ? a : b_.CreateSelect(b_.CreateICmpSLT(a, zero), b_.CreateNeg(a), a);
     case Op::sign: {
       if (is_bool) return a;
       Value* positive = u ? b_.CreateICmpNE(a, zero) : b_.CreateICmpSGT(a, zero);
@@ -273,14 +311,20 @@ Value* KernelEmitter::int_op(const Instr& in, Value* a, Value* b) {
     case Op::floor:
     case Op::ceil:
     case Op::round:
-    case Op::trunc: return a;
-    case Op::add: return is_bool ? b_.CreateOr(a, b) : b_.CreateAdd(a, b);
-    case Op::sub: return is_bool ? b_.CreateXor(a, b) : b_.CreateSub(a, b);
-    case Op::mul: return is_bool ? b_.CreateAnd(a, b) : b_.CreateMul(a, b);
+    case Op::trunc:
+      return a;
+    case Op::add:
+      return is_bool ? b_.CreateOr(a, b) : b_.CreateAdd(a, b);
+    case Op::sub:
+      return is_bool ? b_.CreateXor(a, b) : b_.CreateSub(a, b);
+    case Op::mul:
+      return is_bool ? b_.CreateAnd(a, b) : b_.CreateMul(a, b);
     case Op::min:
-    case Op::fmin: return b_.CreateSelect(u ? b_.CreateICmpULT(a, b) : b_.CreateICmpSLT(a, b), a, b);
+    case Op::fmin:
+      return b_.CreateSelect(u ? b_.CreateICmpULT(a, b) : b_.CreateICmpSLT(a, b), a, b);
     case Op::max:
-    case Op::fmax: return b_.CreateSelect(u ? b_.CreateICmpUGT(a, b) : b_.CreateICmpSGT(a, b), a, b);
+    case Op::fmax:
+      return b_.CreateSelect(u ? b_.CreateICmpUGT(a, b) : b_.CreateICmpSGT(a, b), a, b);
     case Op::pow: {
       auto* wide = vec(b_.getInt64Ty(), value_lanes(a));
       auto extend = [&](Value* v) { return u ? b_.CreateZExt(v, wide) : b_.CreateSExt(v, wide); };
@@ -295,13 +339,15 @@ Value* KernelEmitter::int_op(const Instr& in, Value* a, Value* b) {
       if (u) return b_.CreateSelect(inside, b_.CreateLShr(a, amount), zero);
       return b_.CreateAShr(a, b_.CreateSelect(inside, b, lit(bits - 1)));
     }
-    default: VT_UNREACHABLE("{} of {}", loop::to_string(in.op), to_string(t));
+    default:
+      VT_UNREACHABLE("{} of {}", loop::to_string(in.op), to_string(t));
   }
 }
 
 Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DType ta, DType, int u) {
   switch (in.op) {
-    case Op::cast: return cast(a, ta, in.type);
+    case Op::cast:
+      return cast(a, ta, in.type);
     case Op::bitcast: {
       int lanes = value_lanes(a);
       if (in.type == DType::BF16 || in.type == DType::F16) {
@@ -312,11 +358,16 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
       if (in.type == DType::Bool) return b_.CreateICmpNE(a, Constant::getNullValue(a->getType()));
       return b_.CreateBitCast(a, vec(compute_llvm(in.type), lanes));
     }
-    case Op::where: return b_.CreateSelect(a, b, c);
-    case Op::and_: return b_.CreateAnd(a, b);
-    case Op::or_: return b_.CreateOr(a, b);
-    case Op::xor_: return b_.CreateXor(a, b);
-    case Op::not_: return b_.CreateNot(a);
+    case Op::where:
+      return b_.CreateSelect(a, b, c);
+    case Op::and_:
+      return b_.CreateAnd(a, b);
+    case Op::or_:
+      return b_.CreateOr(a, b);
+    case Op::xor_:
+      return b_.CreateXor(a, b);
+    case Op::not_:
+      return b_.CreateNot(a);
     case Op::lt:
     case Op::le:
     case Op::gt:
@@ -324,8 +375,10 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
     case Op::eq:
     case Op::ne:
     case Op::isnan:
-    case Op::isinf: return compare(in.op, ta, a, b);
-    default: break;
+    case Op::isinf:
+      return compare(in.op, ta, a, b);
+    default:
+      break;
   }
   if (is_float(in.type)) return float_op(in, a, b);
   if (in.op == Op::div || in.op == Op::floordiv || in.op == Op::fmod || in.op == Op::remainder) return int_divide(in.op, in.type, a, b, u);

@@ -38,17 +38,25 @@ std::vector<Value*> KernelEmitter::identity(const Accum& a, int lanes) {
   auto* zero = Constant::getNullValue(type);
   auto* one = is_float(a.type) ? ConstantFP::get(type, 1.0) : static_cast<Constant*>(ConstantInt::get(type, 1));
   switch (a.kind) {
-    case AccumKind::Sum: return {zero};
-    case AccumKind::Prod: return {one};
-    case AccumKind::Min: return {extreme(type, a.type, false)};
-    case AccumKind::Max: return {extreme(type, a.type, true)};
-    case AccumKind::Any: return {ConstantInt::getFalse(vec(b_.getInt1Ty(), lanes))};
-    case AccumKind::All: return {ConstantInt::getTrue(vec(b_.getInt1Ty(), lanes))};
+    case AccumKind::Sum:
+      return {zero};
+    case AccumKind::Prod:
+      return {one};
+    case AccumKind::Min:
+      return {extreme(type, a.type, false)};
+    case AccumKind::Max:
+      return {extreme(type, a.type, true)};
+    case AccumKind::Any:
+      return {ConstantInt::getFalse(vec(b_.getInt1Ty(), lanes))};
+    case AccumKind::All:
+      return {ConstantInt::getTrue(vec(b_.getInt1Ty(), lanes))};
     case AccumKind::ArgMin:
     case AccumKind::ArgMax:
       return {extreme(type, a.type, a.kind == AccumKind::ArgMax), ConstantInt::get(vec(b_.getInt64Ty(), lanes), std::numeric_limits<int64_t>::max())};
-    case AccumKind::Welford: return {zero, zero, zero};
-    case AccumKind::OnlineSoftmax: return {extreme(type, a.type, true), zero};
+    case AccumKind::Welford:
+      return {zero, zero, zero};
+    case AccumKind::OnlineSoftmax:
+      return {extreme(type, a.type, true), zero};
   }
   VT_UNREACHABLE();
 }
@@ -88,7 +96,8 @@ void KernelEmitter::reset(const loop::Stage& s, AccSet& set) {
     auto start = identity(s.accums[a], set.lanes);
     for (auto* group : {&set.slots[a], &set.totals[a]})
       for (auto& st : *group)
-        for (size_t c = 0; c < st.size(); ++c) b_.CreateStore(slot_type(st[c]) == start[c]->getType() ? start[c] : Constant::getNullValue(slot_type(st[c])), st[c]);
+        for (size_t c = 0; c < st.size(); ++c)
+          b_.CreateStore(slot_type(st[c]) == start[c]->getType() ? start[c] : Constant::getNullValue(slot_type(st[c])), st[c]);
   }
 }
 
@@ -121,10 +130,14 @@ AccState KernelEmitter::combine(const Accum& acc, const AccState& x, const AccSt
   bool f = is_float(acc.type), is_bool = acc.type == DType::Bool;
   Value *a = x[0], *b = y[0];
   switch (acc.kind) {
-    case AccumKind::Sum: return {f ? b_.CreateFAdd(a, b) : is_bool ? b_.CreateOr(a, b) : b_.CreateAdd(a, b)};
-    case AccumKind::Prod: return {f ? b_.CreateFMul(a, b) : is_bool ? b_.CreateAnd(a, b) : b_.CreateMul(a, b)};
-    case AccumKind::Any: return {b_.CreateOr(a, b)};
-    case AccumKind::All: return {b_.CreateAnd(a, b)};
+    case AccumKind::Sum:
+      return {f ? b_.CreateFAdd(a, b) : is_bool ? b_.CreateOr(a, b) : b_.CreateAdd(a, b)};
+    case AccumKind::Prod:
+      return {f ? b_.CreateFMul(a, b) : is_bool ? b_.CreateAnd(a, b) : b_.CreateMul(a, b)};
+    case AccumKind::Any:
+      return {b_.CreateOr(a, b)};
+    case AccumKind::All:
+      return {b_.CreateAnd(a, b)};
     case AccumKind::Min:
     case AccumKind::Max: {
       bool is_max = acc.kind == AccumKind::Max;
@@ -194,9 +207,13 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
     AccState next;
     switch (acc.kind) {
       case AccumKind::Any:
-      case AccumKind::All: next = combine(acc, {cast(v, types_[in.a], DType::Bool)}, old); break;
+      case AccumKind::All:
+        next = combine(acc, {cast(v, types_[in.a], DType::Bool)}, old);
+        break;
       case AccumKind::ArgMin:
-      case AccumKind::ArgMax: next = combine(acc, {v, get(in.b, u, wide)}, old); break;
+      case AccumKind::ArgMax:
+        next = combine(acc, {v, get(in.b, u, wide)}, old);
+        break;
       case AccumKind::Welford: {
         auto* one = ConstantFP::get(v->getType(), 1.0);
         Value* own_count = count ? nullptr : b_.CreateFAdd(old[2], one);
@@ -216,7 +233,9 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
         next = {float_max(v, old[0], true), sum};
         break;
       }
-      default: next = combine(acc, {v}, old); break;
+      default:
+        next = combine(acc, {v}, old);
+        break;
     }
     for (size_t c = 0; c < next.size(); ++c) b_.CreateStore(mask ? b_.CreateSelect(mask, next[c], old[c]) : next[c], slots[c]);
   }

@@ -1,7 +1,7 @@
 // Maps whose operands lie along different loops: squares of W x W elements, transposed in registers.
 //
-// A square of every operand that lies along the last outer loop ("down") is read as W vectors, transposed, and left in a few lines of stack; the body then
-// runs row by row with lanes across the inner loop and finds its operand there. Stores that lie along "down" take the same way back.
+// A square of every operand that lies along the last outer loop ("down") is read as W vectors, transposed, and left in a few lines of stack; the body
+// then runs row by row with lanes across the inner loop and finds its operand there. Stores that lie along "down" take the same way back.
 #include "codegen/llvm/emitter.h"
 
 namespace vitrify::codegen::x86 {

@@ -36,7 +36,7 @@ class VectorMath {
 
  private:
   Value* c(Value* like, double v) { return llvm::ConstantFP::get(like->getType(), v); }
-  Value* ci(Value* like, int64_t v);       // integer constant of the shape of `like`
+  Value* ci(Value* like, int64_t v);  // integer constant of the shape of `like`
   llvm::Type* int_like(Value* x);
   Value* mad(Value* a, Value* b, Value* c);
   Value* poly(Value* x, std::initializer_list<double> highest_first);
@@ -70,9 +70,9 @@ struct Multi {
 
 struct Block {
   int lanes = 1, unroll = 1;
-  Int var = 0;             // the vector loop variable; 0 when scalar
-  Value* base = nullptr;   // its value in lane 0 of vector 0
-  Value* mask = nullptr;   // active lanes; null: all
+  Int var = 0;            // the vector loop variable; 0 when scalar
+  Value* base = nullptr;  // its value in lane 0 of vector 0
+  Value* mask = nullptr;  // active lanes; null: all
 };
 
 using AccState = llvm::SmallVector<Value*, 3>;
@@ -80,9 +80,9 @@ using AccState = llvm::SmallVector<Value*, 3>;
 // Memory of the accumulators of one stage for one block shape.
 struct AccSet {
   int lanes = 1, unroll = 1;
-  bool masked = false;                           // updates only active lanes of the block, and counts per lane
-  std::vector<std::vector<AccState>> slots;      // [accumulator][vector] -> component allocas
-  std::vector<std::vector<AccState>> totals;     // second level of f32 sums, or empty
+  bool masked = false;                        // updates only active lanes of the block, and counts per lane
+  std::vector<std::vector<AccState>> slots;   // [accumulator][vector] -> component allocas
+  std::vector<std::vector<AccState>> totals;  // second level of f32 sums, or empty
 };
 
 class KernelEmitter {
@@ -94,11 +94,11 @@ class KernelEmitter {
   using Body = std::function<void()>;
   // -- structure (emit_kernel.cpp)
   void prologue();
-  void emit_rows();                                  // outer iterations one by one, inner loops across lanes
+  void emit_rows();                                           // outer iterations one by one, inner loops across lanes
   void emit_runs(const loop::Loop* loops, int n, bool flat);  // lanes across the last of `loops`
-  void emit_tiles();                                 // squares of the last outer and the inner loop (emit_tile.cpp)
-  void emit_stage(const loop::Stage&);               // inner loops across lanes
-  void emit_stage_in_block(const loop::Stage&);      // inner loops sequential
+  void emit_tiles();                                          // squares of the last outer and the inner loop (emit_tile.cpp)
+  void emit_stage(const loop::Stage&);                        // inner loops across lanes
+  void emit_stage_in_block(const loop::Stage&);               // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
   // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
   void split_runs(const loop::Loop* loops, int n, const std::function<void(Value* from, Value* to)>& run);
@@ -106,8 +106,8 @@ class KernelEmitter {
   void nest(const loop::Loop* loops, int n, const Body& body);
   // Covers [lo, hi) of `var` by blocks of unroll*W, W, and a masked or scalar tail.
   enum class Phase { Main, Middle, Tail };
-  void vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body,
-                  const Body& after_chunk = {}, int64_t chunk_steps = 0);
+  void vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body, const Body& after_chunk = {},
+                  int64_t chunk_steps = 0);
   int choose_unroll(const std::vector<loop::Stage>&, bool reduction) const;
   void if_then(Value* cond, const Body&);
   llvm::AllocaInst* make_slot(llvm::Type*, const char* name);
@@ -127,7 +127,8 @@ class KernelEmitter {
   Value* element_pointer(const Instr&, int u);
   Value* widen(Value* raw, DType storage);
   Value* narrow(Value* v, DType storage);
-  template <class I> I* tag(I* inst, uint32_t buf, bool is_load);
+  template <class I>
+  I* tag(I* inst, uint32_t buf, bool is_load);
   Value* dummy_pointer();
   // -- operations (emit_ops.cpp)
   void emit_instr(const Instr&, AccSet*);
@@ -161,11 +162,14 @@ class KernelEmitter {
   llvm::Type* vec(llvm::Type* t, int lanes) const { return lanes == 1 ? t : llvm::FixedVectorType::get(t, lanes); }
   Value* splat(Value* v) { return block_.lanes == 1 ? v : b_.CreateVectorSplat(block_.lanes, v); }
   Value* get(int32_t id, int u, bool widen);
-  Value* and_mask(Value* user);                    // with the block's own mask; either may be null
+  Value* and_mask(Value* user);  // with the block's own mask; either may be null
   Value* i64(int64_t v) { return b_.getInt64(v); }
   int value_lanes(Value* v) const;
   Value* any(Value* mask);
-  void define(int32_t id, DType type, Multi m) { values_[id] = std::move(m); types_[id] = type; }
+  void define(int32_t id, DType type, Multi m) {
+    values_[id] = std::move(m);
+    types_[id] = type;
+  }
 
   const loop::Kernel& k_;
   llvm::Module& m_;
@@ -182,12 +186,12 @@ class KernelEmitter {
   std::vector<Value*> buffers_;
   Value* fault_ = nullptr;
   Value* dummy_ = nullptr;
-  std::map<uint32_t, Value*> symbols_;             // scalar i64 by symbol id
-  std::map<uint32_t, Int> extents_;                // of loop symbols
-  std::map<uint32_t, int32_t> indirect_;           // SSA id by symbol id
-  std::vector<llvm::MDNode*> scope_, noalias_;     // by buffer
+  std::map<uint32_t, Value*> symbols_;          // scalar i64 by symbol id
+  std::map<uint32_t, Int> extents_;             // of loop symbols
+  std::map<uint32_t, int32_t> indirect_;        // SSA id by symbol id
+  std::vector<llvm::MDNode*> scope_, noalias_;  // by buffer
   std::vector<bool> read_only_;
-  std::vector<bool> streams_;                      // written past the caches: larger than them, and not read here
+  std::vector<bool> streams_;  // written past the caches: larger than them, and not read here
 };
 
 template <class I>

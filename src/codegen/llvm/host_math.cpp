@@ -20,8 +20,14 @@ void binary(T* x, const T* y, int n) {
 }
 
 // lgamma without the global sign
-double log_gamma(double x) { int s; return lgamma_r(x, &s); }
-float log_gammaf(float x) { int s; return lgammaf_r(x, &s); }
+double log_gamma(double x) {
+  int s;
+  return lgamma_r(x, &s);
+}
+float log_gammaf(float x) {
+  int s;
+  return lgammaf_r(x, &s);
+}
 
 // Start from a rational fit in w = -log(1 - x^2), then Newton's steps on erf (on erfc near 1, where erf has lost the digits).
 double inverse_erf(double x) {
@@ -52,27 +58,30 @@ int64_t int_pow(int64_t base, int64_t n) {
 }
 
 template <class F>
-void* address(F* f) { return reinterpret_cast<void*>(f); }
+void* address(F* f) {
+  return reinterpret_cast<void*>(f);
+}
 
-#define VT_UNARY(_)                                                                                                                          \
-  _(exp, exp) _(exp2, exp2) _(expm1, expm1) _(log, log) _(log2, log2) _(log10, log10) _(log1p, log1p) _(sin, sin) _(cos, cos) _(tan, tan)    \
-  _(asin, asin) _(acos, acos) _(atan, atan) _(sinh, sinh) _(cosh, cosh) _(tanh, tanh) _(asinh, asinh) _(acosh, acosh) _(atanh, atanh)        \
-  _(erf, erf) _(erfc, erfc) _(erfinv, inverse_erf) _(lgamma, log_gamma) _(sigmoid, logistic)
+#define VT_UNARY(_)                                                                                                                         \
+  _(exp, exp)                                                                                                                               \
+  _(exp2, exp2) _(expm1, expm1) _(log, log) _(log2, log2) _(log10, log10) _(log1p, log1p) _(sin, sin) _(cos, cos) _(tan, tan) _(asin, asin) \
+      _(acos, acos) _(atan, atan) _(sinh, sinh) _(cosh, cosh) _(tanh, tanh) _(asinh, asinh) _(acosh, acosh) _(atanh, atanh) _(erf, erf)     \
+          _(erfc, erfc) _(erfinv, inverse_erf) _(lgamma, log_gamma) _(sigmoid, logistic)
 #define VT_BINARY(_) _(pow, pow) _(atan2, atan2) _(hypot, hypot) _(nextafter, nextafter) _(fmod, fmod)
 
 const std::unordered_map<std::string, void*>& table() {
   static const std::unordered_map<std::string, void*> t = {
-#define _(n, g)                                                                                     \
-  {"vt_" #n "_f64", address(&unary<double, static_cast<double (*)(double)>(&g)>)},                  \
-  {"vt_" #n "_f32", address(&unary<float, static_cast<float (*)(float)>(&g##f)>)},
+#define _(n, g)                                                                    \
+  {"vt_" #n "_f64", address(&unary<double, static_cast<double (*)(double)>(&g)>)}, \
+      {"vt_" #n "_f32", address(&unary<float, static_cast<float (*)(float)>(&g##f)>)},
       VT_UNARY(_)
 #undef _
-#define _(n, g)                                                                                     \
-  {"vt_" #n "_f64", address(&binary<double, static_cast<double (*)(double, double)>(&g)>)},         \
-  {"vt_" #n "_f32", address(&binary<float, static_cast<float (*)(float, float)>(&g##f)>)},
-      VT_BINARY(_)
+#define _(n, g)                                                                             \
+  {"vt_" #n "_f64", address(&binary<double, static_cast<double (*)(double, double)>(&g)>)}, \
+      {"vt_" #n "_f32", address(&binary<float, static_cast<float (*)(float, float)>(&g##f)>)},
+          VT_BINARY(_)
 #undef _
-      {"vt_pow_i64", address(&binary<int64_t, &int_pow>)},
+              {"vt_pow_i64", address(&binary<int64_t, &int_pow>)},
   };
   return t;
 }

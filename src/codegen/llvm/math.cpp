@@ -128,8 +128,8 @@ Value* VectorMath::log(Value* x, int base) {
     r = b_.CreateFAdd(r, n);
   } else {
     y = mad(z, c(x, -0.5), y);
-    constexpr double hi = 0.43359375, lo = 7.00731903251827651e-4;             // log10(e)
-    constexpr double two_hi = 0.30078125, two_lo = 2.48745663981195214e-4;     // log10(2)
+    constexpr double hi = 0.43359375, lo = 7.00731903251827651e-4;          // log10(e)
+    constexpr double two_hi = 0.30078125, two_lo = 2.48745663981195214e-4;  // log10(2)
     r = b_.CreateFMul(b_.CreateFAdd(f, y), c(x, lo));
     r = mad(n, c(x, two_lo), r);
     r = mad(y, c(x, hi), r);
@@ -264,18 +264,30 @@ Value* VectorMath::emit(Op op, Value* x, Value* y) {
   }
   if (!f64) {
     switch (op) {
-      case Op::exp: return exp(x);
-      case Op::exp2: return exp2(x);
-      case Op::expm1: return expm1(x);
-      case Op::log: return log(x, 0);
-      case Op::log2: return log(x, 2);
-      case Op::log10: return log(x, 10);
-      case Op::log1p: return log1p(x);
-      case Op::sin: return sincos(x, false);
-      case Op::cos: return sincos(x, true);
-      case Op::tanh: return tanh(x);
-      case Op::erf: return erf(x);
-      default: break;
+      case Op::exp:
+        return exp(x);
+      case Op::exp2:
+        return exp2(x);
+      case Op::expm1:
+        return expm1(x);
+      case Op::log:
+        return log(x, 0);
+      case Op::log2:
+        return log(x, 2);
+      case Op::log10:
+        return log(x, 10);
+      case Op::log1p:
+        return log1p(x);
+      case Op::sin:
+        return sincos(x, false);
+      case Op::cos:
+        return sincos(x, true);
+      case Op::tanh:
+        return tanh(x);
+      case Op::erf:
+        return erf(x);
+      default:
+        break;
     }
   }
   if (Value* v = sleef(op, x, y)) return v;

@@ -16,7 +16,10 @@ namespace vitrify::codegen::x86 {
 Target resolve_target(const std::string& name) {
   Target t;
   llvm::StringMap<bool> host = llvm::sys::getHostCPUFeatures();
-  auto has = [&](const char* f) { auto it = host.find(f); return it != host.end() && it->second; };
+  auto has = [&](const char* f) {
+    auto it = host.find(f);
+    return it != host.end() && it->second;
+  };
   bool host512 = has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl");
   bool host2 = has("avx2") && has("fma") && has("f16c");
   if (name == "native" || name.empty()) {
@@ -53,8 +56,8 @@ std::unique_ptr<llvm::TargetMachine> make_target_machine(const Target& t) {
   const llvm::Target* target = llvm::TargetRegistry::lookupTarget(triple, error);
   VT_CHECK(target, "{}", error);
   llvm::TargetOptions options;
-  std::unique_ptr<llvm::TargetMachine> tm(target->createTargetMachine(triple, t.cpu, t.features, options, llvm::Reloc::PIC_,
-                                                                      llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default, true));
+  std::unique_ptr<llvm::TargetMachine> tm(target->createTargetMachine(triple, t.cpu, t.features, options, llvm::Reloc::PIC_, llvm::CodeModel::Small,
+                                                                      llvm::CodeGenOptLevel::Default, true));
   VT_CHECK(tm, "no target machine for {}", triple);
   return tm;
 }

@@ -53,7 +53,8 @@ bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
     if (norm->weight) scale = two("aten::mul.Tensor", scale, norm->weight);
     ir::Dims column{row.sizes[0]};
     for (size_t d = 1; d < w.type().dim(); ++d) column.push_back(1);
-    const Value wide = insert(g, n, "aten::view", {scale, std::vector<sym::Int>(column.begin(), column.end())}, dense(DType::F32, column), ir::kView)->out();
+    const Value wide =
+        insert(g, n, "aten::view", {scale, std::vector<sym::Int>(column.begin(), column.end())}, dense(DType::F32, column), ir::kView)->out();
     const Value weight = insert(g, n, "aten::mul.Tensor", {w, wide}, w.type())->out();
     Value bias = b ? two("aten::sub.Tensor", b, norm->mean) : one("aten::neg", norm->mean);
     bias = two("aten::mul.Tensor", bias, scale);

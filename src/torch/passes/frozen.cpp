@@ -9,8 +9,9 @@ namespace vitrify {
 
 namespace {
 
-constexpr size_t kHashWhole = 4096;         // bytes hashed in full
-constexpr size_t kHashWholeIndex = 64 << 20;  // the same for integers: edge lists, where one changed entry matters and arrays of other libraries write unseen
+constexpr size_t kHashWhole = 4096;  // bytes hashed in full
+constexpr size_t kHashWholeIndex =
+    64 << 20;  // the same for integers: edge lists, where one changed entry matters and arrays of other libraries write unseen
 constexpr size_t kSamples = 16;
 
 uint64_t sample(const at::Tensor& t) {
@@ -31,7 +32,9 @@ uint64_t sample(const at::Tensor& t) {
   return h;
 }
 
-c10::StorageImpl* storage_of(const at::Tensor& t) { return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr; }
+c10::StorageImpl* storage_of(const at::Tensor& t) {
+  return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
 const void* data_of(const at::Tensor& t) { return t.has_storage() ? t.const_data_ptr() : nullptr; }
 uint32_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version(); }
 

@@ -51,12 +51,34 @@ std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state)
 
 // Pointwise on its tensors, or moving windows over the last two dims: computed in any layout alike.
 bool follows_layout(const Node& n) {
-  static const std::unordered_map<std::string, int> ops{
-      {"aten::relu", 0}, {"aten::add.Tensor", 0}, {"aten::sub.Tensor", 0}, {"aten::mul.Tensor", 0}, {"aten::div.Tensor", 0}, {"aten::add.Scalar", 0}, {"aten::mul.Scalar", 0},
-      {"aten::sigmoid", 0}, {"aten::tanh", 0}, {"aten::silu", 0}, {"aten::gelu", 0}, {"aten::hardswish", 0}, {"aten::hardsigmoid", 0}, {"aten::hardtanh", 0}, {"aten::leaky_relu", 0},
-      {"aten::clamp", 0}, {"aten::clamp_min", 0}, {"aten::elu", 0}, {"aten::mish", 0}, {"aten::softplus", 0},
-      {"aten::max_pool2d_with_indices", 0}, {"aten::avg_pool2d", 0}, {"aten::_adaptive_avg_pool2d", 0}, {"aten::upsample_nearest2d", 0}, {"aten::upsample_bilinear2d", 0}, {"aten::cat", 0},
-      {"aten::native_batch_norm", 0}, {"aten::_native_batch_norm_legit_no_training", 0}};
+  static const std::unordered_map<std::string, int> ops{{"aten::relu", 0},
+                                                        {"aten::add.Tensor", 0},
+                                                        {"aten::sub.Tensor", 0},
+                                                        {"aten::mul.Tensor", 0},
+                                                        {"aten::div.Tensor", 0},
+                                                        {"aten::add.Scalar", 0},
+                                                        {"aten::mul.Scalar", 0},
+                                                        {"aten::sigmoid", 0},
+                                                        {"aten::tanh", 0},
+                                                        {"aten::silu", 0},
+                                                        {"aten::gelu", 0},
+                                                        {"aten::hardswish", 0},
+                                                        {"aten::hardsigmoid", 0},
+                                                        {"aten::hardtanh", 0},
+                                                        {"aten::leaky_relu", 0},
+                                                        {"aten::clamp", 0},
+                                                        {"aten::clamp_min", 0},
+                                                        {"aten::elu", 0},
+                                                        {"aten::mish", 0},
+                                                        {"aten::softplus", 0},
+                                                        {"aten::max_pool2d_with_indices", 0},
+                                                        {"aten::avg_pool2d", 0},
+                                                        {"aten::_adaptive_avg_pool2d", 0},
+                                                        {"aten::upsample_nearest2d", 0},
+                                                        {"aten::upsample_bilinear2d", 0},
+                                                        {"aten::cat", 0},
+                                                        {"aten::native_batch_norm", 0},
+                                                        {"aten::_native_batch_norm_legit_no_training", 0}};
   return ops.contains(n.op->name);
 }
 
@@ -155,7 +177,8 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
     if (has_packed_weights(g, options, state, n)) {
       ir::TensorType packed = c->w.type();
       w = insert(g, last, "mkldnn::_reorder_convolution_weight",
-                 {c->w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, packed)->out();
+                 {c->w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, packed)
+              ->out();
     }
     ir::TensorType type = last->outs[0];
     if (!output.contains(last->out())) type.strides = channels_last(type.sizes);

@@ -49,12 +49,16 @@ std::optional<Product> match_product(const Node& n) {
 }
 
 // Elements in row-major order before and after.
-bool is_reshape(const Node& n) { return (is(n, "aten::view") || is(n, "aten::_unsafe_view") || is(n, "aten::reshape")) && n.outs[0].is_contiguous() && tensor(n, 0).type().is_contiguous(); }
+bool is_reshape(const Node& n) {
+  return (is(n, "aten::view") || is(n, "aten::_unsafe_view") || is(n, "aten::reshape")) && n.outs[0].is_contiguous() &&
+         tensor(n, 0).type().is_contiguous();
+}
 
 // [K,N] -> [N,K]: the operand of a transpose, or a transpose of ours before `at`.
 Value rows_of_weight(Graph& g, Node* at, Value b) {
   Node* bn = b.node;
-  const bool transposed = is(*bn, "aten::t") || (is(*bn, "aten::permute") && bn->outs[0].dim() == 2) || (is(*bn, "aten::transpose.int") && bn->outs[0].dim() == 2);
+  const bool transposed =
+      is(*bn, "aten::t") || (is(*bn, "aten::permute") && bn->outs[0].dim() == 2) || (is(*bn, "aten::transpose.int") && bn->outs[0].dim() == 2);
   if (transposed) {
     const Value w = tensor(*bn, 0);
     if (w.type().sizes[0] == b.type().sizes[1] && w.type().sizes[1] == b.type().sizes[0] && !(w.type().strides == b.type().strides)) return w;
@@ -77,7 +81,8 @@ void use_mkl(Graph& g, const Found& f) {
   const Value w = rows_of_weight(g, n, f.p.b);
   const sym::Int rows = f.p.a.type().sizes[0];
   const Value packed = insert(g, n, "mkl::_mkl_reorder_linear_weight", {w, rows}, dense(DType::F32, w.type().sizes))->out();
-  g.replace_uses(n->out(), insert(g, n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
+  g.replace_uses(n->out(),
+                 insert(g, n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
 }
 
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
@@ -86,7 +91,8 @@ void use_onednn(Graph& g, const Found& f, const Uses& uses) {
   Value w = rows_of_weight(g, n, f.p.b);
   if (f.packed) {
     const sym::Int rows = f.p.a.type().sizes[0];
-    w = insert(g, n, "mkldnn::_reorder_linear_weight", {w, rows.is_const() ? ir::Arg(rows) : ir::Arg(ir::None{})}, dense(DType::F32, w.type().sizes))->out();
+    w = insert(g, n, "mkldnn::_reorder_linear_weight", {w, rows.is_const() ? ir::Arg(rows) : ir::Arg(ir::None{})}, dense(DType::F32, w.type().sizes))
+            ->out();
   }
   const ir::Arg bias = f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{});
   Node* reshape = nullptr;
@@ -122,7 +128,8 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
   std::vector<Found*> wanted;
   for (Found& f : found)
     if (state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const())) wanted.push_back(&f);
-  std::stable_sort(wanted.begin(), wanted.end(), [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });
   for (Found* f : wanted) {
     const int64_t bytes = f->p.b.type().numel().value() * 4;
     if (state.packed_bytes + bytes > options.packed_weight_mb << 20) continue;

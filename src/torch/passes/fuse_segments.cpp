@@ -14,7 +14,7 @@ using namespace match;
 namespace {
 
 struct Row {
-  Value edges;   // [2, E]: a graph input, or what follows from such by integer ops
+  Value edges;  // [2, E]: a graph input, or what follows from such by integer ops
   int64_t row;
   bool operator==(const Row& o) const { return edges == o.edges && row == o.row; }
 };
@@ -24,7 +24,9 @@ std::optional<Row> edge_row(Value v) {
   while (v && v.type().dim() >= 2 && (is(*v.node, "aten::expand") || is(*v.node, "aten::view") || is(*v.node, "aten::unsqueeze"))) {
     const Value x = tensor(*v.node, 0);
     if (x.type().dim() == 0 || !(x.type().sizes[0] == v.type().sizes[0])) return {};
-    if (is(*v.node, "aten::expand") ? x.type().dim() != v.type().dim() : !std::all_of(v.type().sizes.begin() + 1, v.type().sizes.end(), [](sym::Int i) { return i.is(1); })) return {};
+    if (is(*v.node, "aten::expand") ? x.type().dim() != v.type().dim()
+                                    : !std::all_of(v.type().sizes.begin() + 1, v.type().sizes.end(), [](sym::Int i) { return i.is(1); }))
+      return {};
     v = x;
   }
   if (!v || !is(*v.node, "aten::select.int") || v.type().dim() != 1 || v.type().dtype != DType::I64) return {};
@@ -62,7 +64,9 @@ std::optional<Gather> scattered(Value v, std::string_view op) {
   if (!v || !is(*v.node, op) || !is_f32_cpu(v.type()) || v.type().dim() == 0) return {};
   const auto dim = integer(*v.node, 1);
   const Value index = tensor(*v.node, 2), values = tensor(*v.node, 3);
-  if ((dim != 0 && dim != -static_cast<int64_t>(v.type().dim())) || !values || !filled_with(tensor(*v.node, 0), 0) || !(index.type().sizes == values.type().sizes)) return {};
+  if ((dim != 0 && dim != -static_cast<int64_t>(v.type().dim())) || !values || !filled_with(tensor(*v.node, 0), 0) ||
+      !(index.type().sizes == values.type().sizes))
+    return {};
   const auto to = edge_row(index);
   return to ? std::optional(Gather{values, *to}) : std::nullopt;
 }
@@ -133,7 +137,8 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
         at = *it;
       }
       c = g.insert_before(at, g.op("vitrify::edge_csr"), {from.edges, sym::Int(from.row), sym::Int(to.row), sym::Int(sources), sym::Int(nodes)},
-                          {dense(DType::I32, {sym::Int(nodes + 1)}), dense(DType::I32, {from.edges.type().sizes[1]}), dense(DType::I32, {from.edges.type().sizes[1]})});
+                          {dense(DType::I32, {sym::Int(nodes + 1)}), dense(DType::I32, {from.edges.type().sizes[1]}),
+                           dense(DType::I32, {from.edges.type().sizes[1]})});
     }
     return c;
   };
@@ -141,8 +146,10 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
   std::unordered_map<const Node*, bool> usable;
   auto edges_usable = [&](const Value& e) {
     auto [it, fresh] = usable.try_emplace(e.node, false);
-    if (fresh) it->second = is(*e.node, "graph::input") ? is_static(e.type().sizes) && e.type().sizes[1].value() < INT32_MAX && follows_from_integers(g, e, unwritten)
-                                                       : follows_from_integers(g, e, unwritten);
+    if (fresh)
+      it->second = is(*e.node, "graph::input")
+                       ? is_static(e.type().sizes) && e.type().sizes[1].value() < INT32_MAX && follows_from_integers(g, e, unwritten)
+                       : follows_from_integers(g, e, unwritten);
     return it->second;
   };
 
@@ -179,15 +186,16 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
       const auto from = gather(tensor(*values.node, side));
       Value w = tensor(*values.node, 1 - side);
       // One weight per edge and head.
-      if (!sources(from) || !w || !is_f32_cpu(w.type()) || w.type().dim() != rank || !(w.type().sizes[0] == values.type().sizes[0]) || !w.type().sizes[rank - 1].is(1) ||
-          (rank == 3 && !(w.type().sizes[1] == n->outs[0].sizes[1])))
+      if (!sources(from) || !w || !is_f32_cpu(w.type()) || w.type().dim() != rank || !(w.type().sizes[0] == values.type().sizes[0]) ||
+          !w.type().sizes[rank - 1].is(1) || (rank == 3 && !(w.type().sizes[1] == n->outs[0].sizes[1])))
         continue;
       if ((is(*w.node, "aten::unsqueeze") || is(*w.node, "aten::view")) && tensor(*w.node, 0).type().dim() == rank - 1) w = tensor(*w.node, 0);
       Node* c = csr(from->row, to, from->x.type().sizes[0].value(), count);
       if (!c) break;
       Node* fused;
       if (auto softmax = edge_softmax(w, to, n->outs[0].sizes[0]))
-        fused = insert(g, n, "vitrify::edge_attention", {from->x, softmax->logits, softmax->epsilon, c->out(0), c->out(1), c->out(2)}, dense(DType::F32, n->outs[0].sizes));
+        fused = insert(g, n, "vitrify::edge_attention", {from->x, softmax->logits, softmax->epsilon, c->out(0), c->out(1), c->out(2)},
+                       dense(DType::F32, n->outs[0].sizes));
       else
         fused = insert(g, n, "vitrify::weighted_segment_sum", {from->x, w, c->out(0), c->out(1), c->out(2)}, dense(DType::F32, n->outs[0].sizes));
       g.replace_uses(n->out(), fused->out());

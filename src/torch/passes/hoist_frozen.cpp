@@ -45,16 +45,17 @@ struct Hoister {
   Graph& g;
   const Options& options;
   PassState& state;
-  std::unordered_map<const Node*, uint32_t> input_of;       // input nodes that may be read
-  std::unordered_set<const Node*> frozen;                   // compute nodes that may move
-  std::unordered_set<const Node*> weighty;                  // of these: with compute worth moving in their past
-  std::unordered_set<const Node*> keyed;                    // of these: read an argument
-  std::unordered_set<const Node*> wanted;                   // what is keyed for certain
+  std::unordered_map<const Node*, uint32_t> input_of;  // input nodes that may be read
+  std::unordered_set<const Node*> frozen;              // compute nodes that may move
+  std::unordered_set<const Node*> weighty;             // of these: with compute worth moving in their past
+  std::unordered_set<const Node*> keyed;               // of these: read an argument
+  std::unordered_set<const Node*> wanted;              // what is keyed for certain
   std::unordered_map<const Node*, int64_t> order;
 
   void find_frozen() {
     for (uint32_t i = 0; i < g.inputs.size(); ++i)
-      if (i >= state.num_args && !(i < state.written.size() && state.written[i]) && static_type(g.inputs[i].value.type())) input_of[g.inputs[i].value.node] = i;
+      if (i >= state.num_args && !(i < state.written.size() && state.written[i]) && static_type(g.inputs[i].value.type()))
+        input_of[g.inputs[i].value.node] = i;
     find_wanted();
     std::unordered_set<const Node*> fills;  // pure and of nothing
     for (Node* n : g.nodes()) {

@@ -26,7 +26,7 @@ struct PassState {
   const std::vector<at::Tensor>* captured = nullptr;  // graph inputs from num_args on
   std::vector<char> written;                          // graph inputs the program writes: never frozen
   std::vector<FrozenGroup> groups;
-  int64_t packed_bytes = 0;                           // memory given to packed copies of weights so far
+  int64_t packed_bytes = 0;                                        // memory given to packed copies of weights so far
   std::optional<std::unordered_set<const ir::Node*>> plain_convs;  // convolutions that no memory is left for: see has_packed_weights
 
   // True when v follows from captured tensors the program does not write, through pure ops of constant shape.

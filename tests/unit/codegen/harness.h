@@ -29,7 +29,10 @@ inline Backend& llvm() {
   setenv("VITRIFY_LLVM_PATH", VT_BINARY_DIR "/libvitrify_llvm.so", 0);
   return llvm_backend();
 }
-inline bool host_has_avx512() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"); }
+inline bool host_has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
 inline std::vector<std::string> targets() {
   std::vector<std::string> t = {"x86-64-v2"};
   if (__builtin_cpu_supports("avx2")) t.push_back("x86-64-v3");
@@ -55,7 +58,8 @@ struct Outcome {
 };
 
 // `buffers` holds one entry per non-scratch buffer; every buffer is followed by guard bytes that must survive.
-inline Outcome call(loop::KernelFn fn, const loop::Kernel& k, std::vector<Bytes> buffers, const std::vector<int64_t>& sizes, int64_t begin, int64_t end) {
+inline Outcome call(loop::KernelFn fn, const loop::Kernel& k, std::vector<Bytes> buffers, const std::vector<int64_t>& sizes, int64_t begin,
+                    int64_t end) {
   Outcome out;
   constexpr size_t kGuard = 64;
   std::vector<void*> pointers;
@@ -69,16 +73,19 @@ inline Outcome call(loop::KernelFn fn, const loop::Kernel& k, std::vector<Bytes>
   for (auto& b : buffers) b.resize(b.size() + kGuard, 0xA5);
   for (size_t i = 0; i < buffers.size(); ++i) pointers.push_back(parent[i] >= 0 ? pointers[parent[i]] : buffers[i].data());
   if (k.may_fault) pointers.push_back(&out.fault);
-  std::vector<uint8_t> scratch(loop::scratch_bytes(k, [&](uint32_t id) {
-                                 for (size_t i = 0; i < k.sizes.size(); ++i)
-                                   if (sym::view(k.sizes[i]).symbol->id == id) return sizes[i];
-                                 return int64_t(0);
-                               }) + 64);
+  std::vector<uint8_t> scratch(loop::scratch_bytes(k,
+                                                   [&](uint32_t id) {
+                                                     for (size_t i = 0; i < k.sizes.size(); ++i)
+                                                       if (sym::view(k.sizes[i]).symbol->id == id) return sizes[i];
+                                                     return int64_t(0);
+                                                   }) +
+                               64);
   pointers.push_back(scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64);
   fn(pointers.data(), sizes.data(), begin, end);
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (parent[i] >= 0) buffers[i] = buffers[parent[i]];
-    for (size_t g = buffers[i].size() - kGuard; parent[i] < 0 && g < buffers[i].size(); ++g) EXPECT_EQ(buffers[i][g], 0xA5) << "guard after buffer " << i;
+    for (size_t g = buffers[i].size() - kGuard; parent[i] < 0 && g < buffers[i].size(); ++g)
+      EXPECT_EQ(buffers[i][g], 0xA5) << "guard after buffer " << i;
   }
   for (auto& b : buffers) {
     if (b.size() >= kGuard) b.resize(b.size() - kGuard);

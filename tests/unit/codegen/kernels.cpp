@@ -34,7 +34,8 @@ TEST(Kernels, PointwiseFlatEveryLength) {
       %8 = constant f32 0.5
       %9 = mul f32 %2 %8
       %10 = mul f32 %9 %7
-      store f32 b2[i1] = %10)", context("si"));
+      store f32 b2[i1] = %10)",
+                       context("si"));
   loop::verify(k);
   for (auto& target : targets()) {
     TargetOptions o;
@@ -51,7 +52,8 @@ TEST(Kernels, PointwiseFlatEveryLength) {
   }
 }
 
-const char* kSoftmax = R"(kernel softmax(in f32* b0 extent(s0*s1), out f32* b1 extent(s0*s1), scratch f32* b2 extent(s1); s0, s1) outer(i2 < s0) axis(inner):
+const char* kSoftmax =
+    R"(kernel softmax(in f32* b0 extent(s0*s1), out f32* b1 extent(s0*s1), scratch f32* b2 extent(s1); s0, s1) outer(i2 < s0) axis(inner):
     stage inner(i3 < s1) acc(max f32 -> %1):
       %0 = load f32 b0[i2*s1 + i3]
       reduce f32 acc0 %0
@@ -68,7 +70,8 @@ const char* kSoftmax = R"(kernel softmax(in f32* b0 extent(s0*s1), out f32* b1 e
       %8 = mul f32 %7 %6
       store f32 b1[i2*s1 + i5] = %8)";
 
-const char* kLayerNorm = R"(kernel layer_norm(in f32* b0 extent(s0*s1), in bf16* b1 extent(s1), out bf16* b2 extent(s0*s1), out f32* b3 extent(s0); s0, s1) outer(i2 < s0) axis(inner):
+const char* kLayerNorm =
+    R"(kernel layer_norm(in f32* b0 extent(s0*s1), in bf16* b1 extent(s1), out bf16* b2 extent(s0*s1), out f32* b3 extent(s0); s0, s1) outer(i2 < s0) axis(inner):
     stage inner(i3 < s1) acc(welford f32 -> %1 %2):
       %0 = load f32 b0[i2*s1 + i3]
       reduce f32 acc0 %0
@@ -114,7 +117,9 @@ TEST(Kernels, Rows) {
 }
 
 TEST(Kernels, ErrorsCrossTheLibraryBoundary) {
-  auto k = loop::parse("kernel k(out f32* b0 extent(4)) outer() axis(inner):\n  stage inner(i0 < 4):\n    %0 = constant f32 1\n    store f32 b0[i0] = %0\n", context("i"));
+  auto k = loop::parse(
+      "kernel k(out f32* b0 extent(4)) outer() axis(inner):\n  stage inner(i0 < 4):\n    %0 = constant f32 1\n    store f32 b0[i0] = %0\n",
+      context("i"));
   TargetOptions o;
   o.target = "z80";
   EXPECT_THROW(llvm().compile({&k}, o), InternalError);

@@ -18,7 +18,8 @@ void same(const loop::Kernel& k, const std::vector<Bytes>& in, const std::vector
     auto want = run(interp_backend(), "native", k, in, sizes, b, e);
     for (auto& target : targets()) {
       auto got = run(llvm(), target, k, in, sizes, b, e);
-      for (size_t i = 0; i < got.buffers.size(); ++i) ASSERT_EQ(got.buffers[i], want.buffers[i]) << target << " buffer " << i << " of " << k.name << " range " << b << ".." << e;
+      for (size_t i = 0; i < got.buffers.size(); ++i)
+        ASSERT_EQ(got.buffers[i], want.buffers[i]) << target << " buffer " << i << " of " << k.name << " range " << b << ".." << e;
       EXPECT_EQ(got.fault, want.fault) << target;
       if (e == n) EXPECT_EQ(got.fault, fault) << target;
     }
@@ -27,7 +28,9 @@ void same(const loop::Kernel& k, const std::vector<Bytes>& in, const std::vector
 
 TEST(Memory, TransposeBroadcastAndReverse) {
   for (const char* type : {"f32", "f64", "bf16", "u8", "i64"}) {
-    auto k = loop::parse(fmt::format(R"(kernel t(in {0}* b0 extent(s0*s1), in {0}* b1 extent(s1), in {0}* b2 extent(s0), out {0}* b3 extent(s0*s1); s0, s1) outer() axis(inner):
+    auto k = loop::parse(
+        fmt::format(
+            R"(kernel t(in {0}* b0 extent(s0*s1), in {0}* b1 extent(s1), in {0}* b2 extent(s0), out {0}* b3 extent(s0*s1); s0, s1) outer() axis(inner):
     stage inner(i2 < s0, i3 < s1):
       %0 = load {1} b0[i3*s0 + i2]
       %1 = load {1} b1[s1 - 1 - i3]
@@ -35,8 +38,8 @@ TEST(Memory, TransposeBroadcastAndReverse) {
       %3 = max {1} %0 %1
       %4 = min {1} %3 %2
       store {0} b3[i2*s1 + i3] = %4)",
-                                     type, std::string(type) == "bf16" ? "f32" : type),
-                         context("ssii"));
+            type, std::string(type) == "bf16" ? "f32" : type),
+        context("ssii"));
     DType t;
     parse_dtype(type, t);
     for (auto [r, c] : {std::pair<int64_t, int64_t>{3, 5}, {7, 40}, {33, 16}, {1, 100}, {0, 4}}) {
@@ -54,7 +57,9 @@ TEST(Memory, TransposeBroadcastAndReverse) {
 TEST(Memory, SquaresTransposedInRegisters) {
   for (const char* type : {"f32", "f64", "bf16", "u8", "i64"}) {
     // read down and across, written across and down, for several batches
-    auto k = loop::parse(fmt::format(R"(kernel t(in {0}* b0 extent(3*s0*s1), in {0}* b1 extent(3*s0*s1), in {0}* b2 extent(s0), out {0}* b3 extent(3*s0*s1), out {0}* b4 extent(3*s0*s1); s0, s1) outer(i2 < 3, i3 < s0) axis(tile):
+    auto k = loop::parse(
+        fmt::format(
+            R"(kernel t(in {0}* b0 extent(3*s0*s1), in {0}* b1 extent(3*s0*s1), in {0}* b2 extent(s0), out {0}* b3 extent(3*s0*s1), out {0}* b4 extent(3*s0*s1); s0, s1) outer(i2 < 3, i3 < s0) axis(tile):
     stage inner(i4 < s1):
       %0 = load {1} b0[i2*s0*s1 + i4*s0 + i3]
       %1 = load {1} b1[i2*s0*s1 + i3*s1 + i4]
@@ -63,8 +68,8 @@ TEST(Memory, SquaresTransposedInRegisters) {
       %4 = min {1} %3 %2
       store {0} b3[i2*s0*s1 + i3*s1 + i4] = %4
       store {0} b4[i2*s0*s1 + i4*s0 + i3] = %3)",
-                                     type, std::string(type) == "bf16" ? "f32" : type),
-                         context("ssiii"));
+            type, std::string(type) == "bf16" ? "f32" : type),
+        context("ssiii"));
     EXPECT_NE(loop::print(k).find("axis(tile)"), std::string::npos);
     DType t;
     parse_dtype(type, t);
@@ -82,10 +87,16 @@ TEST(Memory, SquaresTransposedInRegisters) {
 
 TEST(Memory, LargeResultsAreStoredPastTheCaches) {
   constexpr int64_t n = int64_t(8) << 20, cols = 4096;  // 32 MiB
-  auto flat = loop::parse(fmt::format("kernel a(in f32* b0 extent({0}), out f32* b1 extent({0});) outer() axis(inner):\n"
-                                      "    stage inner(i0 < {0}):\n      %0 = load f32 b0[i0]\n      %1 = add f32 %0 %0\n      store f32 b1[i0] = %1\n", n), context("i"));
-  auto turned = loop::parse(fmt::format("kernel b(in f32* b0 extent({0}), out f32* b1 extent({0});) outer(i0 < {1}) axis(tile):\n"
-                                        "    stage inner(i1 < {2}):\n      %0 = load f32 b0[i0 + {1}*i1]\n      %1 = add f32 %0 %0\n      store f32 b1[{2}*i0 + i1] = %1\n", n, cols, n / cols), context("ii"));
+  auto flat =
+      loop::parse(fmt::format("kernel a(in f32* b0 extent({0}), out f32* b1 extent({0});) outer() axis(inner):\n"
+                              "    stage inner(i0 < {0}):\n      %0 = load f32 b0[i0]\n      %1 = add f32 %0 %0\n      store f32 b1[i0] = %1\n",
+                              n),
+                  context("i"));
+  auto turned = loop::parse(
+      fmt::format("kernel b(in f32* b0 extent({0}), out f32* b1 extent({0});) outer(i0 < {1}) axis(tile):\n"
+                  "    stage inner(i1 < {2}):\n      %0 = load f32 b0[i0 + {1}*i1]\n      %1 = add f32 %0 %0\n      store f32 b1[{2}*i0 + i1] = %1\n",
+                  n, cols, n / cols),
+      context("ii"));
   std::vector<float> x(n);
   for (int64_t i = 0; i < n; ++i) x[i] = float(i % 1000003);
   for (auto& target : targets())
@@ -108,7 +119,8 @@ TEST(Memory, LargeResultsAreStoredPastTheCaches) {
 
 TEST(Memory, DividedIndices) {
   // a flat loop over a repeated and a channel-shuffled buffer
-  auto k = loop::parse(R"(kernel d(in f32* b0 extent(600), in i16* b1 extent(600), out f32* b2 extent(600), out i64* b3 extent(600)) outer() axis(inner):
+  auto k =
+      loop::parse(R"(kernel d(in f32* b0 extent(600), in i16* b1 extent(600), out f32* b2 extent(600), out i64* b3 extent(600)) outer() axis(inner):
     stage inner(i0 < 600):
       %0 = load f32 b0[i0//7]
       %1 = load f32 b0[(i0 % 20)*30 + i0//20]
@@ -119,7 +131,7 @@ TEST(Memory, DividedIndices) {
       %5 = index i64 [i0//3 - i0 % 3]
       %6 = add i64 %4 %5
       store i64 b3[i0] = %6)",
-                       context("i"));
+                  context("i"));
   std::mt19937 g(3);
   Bytes shorts(1200);
   for (auto& x : shorts) x = uint8_t(g());
@@ -162,7 +174,8 @@ TEST(Memory, MasksNeverTouchWhatTheyHide) {
   munmap(raw, 3 * page);
 }
 
-const char* kGather = R"(kernel gather(in {0}* b0 extent(s0*s1), in i64* b1 extent(s2), out {0}* b2 extent(s1*s2); s0, s1, s2) outer({1}) axis({2}) fault indirect(v5 = %1):
+const char* kGather =
+    R"(kernel gather(in {0}* b0 extent(s0*s1), in i64* b1 extent(s2), out {0}* b2 extent(s1*s2); s0, s1, s2) outer({1}) axis({2}) fault indirect(v5 = %1):
     stage inner({3}):
       %0 = load i64 b1[i3]
       %1 = check_index i64 %0 < [s0]
@@ -173,7 +186,9 @@ TEST(Memory, GatherRowsAndFaults) {
   for (const char* type : {"f32", "bf16", "u8", "f64"})
     for (int form = 0; form < 3; ++form) {
       std::string compute = std::string(type) == "bf16" ? "f32" : type;
-      auto k = loop::parse(fmt::format(fmt::runtime(kGather), type, form == 0 ? "" : "i3 < s2", form == 2 ? "outer" : "inner", form == 0 ? "i3 < s2, i4 < s1" : "i4 < s1", compute), context("sssiiv"));
+      auto k = loop::parse(fmt::format(fmt::runtime(kGather), type, form == 0 ? "" : "i3 < s2", form == 2 ? "outer" : "inner",
+                                       form == 0 ? "i3 < s2, i4 < s1" : "i4 < s1", compute),
+                           context("sssiiv"));
       DType t;
       parse_dtype(type, t);
       std::mt19937 g(3);
@@ -184,13 +199,15 @@ TEST(Memory, GatherRowsAndFaults) {
         if (bad) index[20] = -1, index[21] = rows, index[22] = INT64_MAX;
         Bytes data(rows * width * size_of(t));
         for (auto& x : data) x = g() % 100;
-        same(k, {data, bytes(index), Bytes(picks * width * size_of(t))}, {rows, width, picks}, form == 0 ? picks * width : picks, bad ? int32_t(KernelFault::IndexOutOfRange) : 0);
+        same(k, {data, bytes(index), Bytes(picks * width * size_of(t))}, {rows, width, picks}, form == 0 ? picks * width : picks,
+             bad ? int32_t(KernelFault::IndexOutOfRange) : 0);
       }
     }
 }
 
 TEST(Memory, GatherOneElementPerLane) {
-  auto k = loop::parse(R"(kernel take(in f32* b0 extent(s0), in i64* b1 extent(s1), in b8* b2 extent(s1), out f32* b3 extent(s1); s0, s1) outer() axis(inner) fault indirect(v3 = %3):
+  auto k = loop::parse(
+      R"(kernel take(in f32* b0 extent(s0), in i64* b1 extent(s1), in b8* b2 extent(s1), out f32* b3 extent(s1); s0, s1) outer() axis(inner) fault indirect(v3 = %3):
     stage inner(i2 < s1):
       %0 = load i64 b1[i2]
       %1 = load b8 b2[i2]
@@ -198,7 +215,7 @@ TEST(Memory, GatherOneElementPerLane) {
       %3 = check_index i64 %0 < [s0] mask %1
       %4 = load f32 b0[v3] mask %1 else %2
       store f32 b3[i2] = %4)",
-                       context("ssiv"));
+      context("ssiv"));
   std::mt19937 g(3);
   int64_t n = 50, m = 333;
   std::vector<int64_t> index(m);
@@ -228,14 +245,15 @@ TEST(Memory, InPlace) {
 
 TEST(Memory, ScatterAddFromSeveralThreads) {
   for (const char* type : {"f32", "bf16", "i64", "f16", "f64"}) {
-    auto k = loop::parse(fmt::format(R"(kernel scatter(in i64* b0 extent(s0), inout {0}* b1 extent(s1*8); s0, s1) outer(i2 < s0) axis(inner) fault indirect(v4 = %1):
+    auto k = loop::parse(
+        fmt::format(R"(kernel scatter(in i64* b0 extent(s0), inout {0}* b1 extent(s1*8); s0, s1) outer(i2 < s0) axis(inner) fault indirect(v4 = %1):
     stage inner(i3 < 8):
       %0 = load i64 b0[i2]
       %1 = check_index i64 %0 < [s1]
       %2 = constant {1} 1
       store_add {1} b1[v4*8 + i3] = %2)",
-                                     type, std::string(type).find("f16") != std::string::npos ? "f32" : type),
-                         context("ssiiv"));
+                    type, std::string(type).find("f16") != std::string::npos ? "f32" : type),
+        context("ssiiv"));
     loop::verify(k);
     int64_t n = 600, m = 6;
     std::vector<int64_t> index(n);
@@ -263,7 +281,9 @@ TEST(Memory, ScatterAddFromSeveralThreads) {
 
 TEST(Memory, OuterLoopsByOdometer) {
   for (const char* axis : {"inner", "outer", "none"}) {
-    auto k = loop::parse(fmt::format(R"(kernel o(in i32* b0 extent(s0*s1*s2*3), out i32* b1 extent(s0*s1*s2), scratch i32* b2 extent(3); s0, s1, s2) outer(i3 < s0, i4 < s1, i5 < s2) axis({}):
+    auto k = loop::parse(
+        fmt::format(
+            R"(kernel o(in i32* b0 extent(s0*s1*s2*3), out i32* b1 extent(s0*s1*s2), scratch i32* b2 extent(3); s0, s1, s2) outer(i3 < s0, i4 < s1, i5 < s2) axis({}):
     stage inner(i6 < 3):
       %0 = load i32 b0[((i3*s1 + i4)*s2 + i5)*3 + i6]
       store i32 b2[2 - i6] = %0
@@ -275,8 +295,8 @@ TEST(Memory, OuterLoopsByOdometer) {
       reduce i32 acc0 %3
     stage inner():
       store i32 b1[(i3*s1 + i4)*s2 + i5] = %4)",
-                                     axis),
-                         context("sssiiiii"));
+            axis),
+        context("sssiiiii"));
     std::mt19937 g(3);
     std::vector<int32_t> data(4 * 5 * 19 * 3);
     for (auto& x : data) x = int32_t(g());

@@ -16,8 +16,10 @@ constexpr DType kTypes[] = {DType::Bool, DType::U8, DType::I8, DType::I16, DType
 
 std::vector<double> special_floats() {
   double inf = INFINITY;
-  std::vector<double> v = {0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 2, -2, 3, 7, -7, 1e-8, -1e-8, 1e-30, 1.4e-45, -1.4e-45, 1e-39, 88.7, 88.8, -87.5, -103.5, -104.5,
-                           127.9, 128, -149, -126.5, 1e4, 12345.678, -1e5, 1e10, 1e20, 3e38, -3e38, inf, -inf, NAN, 0.92, 0.625, 0.999999, -0.999999, 4.1, 2147483648.0, -2147483649.0, 1e19};
+  std::vector<double> v = {0.0,  -0.0,  1,        -1,        0.5,       -0.5,         1.5,           2.5,  -2.5, 2,     -2,     3,      7,
+                           -7,   1e-8,  -1e-8,    1e-30,     1.4e-45,   -1.4e-45,     1e-39,         88.7, 88.8, -87.5, -103.5, -104.5, 127.9,
+                           128,  -149,  -126.5,   1e4,       12345.678, -1e5,         1e10,          1e20, 3e38, -3e38, inf,    -inf,   NAN,
+                           0.92, 0.625, 0.999999, -0.999999, 4.1,       2147483648.0, -2147483649.0, 1e19};
   return v;
 }
 
@@ -72,16 +74,20 @@ int tolerance(Op op, DType t) {
     case Op::exp2:
     case Op::log:
     case Op::sin:
-    case Op::cos: return 1;
+    case Op::cos:
+      return 1;
     case Op::expm1:
     case Op::log2:
     case Op::log10:
     case Op::log1p:
     case Op::tanh:
     case Op::erf:
-    case Op::sigmoid: return 2;
-    case Op::erfinv: return t == DType::F64 ? 64 : 1;
-    case Op::lgamma: return t == DType::F64 ? 4 : 8;
+    case Op::sigmoid:
+      return 2;
+    case Op::erfinv:
+      return t == DType::F64 ? 64 : 1;
+    case Op::lgamma:
+      return t == DType::F64 ? 4 : 8;
     case Op::tan:
     case Op::asin:
     case Op::acos:
@@ -94,8 +100,10 @@ int tolerance(Op op, DType t) {
     case Op::erfc:
     case Op::pow:
     case Op::atan2:
-    case Op::hypot: return 3;
-    default: return 0;
+    case Op::hypot:
+      return 3;
+    default:
+      return 0;
   }
 }
 
@@ -109,7 +117,8 @@ bool applies(Op op, DType t) {
 }
 
 loop::Kernel op_kernel(Op op, DType t) {
-  bool binary = loop::arity(op) == 2, compare = op >= Op::lt, fault = !is_float(t) && (op == Op::div || op == Op::floordiv || op == Op::fmod || op == Op::remainder);
+  bool binary = loop::arity(op) == 2, compare = op >= Op::lt,
+       fault = !is_float(t) && (op == Op::div || op == Op::floordiv || op == Op::fmod || op == Op::remainder);
   auto ct = to_string(compute_type(t)), st = to_string(t);
   std::string text = fmt::format(R"(kernel op(in {0}* b0 extent(s0), in {0}* b1 extent(s0), out {1}* b2 extent(s0); s0) outer() axis(inner){2}:
     stage inner(i1 < s0):
@@ -162,7 +171,9 @@ TEST(Ops, EveryOpEveryType) {
       }
       auto x = interp::load(in[0].data(), where, t), y = interp::load(in[1].data(), where, t);
       auto a = interp::load(got.buffers[2].data(), where, result), b = interp::load(want.buffers[2].data(), where, result);
-      EXPECT_LE(worst, uint64_t(tolerance(op, t))) << name << fmt::format(" at {}: ({}, {} | {}, {}) got {} | {}, want {} | {}", where, x.f, y.f, x.i, y.i, a.f, a.i, b.f, b.i);
+      EXPECT_LE(worst, uint64_t(tolerance(op, t))) << name
+                                                   << fmt::format(" at {}: ({}, {} | {}, {}) got {} | {}, want {} | {}", where, x.f, y.f, x.i, y.i,
+                                                                  a.f, a.i, b.f, b.i);
     }
   }
 }
@@ -184,9 +195,11 @@ TEST(Ops, CastsBothWays) {
       for (auto& target : targets()) {
         auto got = run(llvm(), target, k, in, {n}, 0, n);
         for (size_t j = 0; j < n; ++j) {
-          auto x = interp::load(in[0].data(), j, from), a = interp::load(got.buffers[1].data(), j, to), b = interp::load(want.buffers[1].data(), j, to);
+          auto x = interp::load(in[0].data(), j, from), a = interp::load(got.buffers[1].data(), j, to),
+               b = interp::load(want.buffers[1].data(), j, to);
           bool same = is_float(to) ? (a.f != a.f && b.f != b.f) || memcmp(&a.f, &b.f, 8) == 0 : a.i == b.i;
-          ASSERT_TRUE(same) << fmt::format("{} to {} on {}: {} | {} gives {} | {}, want {} | {}", to_string(from), to_string(to), target, x.f, x.i, a.f, a.i, b.f, b.i);
+          ASSERT_TRUE(same) << fmt::format("{} to {} on {}: {} | {} gives {} | {}, want {} | {}", to_string(from), to_string(to), target, x.f, x.i,
+                                           a.f, a.i, b.f, b.i);
         }
       }
     }

@@ -110,7 +110,8 @@ class Generator {
         std::vector<std::string> fit;
         for (auto& [id, t] : local)
           if (t == type) fit.push_back(id);
-        if (fit.empty() || pick(8) == 0) return emit(type, "constant " + type + " " + (type == "b8" ? std::to_string(pick(2)) : std::to_string(1 + pick(5))));
+        if (fit.empty() || pick(8) == 0)
+          return emit(type, "constant " + type + " " + (type == "b8" ? std::to_string(pick(2)) : std::to_string(1 + pick(5))));
         return fit[pick(fit.size())];
       };
       int ops = 1 + pick(7);
@@ -166,7 +167,9 @@ class Generator {
       std::vector<std::pair<std::string, std::string>> results;
       if (reduce) {
         auto [id, t] = local[pick(local.size())];
-        std::string kind = t == "b8" ? (pick(2) ? "any" : "all") : (t == "f32" || t == "f64") ? (pick(2) ? "min" : "max") : std::vector<const char*>{"sum", "min", "max"}[pick(3)];
+        std::string kind = t == "b8"                    ? (pick(2) ? "any" : "all")
+                           : (t == "f32" || t == "f64") ? (pick(2) ? "min" : "max")
+                                                        : std::vector<const char*>{"sum", "min", "max"}[pick(3)];
         std::string r = "%" + std::to_string(values_++);
         code += "      reduce " + t + " acc0 " + id + "\n";
         accs = " acc(" + kind + " " + t + " -> " + r + ")";
@@ -220,7 +223,12 @@ Bytes random_bytes(const std::string& type, int64_t n, std::mt19937& g) {
     uint16_t h = uint16_t(bits >> 16), half = uint16_t(0x3000 + g() % 0x2000);
     uint8_t bit = g() & 1;
     uint64_t raw = uint64_t(g()) << 32 | g();
-    const void* from = t == DType::F32 ? static_cast<void*>(&f) : t == DType::F64 ? &d : t == DType::BF16 ? static_cast<void*>(&h) : t == DType::F16 ? &half : t == DType::Bool ? static_cast<void*>(&bit) : &raw;
+    const void* from = t == DType::F32    ? static_cast<void*>(&f)
+                       : t == DType::F64  ? &d
+                       : t == DType::BF16 ? static_cast<void*>(&h)
+                       : t == DType::F16  ? &half
+                       : t == DType::Bool ? static_cast<void*>(&bit)
+                                          : &raw;
     memcpy(&b[i * size_of(t)], from, size_of(t));
   }
   return b;
@@ -254,9 +262,11 @@ TEST(RandomKernels, MatchTheInterpreter) {
       // any NaN equals any other
       if (gen.types[b] == "f32" || gen.types[b] == "f64") {
         auto check = [&](auto x, auto y) {
-          for (size_t j = 0; j < x.size(); ++j) ASSERT_TRUE(x[j] == y[j] || (x[j] != x[j] && y[j] != y[j])) << "buffer " << b << " at " << j << ": " << x[j] << ", not " << y[j];
+          for (size_t j = 0; j < x.size(); ++j)
+            ASSERT_TRUE(x[j] == y[j] || (x[j] != x[j] && y[j] != y[j])) << "buffer " << b << " at " << j << ": " << x[j] << ", not " << y[j];
         };
-        gen.types[b] == "f32" ? check(as<float>(got.buffers[b]), as<float>(want.buffers[b])) : check(as<double>(got.buffers[b]), as<double>(want.buffers[b]));
+        gen.types[b] == "f32" ? check(as<float>(got.buffers[b]), as<float>(want.buffers[b]))
+                              : check(as<double>(got.buffers[b]), as<double>(want.buffers[b]));
       } else {
         ASSERT_EQ(got.buffers[b], want.buffers[b]) << "buffer " << b;
       }

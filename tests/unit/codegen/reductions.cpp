@@ -14,8 +14,9 @@ struct Case {
   const char* kind;
   const char* type;
 };
-const Case kCases[] = {{"sum", "f32"}, {"sum", "f64"}, {"sum", "i32"}, {"sum", "i64"}, {"prod", "f32"}, {"prod", "i32"}, {"min", "f32"}, {"max", "f32"}, {"max", "f64"},
-                       {"min", "i64"}, {"max", "u8"}, {"min", "i8"}, {"any", "b8"}, {"all", "b8"}, {"argmin", "f32"}, {"argmax", "f32"}, {"argmax", "i32"}, {"argmin", "f64"},
+const Case kCases[] = {{"sum", "f32"},     {"sum", "f64"},     {"sum", "i32"},           {"sum", "i64"},    {"prod", "f32"},   {"prod", "i32"},
+                       {"min", "f32"},     {"max", "f32"},     {"max", "f64"},           {"min", "i64"},    {"max", "u8"},     {"min", "i8"},
+                       {"any", "b8"},      {"all", "b8"},      {"argmin", "f32"},        {"argmax", "f32"}, {"argmax", "i32"}, {"argmin", "f64"},
                        {"welford", "f32"}, {"welford", "f64"}, {"online_softmax", "f32"}};
 
 bool two(const std::string& kind) { return kind.rfind("arg", 0) == 0 || kind == "welford" || kind == "online_softmax"; }
@@ -26,7 +27,8 @@ loop::Kernel reduction(const Case& c, bool columns, bool masked) {
   std::string t = c.type, second = is_arg(c.kind) ? "i64" : t;
   std::string at = columns ? "i3*s0 + i2" : "i2*s1 + i3";
   std::string text = fmt::format(
-      "kernel r(in {0}* b0 extent(s0*s1), in b8* b1 extent(s0*s1), out {0}* b2 extent(s0), out {1}* b3 extent(s0); s0, s1) outer(i2 < s0) axis({2}):\n"
+      "kernel r(in {0}* b0 extent(s0*s1), in b8* b1 extent(s0*s1), out {0}* b2 extent(s0), out {1}* b3 extent(s0); s0, s1) outer(i2 < s0) "
+      "axis({2}):\n"
       "  stage inner(i3 < s1) acc({3} {0} -> %4{4}):\n"
       "    %0 = load {0} b0[{5}]\n"
       "    %1 = load b8 b1[{5}]\n"
@@ -35,7 +37,8 @@ loop::Kernel reduction(const Case& c, bool columns, bool masked) {
       "  stage inner():\n"
       "    store {0} b2[i2] = %4\n"
       "    store {1} b3[i2] = %{8}\n",
-      t, second, columns ? "outer" : "inner", c.kind, two(c.kind) ? " %5" : "", at, is_arg(c.kind) ? " at %2" : "", masked ? " mask %1" : "", two(c.kind) ? 5 : 4);
+      t, second, columns ? "outer" : "inner", c.kind, two(c.kind) ? " %5" : "", at, is_arg(c.kind) ? " at %2" : "", masked ? " mask %1" : "",
+      two(c.kind) ? 5 : 4);
   return loop::parse(text, context("ssii"));
 }
 
@@ -103,10 +106,13 @@ TEST(Reductions, EveryKind) {
           for (auto [outer, inner] : {std::pair<int64_t, int64_t>{3, 0}, {3, 1}, {5, 7}, {17, 16}, {70, 33}, {4, 1000}, {133, 5}})
             for (bool nan : {false, true}) {
               std::string t = cases[i].type, kind = cases[i].kind;
-              std::string what = fmt::format("{} {} {} {} {}x{} {} {}", kind, t, columns ? "columns" : "rows", target, outer, inner, nan ? "nan" : "", masked ? "masked" : "");
+              std::string what = fmt::format("{} {} {} {} {}x{} {} {}", kind, t, columns ? "columns" : "rows", target, outer, inner, nan ? "nan" : "",
+                                             masked ? "masked" : "");
               size_t element = input(t, 1, 0, false).size(), second = is_arg(kind) ? 8 : element;
-              std::vector<Bytes> in = {input(t, outer * inner, 5, nan, nan && kind != "welford"), input("b8", outer * inner, 6, false), Bytes(outer * element), Bytes(outer * second)};
-              auto got = call(code->functions[i], kernels[i], in, {outer, inner}, 1, outer), want = call(oracle->functions[i], kernels[i], in, {outer, inner}, 1, outer);
+              std::vector<Bytes> in = {input(t, outer * inner, 5, nan, nan && kind != "welford"), input("b8", outer * inner, 6, false),
+                                       Bytes(outer * element), Bytes(outer * second)};
+              auto got = call(code->functions[i], kernels[i], in, {outer, inner}, 1, outer),
+                   want = call(oracle->functions[i], kernels[i], in, {outer, inner}, 1, outer);
               double tolerance = kind == "sum" || kind == "prod" || kind == "welford" || kind == "online_softmax" ? (t == "f64" ? 1e-13 : 4e-6) : 0;
               for (int b : {2, 3}) {
                 if (b == 3 && is_arg(kind)) {

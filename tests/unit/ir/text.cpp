@@ -26,11 +26,16 @@ struct Random {
   uint64_t below(uint64_t n) { return rng() % n; }
   Int integer() {
     switch (below(5)) {
-      case 0: return symbols[below(symbols.size())];
-      case 1: return symbols[below(symbols.size())] * static_cast<int64_t>(below(5)) + 3;
-      case 2: return sym::floordiv(symbols[below(symbols.size())] + 5, 2 + static_cast<int64_t>(below(3)));
-      case 3: return sym::min(symbols[below(symbols.size())] * symbols[below(symbols.size())], sym::mod(symbols[0], 7) + 1);
-      default: return static_cast<int64_t>(below(9));
+      case 0:
+        return symbols[below(symbols.size())];
+      case 1:
+        return symbols[below(symbols.size())] * static_cast<int64_t>(below(5)) + 3;
+      case 2:
+        return sym::floordiv(symbols[below(symbols.size())] + 5, 2 + static_cast<int64_t>(below(3)));
+      case 3:
+        return sym::min(symbols[below(symbols.size())] * symbols[below(symbols.size())], sym::mod(symbols[0], 7) + 1);
+      default:
+        return static_cast<int64_t>(below(9));
     }
   }
   double number() {
@@ -62,23 +67,40 @@ struct Random {
   }
   Arg arg() {
     switch (below(17)) {
-      case 0: return None{};
-      case 1: return value();
-      case 2: return list<Value>([&] { return value(); });
-      case 3: return integer();
-      case 4: return list<Int>([&] { return integer(); });
-      case 5: return number();
-      case 6: return list<double>([&] { return number(); });
-      case 7: return below(2) == 0;
-      case 8: return list<bool>([&] { return below(2) == 0; });
-      case 9: return std::string("a \"b\"\\ \n\t)#,\x01 ") + std::string(below(3), 'x');
-      case 10: return list<Complex>([&] { return complex(); });
-      case 11: return complex();
-      case 12: return static_cast<DType>(below(13));
-      case 13: return Device{static_cast<DeviceKind>(below(3)), static_cast<int8_t>(static_cast<int>(below(3)) - 1)};
-      case 14: return static_cast<MemoryFormat>(below(4));
-      case 15: return static_cast<Layout>(below(2));
-      default: return OpaqueArg{static_cast<uint32_t>(below(g.constants.size()))};
+      case 0:
+        return None{};
+      case 1:
+        return value();
+      case 2:
+        return list<Value>([&] { return value(); });
+      case 3:
+        return integer();
+      case 4:
+        return list<Int>([&] { return integer(); });
+      case 5:
+        return number();
+      case 6:
+        return list<double>([&] { return number(); });
+      case 7:
+        return below(2) == 0;
+      case 8:
+        return list<bool>([&] { return below(2) == 0; });
+      case 9:
+        return std::string("a \"b\"\\ \n\t)#,\x01 ") + std::string(below(3), 'x');
+      case 10:
+        return list<Complex>([&] { return complex(); });
+      case 11:
+        return complex();
+      case 12:
+        return static_cast<DType>(below(13));
+      case 13:
+        return Device{static_cast<DeviceKind>(below(3)), static_cast<int8_t>(static_cast<int>(below(3)) - 1)};
+      case 14:
+        return static_cast<MemoryFormat>(below(4));
+      case 15:
+        return static_cast<Layout>(below(2));
+      default:
+        return OpaqueArg{static_cast<uint32_t>(below(g.constants.size()))};
     }
   }
   explicit Random(uint64_t seed) : rng(seed) {
@@ -116,7 +138,8 @@ TEST(IrText, example) {
       "graph @name(%0: f32[2,s0*3] arg \"x\", %1: f32[4,3]{1,4} cuda:0 param \"w\") syms(s0 hint=8 range=[2,1024]) {\n"
       "  %2: f32[2,4] = aten::linear(%0, %1, none)  # file.py:12\n"
       "  %3: (f32[2], i64[2]) = aten::max.dim(%2, 1, false) !random\n"
-      "  %5: f32[] wrapped = aten::odd(1.0, 1e-05, [1, s0], [%2, undefined, %3.1], []i, []t, [true], f32, cpu, preserve, inf, nan, complex(1.0, -0.0), \"s\")\n"
+      "  %5: f32[] wrapped = aten::odd(1.0, 1e-05, [1, s0], [%2, undefined, %3.1], []i, []t, [true], f32, cpu, preserve, inf, nan, complex(1.0, "
+      "-0.0), \"s\")\n"
       "  return %3.1, undefined\n"
       "}\n";
   Graph g = parse(text);
@@ -160,11 +183,21 @@ TEST(IrText, mutated_texts_never_crash) {
     for (uint64_t k = 1 + rng() % 4; k > 0 && !text.empty(); --k) {
       const size_t at = rng() % text.size(), n = 1 + rng() % 12;
       switch (rng() % 5) {
-        case 0: text.erase(at, n); break;
-        case 1: text[at] = static_cast<char>(rng()); break;
-        case 2: text.insert(at, text.substr(rng() % text.size(), n)); break;
-        case 3: text.insert(at, 1, "%([{}])\"#!.,:-9es"[rng() % 17]); break;
-        default: text.resize(at); break;
+        case 0:
+          text.erase(at, n);
+          break;
+        case 1:
+          text[at] = static_cast<char>(rng());
+          break;
+        case 2:
+          text.insert(at, text.substr(rng() % text.size(), n));
+          break;
+        case 3:
+          text.insert(at, 1, "%([{}])\"#!.,:-9es"[rng() % 17]);
+          break;
+        default:
+          text.resize(at);
+          break;
       }
     }
     try {

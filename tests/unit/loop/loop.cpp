@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
-
 #include "loop/loop.h"
+
+#include <gtest/gtest.h>
 
 using namespace vitrify;
 
@@ -16,7 +16,8 @@ std::shared_ptr<sym::Context> context(const std::string& kinds) {
   return c;
 }
 
-const char* kRows = R"(kernel rows(in bf16* b0 extent(s0*1024), in i64* b1 extent(s0), out f32* b2 extent(s0*1024) inplace(b0), scratch f32* b3 extent(1024); s0) outer(i1 < s0) axis(inner) fault indirect(v4 = %6):
+const char* kRows =
+    R"(kernel rows(in bf16* b0 extent(s0*1024), in i64* b1 extent(s0), out f32* b2 extent(s0*1024) inplace(b0), scratch f32* b3 extent(1024); s0) outer(i1 < s0) axis(inner) fault indirect(v4 = %6):
   stage inner(i2 < 1024) acc(welford f32 -> %2 %3) acc(argmax f32 -> %4 _):
     %0 = load f32 b0[i1*1024 + i2]
     %1 = index i64 [i2]
@@ -101,7 +102,13 @@ TEST(Loop, HashIgnoresNamesOnly) {
   auto b = loop::parse(text, context("ssssiiiv"));
   EXPECT_TRUE(loop::structurally_equal(a, b)) << loop::print(b);
   EXPECT_EQ(loop::structural_hash(a), loop::structural_hash(b));
-  for (auto [from, to] : {std::pair<const char*, const char*>{"1024*", "512*"}, {"add f32", "sub f32"}, {"-0.1", "-0.2"}, {"argmax", "argmin"}, {"%10 %3", "%3 %10"}, {"inplace(b0)", ""}, {"axis(inner)", "axis(none)"}}) {
+  for (auto [from, to] : {std::pair<const char*, const char*>{"1024*", "512*"},
+                          {"add f32", "sub f32"},
+                          {"-0.1", "-0.2"},
+                          {"argmax", "argmin"},
+                          {"%10 %3", "%3 %10"},
+                          {"inplace(b0)", ""},
+                          {"axis(inner)", "axis(none)"}}) {
     std::string changed = loop::print(a);
     size_t at = changed.find(from);
     ASSERT_NE(at, std::string::npos) << from;
@@ -113,7 +120,10 @@ TEST(Loop, HashIgnoresNamesOnly) {
 }
 
 TEST(Loop, ScratchIsRoundedPerBuffer) {
-  auto k = loop::parse("kernel k(scratch u8* b0 extent(s0), scratch f64* b1 extent(9), out f32* b2 extent(1); s0) outer() axis(none):\n  stage inner():\n    %0 = constant f32 1\n    store f32 b2[0] = %0\n", context("s"));
+  auto k = loop::parse(
+      "kernel k(scratch u8* b0 extent(s0), scratch f64* b1 extent(9), out f32* b2 extent(1); s0) outer() axis(none):\n  stage inner():\n    %0 = "
+      "constant f32 1\n    store f32 b2[0] = %0\n",
+      context("s"));
   EXPECT_EQ(loop::scratch_bytes(k, [](uint32_t) { return 65; }), 128u + 128u);
 }
 

@@ -142,7 +142,8 @@ TEST(Schedule, SoftmaxIsOneKernel) {
   %1: f32[7,45] = aten::mul.Tensor(%0, 2.0)
   %2: f32[7,45] = aten::_softmax(%1, 1, false)
   return %2
-})", {x});
+})",
+               {x});
   std::vector<double> want(x.size());
   for (size_t i = 0; i < rows; ++i) {
     double top = -INFINITY, sum = 0;
@@ -163,7 +164,8 @@ TEST(Schedule, LayerNormWithItsNeighboursIsOneKernel) {
   %5: (f32[5,33], f32[5,1], f32[5,1]) = aten::native_layer_norm(%4, [33], %2, %3, 1e-05)
   %6: f32[5,33] = aten::relu(%5)
   return %6, %4
-})", {x, y, w, b});
+})",
+               {x, y, w, b});
   std::vector<double> want(x.size()), sum(x.size());
   for (size_t i = 0; i < rows; ++i) {
     double mean = 0, var = 0;
@@ -185,7 +187,8 @@ TEST(Schedule, ColumnSums) {
   %2: f32[9] = aten::sum.dim_IntList(%1, [0], false, none)
   %3: f32[9] = aten::amax(%1, [0], false)
   return %2, %3
-})", {x});
+})",
+               {x});
   std::vector<double> sums(cols), tops(cols);
   for (size_t i = 0; i < rows; ++i)
     for (size_t j = 0; j < cols; ++j) {
@@ -204,7 +207,8 @@ TEST(Schedule, LongSumsAreSplit) {
   %1: f32[] = aten::sum.dim_IntList(%0, [0], false, none)
   %2: f32[] = aten::amin(%0, [0], false)
   return %1, %2
-})", {x});
+})",
+               {x});
   double sum = 0, low = INFINITY;
   for (float v : x) sum += v, low = std::min<double>(low, v);
   expect_close(r.outputs[0], {sum}, 1e-4);
@@ -221,7 +225,8 @@ TEST(Schedule, CatWritesIntoOneBuffer) {
   %2: f32[2,3] = aten::neg(%0)
   %3: f32[2,8] = aten::cat([%2, %1], 1)
   return %3
-})", {x, y});
+})",
+               {x, y});
   std::vector<double> want;
   for (int i = 0; i < 2; ++i) {
     for (int j = 0; j < 3; ++j) want.push_back(-x[i * 3 + j]);
@@ -239,7 +244,8 @@ TEST(Schedule, TransposesCostNothing) {
   %4: f32[3,4]{1,3} = aten::t(%3) !view
   %5: f32[3,4]{1,3} = aten::exp(%4)
   return %5
-})", {x, y});
+})",
+               {x, y});
   std::vector<double> want;
   for (int i = 0; i < 3; ++i)
     for (int j = 0; j < 4; ++j) want.push_back(std::exp(double(y[j * 3 + i]) * x[i * 4 + j]));
@@ -297,7 +303,8 @@ TEST(Schedule, IdenticalKernelsAreMadeOnce) {
   %6: f32[24,24] = aten::clone(%5, contiguous)
   %7: f32[24,24] = aten::_softmax(%6, 1, false)
   return %7
-})", {x});
+})",
+               {x});
   EXPECT_LT(r.kernels(), r.launches()) << schedule::print(r.plan());
   std::vector<double> v(x.begin(), x.end());
   for (int round = 0; round < 3; ++round) {
@@ -320,7 +327,8 @@ TEST(Schedule, RowsReadTwiceWaitInScratch) {
   %1: f32[6,50] = aten::erf(%0)
   %2: (f32[6,50], f32[6,1], f32[6,1]) = aten::native_layer_norm(%1, [50], none, none, 1e-05)
   return %2
-})", {x});
+})",
+               {x});
   ASSERT_EQ(r.launches(), 1u);
   EXPECT_EQ(r.plan().arena_bytes, 0);
   EXPECT_GE(r.plan().kernels[0].scratch_bytes, 50 * sizeof(float)) << "erf is computed once";
@@ -342,7 +350,8 @@ TEST(Schedule, MemoryIsReusedAndNeverShared) {
     text += "  %" + std::to_string(last + 2) + ": f32[40,40]{1,40} = aten::t(%" + std::to_string(last + 1) + ") !view\n";
     last += 2;
   }
-  text += "  %" + std::to_string(last + 1) + ": f32[40] = aten::amax(%" + std::to_string(last) + ", [1], false)\n  return %" + std::to_string(last + 1) + "\n}";
+  text += "  %" + std::to_string(last + 1) + ": f32[40] = aten::amax(%" + std::to_string(last) + ", [1], false)\n  return %" +
+          std::to_string(last + 1) + "\n}";
   auto r = run(text, {random(1600)});
   expect_no_overlap(r.plan());
   EXPECT_GT(r.plan().arena_bytes, 0);
@@ -355,9 +364,11 @@ TEST(Schedule, ValuesPerRowLeaveTheVectorAlongTheRow) {
   %2: (f32[64,40], f32[64,1], f32[64,1]) = aten::native_layer_norm(%0, [40], none, none, 1e-05)
   %3: f32[64,40] = aten::mul.Tensor(%2.0, %1)
   return %3
-})", {x, g});
+})",
+               {x, g});
   ASSERT_EQ(r.kernels(), 1u);
-  EXPECT_EQ(r.scheduled.kernels[0].vector_axis, loop::VectorAxis::Inner) << "mean, deviation and scale are read once a row: they say nothing about the loop inside";
+  EXPECT_EQ(r.scheduled.kernels[0].vector_axis, loop::VectorAxis::Inner)
+      << "mean, deviation and scale are read once a row: they say nothing about the loop inside";
 }
 
 TEST(Schedule, StridesOfOutputsArePromises) {
@@ -365,7 +376,8 @@ TEST(Schedule, StridesOfOutputsArePromises) {
   %1: f32[2,3]{10,2} = aten::empty_strided([2, 3], [10, 2], f32, none, cpu, none)
   %2: f32[2,0]{5,1} = aten::empty_strided([2, 0], [5, 1], f32, none, cpu, none)
   return %1, %2
-})", {random(6)});
+})",
+               {random(6)});
   EXPECT_EQ(number(r.plan().outputs[0].ref.strides[0]), 10);
   EXPECT_EQ(number(r.plan().outputs[0].ref.strides[1]), 2);
   EXPECT_EQ(number(r.plan().outputs[1].ref.strides[0]), 5);

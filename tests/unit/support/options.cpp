@@ -1,10 +1,11 @@
+#include "support/options.h"
+
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "support/counters.h"
 #include "support/error.h"
-#include "support/options.h"
 
 using namespace vitrify;
 

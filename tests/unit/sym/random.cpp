@@ -93,13 +93,20 @@ struct Gen {
     if (t.op == 's') return at[static_cast<size_t>(t.value)];
     const int64_t a = value(t.l, at), b = value(t.r, at);
     switch (t.op) {
-      case '+': return a + b;
-      case '-': return a - b;
-      case '*': return a * b;
-      case '/': return plain_div(a, b);
-      case '%': return a - b * plain_div(a, b);
-      case '<': return std::min(a, b);
-      default: return std::max(a, b);
+      case '+':
+        return a + b;
+      case '-':
+        return a - b;
+      case '*':
+        return a * b;
+      case '/':
+        return plain_div(a, b);
+      case '%':
+        return a - b * plain_div(a, b);
+      case '<':
+        return std::min(a, b);
+      default:
+        return std::max(a, b);
     }
   }
 

@@ -200,7 +200,8 @@ TEST_F(Sym, text) {
   Int n = size(), i = loop(50);
   EXPECT_EQ(str(4 * n + floordiv(i, 8)), "4*s0 + i1//8");
   EXPECT_EQ(str(3 * floordiv(i, 8) - n), "-s0 + 3*(i1//8)");
-  for (const char* bad : {"", "s", "s9", "i0", "4*", "(s0", "s0 s0", "1//0", "99999999999999999999", "s0 + ", "min(s0)", "s0)"}) EXPECT_FALSE(parse(c, bad)) << bad;
+  for (const char* bad : {"", "s", "s9", "i0", "4*", "(s0", "s0 s0", "1//0", "99999999999999999999", "s0 + ", "min(s0)", "s0)"})
+    EXPECT_FALSE(parse(c, bad)) << bad;
   EXPECT_EQ(parse(c, "-9223372036854775808"), Int(INT64_MIN));
   EXPECT_FALSE(parse(c, std::string(100000, '(')));
   EXPECT_EQ(parse(c, "s0 - 7//2"), n - 3);

@@ -47,8 +47,8 @@ Program agrees_at(const Fn& fn, const std::function<Tensors(int64_t)>& make, con
 }
 
 TEST(CaptureDynamic, Pointwise) {
-  Program p = agrees_at([](Tensors a) { return Tensors{(a[0] * 2 + a[1]).relu()}; }, [](int64_t n) { return Tensors{at::randn({n, 4}), at::randn({4})}; },
-                        {{dynamic}, {}});
+  Program p = agrees_at([](Tensors a) { return Tensors{(a[0] * 2 + a[1]).relu()}; },
+                        [](int64_t n) { return Tensors{at::randn({n, 4}), at::randn({4})}; }, {{dynamic}, {}});
   EXPECT_EQ(p.graph->ctx().num_symbols(), 1u);
   EXPECT_FALSE(p.graph->outputs[0].type().sizes[0].is_const());
   EXPECT_TRUE(p.graph->outputs[0].type().strides[0].is(4));
@@ -56,25 +56,36 @@ TEST(CaptureDynamic, Pointwise) {
 
 TEST(CaptureDynamic, Linear) {
   Tensor w = at::randn({5, 4}), b = at::randn({5});
-  agrees_at([&](Tensors a) { return Tensors{at::softmax(at::addmm(b, a[0], w.t()), -1)}; }, [](int64_t n) { return Tensors{at::randn({n, 4})}; }, {{dynamic}});
+  agrees_at([&](Tensors a) { return Tensors{at::softmax(at::addmm(b, a[0], w.t()), -1)}; }, [](int64_t n) { return Tensors{at::randn({n, 4})}; },
+            {{dynamic}});
 }
 
 TEST(CaptureDynamic, Views) {
-  agrees_at([](Tensors a) {
-    Tensor x = a[0].view_symint({a[0].sym_size(0), 2, 4}).transpose(0, 1);
-    return Tensors{x.unsqueeze(0) + 1, a[0].slice(1, 2, 6) * 2, a[0].select(0, 1) + 0, a[0].t() * a[0].t()};
-  }, [](int64_t n) { return Tensors{at::randn({n, 8})}; }, {{dynamic}});
+  agrees_at(
+      [](Tensors a) {
+        Tensor x = a[0].view_symint({a[0].sym_size(0), 2, 4}).transpose(0, 1);
+        return Tensors{x.unsqueeze(0) + 1, a[0].slice(1, 2, 6) * 2, a[0].select(0, 1) + 0, a[0].t() * a[0].t()};
+      },
+      [](int64_t n) { return Tensors{at::randn({n, 8})}; }, {{dynamic}});
 }
 
 TEST(CaptureDynamic, SizesAsNumbers) {
-  agrees_at([](Tensors a) {
-    c10::SymInt n = a[0].sym_size(0);
-    return Tensors{a[0].new_zeros_symint({n * 2, n + 1}), a[0].expand_symint({3, n}) * 1};
-  }, [](int64_t n) { return Tensors{at::randn({n})}; }, {{dynamic}});
+  agrees_at(
+      [](Tensors a) {
+        c10::SymInt n = a[0].sym_size(0);
+        return Tensors{a[0].new_zeros_symint({n * 2, n + 1}), a[0].expand_symint({3, n}) * 1};
+      },
+      [](int64_t n) { return Tensors{at::randn({n})}; }, {{dynamic}});
 }
 
 TEST(CaptureDynamic, Writes) {
-  agrees_at([](Tensors a) { a[0].select(1, 0).add_(1); a[0].mul_(2); return Tensors{a[0] + 1}; }, [](int64_t n) { return Tensors{at::randn({n, 3})}; }, {{dynamic}});
+  agrees_at(
+      [](Tensors a) {
+        a[0].select(1, 0).add_(1);
+        a[0].mul_(2);
+        return Tensors{a[0] + 1};
+      },
+      [](int64_t n) { return Tensors{at::randn({n, 3})}; }, {{dynamic}});
 }
 
 TEST(CaptureDynamic, BranchOnASizeIsAGuard) {

@@ -1,4 +1,5 @@
-// Capture without Python: programs written in C++ are recorded, and the recorded program run op by op gives what eager gives, memory effects included.
+// Capture without Python: programs written in C++ are recorded, and the recorded program run op by op gives what eager gives, memory effects
+// included.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -81,7 +82,8 @@ Program agrees(const Fn& fn, const Tensors& args, bool check_types = true) {
     for (size_t j = 0; j < i; ++j) {
       if (!all_eager[j].defined()) continue;
       EXPECT_EQ(all_eager[i].is_same(all_eager[j]), all_ours[i].is_same(all_ours[j])) << i << " and " << j;
-      EXPECT_EQ(all_eager[i].storage().is_alias_of(all_eager[j].storage()), all_ours[i].storage().is_alias_of(all_ours[j].storage())) << i << " and " << j;
+      EXPECT_EQ(all_eager[i].storage().is_alias_of(all_eager[j].storage()), all_ours[i].storage().is_alias_of(all_ours[j].storage()))
+          << i << " and " << j;
     }
   }
   for (size_t i = 0; i < args.size(); ++i) EXPECT_EQ(eager_args[i]._version(), our_args[i]._version()) << "version of argument " << i;
@@ -118,10 +120,12 @@ TEST(Capture, ConvNetInEvalMode) {
 }
 
 TEST(Capture, Attention) {
-  agrees([](Tensors a) {
-    Tensor q = a[0].view({2, 6, 4, 8}).transpose(1, 2), k = a[1].view({2, 6, 4, 8}).transpose(1, 2);
-    return Tensors{at::matmul(at::softmax(at::matmul(q, k.transpose(-1, -2)) * 0.35, -1), k).transpose(1, 2).reshape({2, 6, 32})};
-  }, {randn({2, 6, 32}), randn({2, 6, 32})});
+  agrees(
+      [](Tensors a) {
+        Tensor q = a[0].view({2, 6, 4, 8}).transpose(1, 2), k = a[1].view({2, 6, 4, 8}).transpose(1, 2);
+        return Tensors{at::matmul(at::softmax(at::matmul(q, k.transpose(-1, -2)) * 0.35, -1), k).transpose(1, 2).reshape({2, 6, 32})};
+      },
+      {randn({2, 6, 32}), randn({2, 6, 32})});
 }
 
 TEST(Capture, InferenceMode) {
@@ -133,12 +137,14 @@ TEST(Capture, InferenceMode) {
 }
 
 TEST(Capture, Pieces) {
-  agrees([](Tensors a) {
-    auto c = a[0].chunk(3, 1);
-    auto s = a[0].split(2, 0);
-    auto u = a[0].unbind(0);
-    return Tensors{at::cat({c[0], c[2]}, 1), s[0] + s[1], u[0] * u[3], at::stack({u[1], u[2]}, 1)};
-  }, {randn({4, 6})});
+  agrees(
+      [](Tensors a) {
+        auto c = a[0].chunk(3, 1);
+        auto s = a[0].split(2, 0);
+        auto u = a[0].unbind(0);
+        return Tensors{at::cat({c[0], c[2]}, 1), s[0] + s[1], u[0] * u[3], at::stack({u[1], u[2]}, 1)};
+      },
+      {randn({4, 6})});
 }
 
 TEST(Capture, Constants) {
@@ -157,7 +163,13 @@ TEST(Capture, ResultOfDefaultDtypeIsPinned) {
 // ---- writes and views
 
 TEST(CaptureWrites, ViewOfAnInputWrittenAndReturned) {
-  Program p = agrees([](Tensors a) { Tensor v = a[0][0]; v.mul_(2); return Tensors{v}; }, {randn({3, 4})});
+  Program p = agrees(
+      [](Tensors a) {
+        Tensor v = a[0][0];
+        v.mul_(2);
+        return Tensors{v};
+      },
+      {randn({3, 4})});
   ASSERT_EQ(p.mutations.size(), 1u);
   EXPECT_EQ(p.mutations[0].version_bumps, 1);
   ASSERT_EQ(p.results[0].kind, Kind::ViewOfInput);
@@ -166,30 +178,68 @@ TEST(CaptureWrites, ViewOfAnInputWrittenAndReturned) {
 }
 
 TEST(CaptureWrites, DetachedWrite) {
-  agrees([](Tensors a) { Tensor d = a[0].detach(), y = a[0] * 2; d.add_(5); return Tensors{y, d}; }, {randn({3})});
+  agrees(
+      [](Tensors a) {
+        Tensor d = a[0].detach(), y = a[0] * 2;
+        d.add_(5);
+        return Tensors{y, d};
+      },
+      {randn({3})});
 }
 
 TEST(CaptureWrites, ThroughDataCountsNoVersion) {
-  Program p = agrees([](Tensors a) { a[0].variable_data().add_(1); return Tensors{}; }, {randn({3})});
+  Program p = agrees(
+      [](Tensors a) {
+        a[0].variable_data().add_(1);
+        return Tensors{};
+      },
+      {randn({3})});
   ASSERT_EQ(p.mutations.size(), 1u);
   EXPECT_EQ(p.mutations[0].version_bumps, 0);
 }
 
 TEST(CaptureWrites, TwiceIsTwoVersions) {
-  Program p = agrees([](Tensors a) { a[0].add_(1); Tensor y = a[0] * 1; a[0].sub_(1); return Tensors{y}; }, {randn({3})});
+  Program p = agrees(
+      [](Tensors a) {
+        a[0].add_(1);
+        Tensor y = a[0] * 1;
+        a[0].sub_(1);
+        return Tensors{y};
+      },
+      {randn({3})});
   EXPECT_EQ(p.mutations[0].version_bumps, 2);
 }
 
 TEST(CaptureWrites, CopyFillZero) {
-  agrees([](Tensors a) { a[0].copy_(a[1]); a[1].fill_(3); a[2].zero_(); return Tensors{}; }, {randn({2, 3}), randn({3}), randn({2, 2}).t()});
+  agrees(
+      [](Tensors a) {
+        a[0].copy_(a[1]);
+        a[1].fill_(3);
+        a[2].zero_();
+        return Tensors{};
+      },
+      {randn({2, 3}), randn({3}), randn({2, 2}).t()});
 }
 
 TEST(CaptureWrites, Swap) {
-  agrees([](Tensors a) { Tensor t = a[0].clone(); a[0].copy_(a[1]); a[1].copy_(t); return Tensors{}; }, {randn({3}), randn({3})});
+  agrees(
+      [](Tensors a) {
+        Tensor t = a[0].clone();
+        a[0].copy_(a[1]);
+        a[1].copy_(t);
+        return Tensors{};
+      },
+      {randn({3}), randn({3})});
 }
 
 TEST(CaptureWrites, CopyOfAnInputIsNotTheInput) {
-  agrees([](Tensors a) { Tensor b = at::empty_like(a[0]); b.copy_(a[0]); return Tensors{b}; }, {randn({3})});
+  agrees(
+      [](Tensors a) {
+        Tensor b = at::empty_like(a[0]);
+        b.copy_(a[0]);
+        return Tensors{b};
+      },
+      {randn({3})});
 }
 
 TEST(CaptureWrites, ThroughEveryKindOfView) {
@@ -212,44 +262,90 @@ TEST(CaptureWrites, ThroughEveryKindOfView) {
   };
   for (auto& [name, view] : views) {
     SCOPED_TRACE(name);
-    agrees([&](Tensors a) { Tensor y = a[0] + 1; Tensor v = view(y); v.mul_(3); Tensor w = view(a[0]); w.add_(v); return Tensors{y, w}; }, {randn({4, 6})});
+    agrees(
+        [&](Tensors a) {
+          Tensor y = a[0] + 1;
+          Tensor v = view(y);
+          v.mul_(3);
+          Tensor w = view(a[0]);
+          w.add_(v);
+          return Tensors{y, w};
+        },
+        {randn({4, 6})});
   }
 }
 
 TEST(CaptureWrites, StaleViewsSeeTheWrite) {
-  agrees([](Tensors a) {
-    Tensor y = a[0] * 1, row = y[1], flat = y.view(-1), both = y.t();
-    y.select(1, 0).fill_(7);
-    flat.slice(0, 2, 4).add_(row.slice(0, 0, 2));
-    return Tensors{row * 1, flat + 0, both.clone()};
-  }, {randn({3, 4})});
+  agrees(
+      [](Tensors a) {
+        Tensor y = a[0] * 1, row = y[1], flat = y.view(-1), both = y.t();
+        y.select(1, 0).fill_(7);
+        flat.slice(0, 2, 4).add_(row.slice(0, 0, 2));
+        return Tensors{row * 1, flat + 0, both.clone()};
+      },
+      {randn({3, 4})});
 }
 
 TEST(CaptureWrites, OutArguments) {
-  agrees([](Tensors a) { Tensor o = at::empty({3}); at::add_out(o, a[0], a[1]); at::mul_out(a[1], o, a[0]); return Tensors{o}; }, {randn({3}), randn({3})});
+  agrees(
+      [](Tensors a) {
+        Tensor o = at::empty({3});
+        at::add_out(o, a[0], a[1]);
+        at::mul_out(a[1], o, a[0]);
+        return Tensors{o};
+      },
+      {randn({3}), randn({3})});
 }
 
 TEST(CaptureWrites, CastOnStore) {
-  agrees([](Tensors a) { a[0].add_(a[1]); return Tensors{}; }, {randn({3}).to(at::kHalf), randn({3})});
+  agrees(
+      [](Tensors a) {
+        a[0].add_(a[1]);
+        return Tensors{};
+      },
+      {randn({3}).to(at::kHalf), randn({3})});
 }
 
 TEST(CaptureWrites, IndexPut) {
-  agrees([](Tensors a) { a[0].index_put_({a[1]}, a[2], true); return Tensors{a[0] * 2}; }, {randn({5, 2}), at::tensor({0, 3, 3}), randn({3, 2})});
+  agrees(
+      [](Tensors a) {
+        a[0].index_put_({a[1]}, a[2], true);
+        return Tensors{a[0] * 2};
+      },
+      {randn({5, 2}), at::tensor({0, 3, 3}), randn({3, 2})});
 }
 
 TEST(CaptureWrites, Foreach) {
-  agrees([](Tensors a) { at::_foreach_add_({a[0], a[1]}, 1.5); return Tensors{}; }, {randn({3}), randn({2})});
+  agrees(
+      [](Tensors a) {
+        at::_foreach_add_({a[0], a[1]}, 1.5);
+        return Tensors{};
+      },
+      {randn({3}), randn({2})});
 }
 
 TEST(CaptureWrites, MetadataInPlace) {
-  Program p = agrees([](Tensors a) { a[0].t_(); a[0].unsqueeze_(0); return Tensors{a[0] * 2, a[0]}; }, {randn({3, 4})});
+  Program p = agrees(
+      [](Tensors a) {
+        a[0].t_();
+        a[0].unsqueeze_(0);
+        return Tensors{a[0] * 2, a[0]};
+      },
+      {randn({3, 4})});
   ASSERT_EQ(p.mutations.size(), 1u);
   EXPECT_TRUE(p.mutations[0].metadata_only);
   EXPECT_EQ(p.results[1].kind, Kind::Input);
 }
 
 TEST(CaptureWrites, WriteThenMetadata) {
-  agrees([](Tensors a) { a[0].add_(1); a[0].t_(); a[0].mul_(2); return Tensors{}; }, {randn({3, 4})});
+  agrees(
+      [](Tensors a) {
+        a[0].add_(1);
+        a[0].t_();
+        a[0].mul_(2);
+        return Tensors{};
+      },
+      {randn({3, 4})});
 }
 
 TEST(CaptureWrites, RunningStatistics) {
@@ -262,7 +358,12 @@ TEST(CaptureWrites, RunningStatistics) {
 
 TEST(CaptureWrites, CapturedBuffer) {
   Tensor counter = at::zeros({1});
-  Program p = capture([&](Tensors a) { counter.add_(1); return Tensors{a[0] + counter}; }, {at::zeros({1})});
+  Program p = capture(
+      [&](Tensors a) {
+        counter.add_(1);
+        return Tensors{a[0] + counter};
+      },
+      {at::zeros({1})});
   EXPECT_EQ(counter.item<float>(), 0);
   auto version = counter._version();
   EXPECT_EQ(interpret(p, {at::zeros({1})})[0].item<float>(), 1);
@@ -274,14 +375,25 @@ TEST(CaptureWrites, CapturedBuffer) {
 // ---- results
 
 TEST(CaptureResults, ViewsOfAResult) {
-  Program p = agrees([](Tensors a) { Tensor y = a[0] * 2; return Tensors{y, y[0], y.t(), y}; }, {randn({3, 4})});
+  Program p = agrees(
+      [](Tensors a) {
+        Tensor y = a[0] * 2;
+        return Tensors{y, y[0], y.t(), y};
+      },
+      {randn({3, 4})});
   EXPECT_EQ(p.results[1].kind, Kind::ViewOfValue);
   EXPECT_EQ(p.graph->outputs.size(), 1u);
-  agrees([](Tensors a) { Tensor y = a[0] * 2; return Tensors{y[0], y}; }, {randn({3, 4})});
+  agrees(
+      [](Tensors a) {
+        Tensor y = a[0] * 2;
+        return Tensors{y[0], y};
+      },
+      {randn({3, 4})});
 }
 
 TEST(CaptureResults, SameObjects) {
-  agrees([](Tensors a) { return Tensors{a[0], a[0].slice(0), a[0].detach(), a[0].contiguous(), a[0].to(at::kFloat), a[0].view({12})}; }, {randn({3, 4})});
+  agrees([](Tensors a) { return Tensors{a[0], a[0].slice(0), a[0].detach(), a[0].contiguous(), a[0].to(at::kFloat), a[0].view({12})}; },
+         {randn({3, 4})});
 }
 
 TEST(CaptureResults, UnbindOfAnInput) {
@@ -289,14 +401,29 @@ TEST(CaptureResults, UnbindOfAnInput) {
 }
 
 TEST(CaptureResults, ViewsWithoutTheirBase) {
-  Program p = agrees([](Tensors a) { Tensor y = a[0] * 2; return Tensors{y.slice(1, 0, 2), y.slice(1, 2, 4)}; }, {randn({3, 4})});
+  Program p = agrees(
+      [](Tensors a) {
+        Tensor y = a[0] * 2;
+        return Tensors{y.slice(1, 0, 2), y.slice(1, 2, 4)};
+      },
+      {randn({3, 4})});
   EXPECT_EQ(p.results[0].kind, Kind::ViewOfOutput);
   EXPECT_EQ(p.graph->outputs.size(), 1u);
-  agrees([](Tensors a) { Tensor y = a[0] * 2; return Tensors{y.slice(0, 0, 2), y.slice(0, 1, 3)}; }, {randn({3, 4})});
+  agrees(
+      [](Tensors a) {
+        Tensor y = a[0] * 2;
+        return Tensors{y.slice(0, 0, 2), y.slice(0, 1, 3)};
+      },
+      {randn({3, 4})});
 }
 
 TEST(CaptureResults, UndefinedAndUnused) {
-  Program p = agrees([](Tensors a) { Tensor unused = a[0].exp(); return Tensors{Tensor(), a[1] + 1}; }, {randn({2}), randn({2})});
+  Program p = agrees(
+      [](Tensors a) {
+        Tensor unused = a[0].exp();
+        return Tensors{Tensor(), a[1] + 1};
+      },
+      {randn({2}), randn({2})});
   EXPECT_EQ(count(p, "aten::exp"), 0u);
 }
 
@@ -308,24 +435,66 @@ TEST(CaptureResults, RealTensorPassedThrough) {
 
 TEST(CaptureResults, SameTensorTwice) {
   Tensor x = randn({3});
-  agrees([](Tensors a) { a[0].add_(1); return Tensors{a[0] + a[1]}; }, {x, x});
+  agrees(
+      [](Tensors a) {
+        a[0].add_(1);
+        return Tensors{a[0] + a[1]};
+      },
+      {x, x});
 }
 
 // ---- refusals
 
 TEST(CaptureErrors, ReadsOfValues) {
-  EXPECT_EQ(why_not([](Tensors a) { a[0].sum().item(); return a; }, {randn({2})}), "reads a tensor's value: aten::item");
+  EXPECT_EQ(why_not(
+                [](Tensors a) {
+                  a[0].sum().item();
+                  return a;
+                },
+                {randn({2})}),
+            "reads a tensor's value: aten::item");
   EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].nonzero()}; }, {randn({2})}), "reads a tensor's value: aten::nonzero");
-  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0] > 0})}; }, {randn({2})}), "reads a tensor's value: indexing with a mask (that follows from more than integer arguments)");
+  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0] > 0})}; }, {randn({2})}),
+            "reads a tensor's value: indexing with a mask (that follows from more than integer arguments)");
 }
 
 TEST(CaptureErrors, MemoryTricks) {
   Tensor x = randn({6});
-  EXPECT_NE(why_not([](Tensors a) { a[0].slice(0, 1).copy_(a[0].slice(0, 0, -1)); return a; }, {x}), "captured");
-  EXPECT_NE(why_not([](Tensors a) { a[0][0].expand({3}).add_(1); return a; }, {x}), "captured");
-  EXPECT_NE(why_not([](Tensors a) { a[0].resize_({2}); return a; }, {x}), "captured");
-  EXPECT_NE(why_not([](Tensors a) { a[0].set_(a[1]); return a; }, {x, randn({2})}), "captured");
-  EXPECT_EQ(why_not([](Tensors a) { a[0].add_(1); return a; }, {x, x.slice(0, 2)}), "aten::add_.Scalar writes to input 'a0', which shares memory with input 'a1'");
+  EXPECT_NE(why_not(
+                [](Tensors a) {
+                  a[0].slice(0, 1).copy_(a[0].slice(0, 0, -1));
+                  return a;
+                },
+                {x}),
+            "captured");
+  EXPECT_NE(why_not(
+                [](Tensors a) {
+                  a[0][0].expand({3}).add_(1);
+                  return a;
+                },
+                {x}),
+            "captured");
+  EXPECT_NE(why_not(
+                [](Tensors a) {
+                  a[0].resize_({2});
+                  return a;
+                },
+                {x}),
+            "captured");
+  EXPECT_NE(why_not(
+                [](Tensors a) {
+                  a[0].set_(a[1]);
+                  return a;
+                },
+                {x, randn({2})}),
+            "captured");
+  EXPECT_EQ(why_not(
+                [](Tensors a) {
+                  a[0].add_(1);
+                  return a;
+                },
+                {x, x.slice(0, 2)}),
+            "aten::add_.Scalar writes to input 'a0', which shares memory with input 'a1'");
   EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].sum() + a[1].sum()}; }, {x, x.slice(0, 2)}), "captured");
 }
 
@@ -343,7 +512,12 @@ TEST(CaptureErrors, InputsOutOfScope) {
 
 TEST(CaptureErrors, DataOfAPlaceholder) {
   Tensor leaked;
-  capture([&](Tensors a) { leaked = a[0] + 1; return a; }, {randn({2})});
+  capture(
+      [&](Tensors a) {
+        leaked = a[0] + 1;
+        return a;
+      },
+      {randn({2})});
   EXPECT_THROW(leaked.data_ptr<float>(), c10::Error);
   EXPECT_THROW(leaked + 1, c10::Error);
   EXPECT_EQ(why_not([&](Tensors a) { return Tensors{a[0] + leaked}; }, {randn({2})}), "a placeholder of an earlier capture is used");
@@ -354,7 +528,13 @@ TEST(CaptureErrors, StateIsRestored) {
   at::Generator g = at::detail::getDefaultCPUGenerator();
   Tensor before = g.get_state();
   ASSERT_TRUE(at::autocast::is_autocast_cache_enabled());
-  EXPECT_THROW(capture([](Tensors a) -> Tensors { at::manual_seed(3); throw std::logic_error("user"); }, {x}), std::logic_error);
+  EXPECT_THROW(capture(
+                   [](Tensors a) -> Tensors {
+                     at::manual_seed(3);
+                     throw std::logic_error("user");
+                   },
+                   {x}),
+               std::logic_error);
   EXPECT_TRUE(at::equal(before, g.get_state()));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
   EXPECT_EQ(Tracer::current(), nullptr);
@@ -364,18 +544,27 @@ TEST(CaptureErrors, StateIsRestored) {
 }
 
 TEST(CaptureErrors, SwallowedFailureStillFails) {
-  EXPECT_NE(why_not([](Tensors a) {
-    try { a[0].sum().item(); } catch (...) {}
-    return a;
-  }, {randn({2})}), "captured");
+  EXPECT_NE(why_not(
+                [](Tensors a) {
+                  try {
+                    a[0].sum().item();
+                  } catch (...) {
+                  }
+                  return a;
+                },
+                {randn({2})}),
+            "captured");
 }
 
 TEST(CaptureErrors, OneAtATime) {
-  EXPECT_EQ(why_not([](Tensors a) {
-    Tracer inner;
-    inner.start();
-    return a;
-  }, {randn({2})}), "a capture is already running on this thread");
+  EXPECT_EQ(why_not(
+                [](Tensors a) {
+                  Tracer inner;
+                  inner.start();
+                  return a;
+                },
+                {randn({2})}),
+            "a capture is already running on this thread");
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // PlanRun on hand-made plans: kernels are plain functions, so only the executor is under test.
-#include "torch/executor.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -9,6 +7,7 @@
 #include <thread>
 
 #include "runtime/memory.h"
+#include "torch/executor.h"
 
 using namespace vitrify;
 using runtime::Plan;
@@ -69,7 +68,8 @@ struct Builder {
     graph->add_input(ir::InputKind::Argument, std::move(name), t);
     return slot(SlotKind::Input, t, n);
   }
-  void launch(runtime::KernelFn fn, std::vector<uint32_t> slots, Int iterations, std::vector<Int> sizes = {}, size_t scratch = 0, bool may_fault = false, int64_t grain = 1) {
+  void launch(runtime::KernelFn fn, std::vector<uint32_t> slots, Int iterations, std::vector<Int> sizes = {}, size_t scratch = 0,
+              bool may_fault = false, int64_t grain = 1) {
     plan->kernels.push_back({fn, scratch, may_fault, "k"});
     plan->launches.push_back({static_cast<uint32_t>(plan->kernels.size() - 1), std::move(slots), std::move(sizes), iterations, grain});
     plan->steps.push_back({Step::Kind::Launch, static_cast<uint32_t>(plan->launches.size() - 1)});
@@ -230,10 +230,12 @@ TEST(Exec, KernelsUseEveryThreadTheyMay) {
   auto x = b.input(type({1000}));
   auto y = b.slot(SlotKind::Output, type({1000}));
   static std::atomic<int> calls;
-  b.launch([](void* const* p, const int64_t* s, int64_t begin, int64_t end) {
-    ++calls;
-    add_one(p, s, begin, end);
-  }, {x, y}, 1000, {}, 0, false, 10);
+  b.launch(
+      [](void* const* p, const int64_t* s, int64_t begin, int64_t end) {
+        ++calls;
+        add_one(p, s, begin, end);
+      },
+      {x, y}, 1000, {}, 0, false, 10);
   b.output(y);
   b.finish();
   PlanRun r(b.plan);

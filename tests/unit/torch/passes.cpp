@@ -64,7 +64,9 @@ void expect_close(const at::Tensor& got, const at::Tensor& want, double toleranc
   EXPECT_LE((got.to(at::kDouble) - want.to(at::kDouble)).abs().max().item<double>(), tolerance * std::max(scale, 1e-3));
 }
 
-at::Tensor norm(const at::Tensor& x, const std::vector<at::Tensor>& p, size_t i) { return at::batch_norm(x, p[i], p[i + 1], p[i + 2], p[i + 3], false, 0.1, 1e-5, false); }
+at::Tensor norm(const at::Tensor& x, const std::vector<at::Tensor>& p, size_t i) {
+  return at::batch_norm(x, p[i], p[i + 1], p[i + 2], p[i + 3], false, 0.1, 1e-5, false);
+}
 std::vector<at::Tensor> norm_params(int64_t c) { return {at::rand({c}) + 0.5, at::randn({c}), at::randn({c}), at::rand({c}) + 0.5}; }
 
 TEST(Passes, BatchNormFoldsIntoTheConvolutionBefore) {
@@ -119,9 +121,8 @@ TEST(Passes, EveryPostOpOfAConvolution) {
       {"relu6", [](const at::Tensor& x) { return at::hardtanh(x, 0, 6); }},
   };
   for (auto [name, post] : posts) {
-    Captured c({at::randn({2, 8, 9, 9})}, {at::randn({8, 4, 3, 3}), at::randn({8})}, [post = post](auto& a, auto& q) {
-      return at::avg_pool2d(post(at::conv2d(a[0], q[0], q[1], {2, 2}, {1, 1}, {1, 1}, 2)), {2, 2});
-    });
+    Captured c({at::randn({2, 8, 9, 9})}, {at::randn({8, 4, 3, 3}), at::randn({8})},
+               [post = post](auto& a, auto& q) { return at::avg_pool2d(post(at::conv2d(a[0], q[0], q[1], {2, 2}, {1, 1}, {1, 1}, 2)), {2, 2}); });
     EXPECT_TRUE(fuse_conv(*c.program.graph, {}, *c.state));
     ir::verify(*c.program.graph);
     size_t convs = 0;
@@ -150,7 +151,8 @@ TEST(Passes, LinearWithPostOp) {
   for (bool plain : {false, true}) {
     Options o = with_gemm("onednn");
     if (plain) o.packed_weight_mb = 0;
-    Captured c({at::randn({4, 64, 256})}, {at::randn({512, 256}) / 16, at::randn({512})}, [](auto& a, auto& q) { return at::gelu(at::linear(a[0], q[0], q[1])); });
+    Captured c({at::randn({4, 64, 256})}, {at::randn({512, 256}) / 16, at::randn({512})},
+               [](auto& a, auto& q) { return at::gelu(at::linear(a[0], q[0], q[1])); });
     EXPECT_TRUE(fuse_linear(*c.program.graph, o, *c.state));
     ir::verify(*c.program.graph);
     EXPECT_TRUE(c.has("mkldnn::_linear_pointwise"));
@@ -164,7 +166,8 @@ TEST(Passes, LinearWithPostOp) {
 TEST(Passes, LinearOnPackedMklWeights) {
   if (!at::hasMKL()) GTEST_SKIP() << "this torch has no MKL";
   for (bool bias : {false, true}) {
-    Captured c({at::randn({4, 64, 256})}, {at::randn({512, 256}) / 16, at::randn({512})}, [=](auto& a, auto& q) { return at::gelu(at::linear(a[0], q[0], bias ? q[1] : at::Tensor())); });
+    Captured c({at::randn({4, 64, 256})}, {at::randn({512, 256}) / 16, at::randn({512})},
+               [=](auto& a, auto& q) { return at::gelu(at::linear(a[0], q[0], bias ? q[1] : at::Tensor())); });
     EXPECT_TRUE(fuse_linear(*c.program.graph, with_gemm("mkl"), *c.state));
     ir::verify(*c.program.graph);
     EXPECT_TRUE(c.has("mkl::_mkl_linear"));
@@ -188,7 +191,8 @@ TEST(Passes, SmallProductsStay) {
 }
 
 TEST(Passes, HoistsWhatDependsOnWeightsOnly) {
-  Captured c({at::randn({4, 64})}, {at::randn({64, 64}), at::randn({64, 64})}, [](auto& a, auto& q) { return at::mm(a[0], at::cat({q[0].exp(), q[1].t() * 2}, 1)) + a[0].sum(); });
+  Captured c({at::randn({4, 64})}, {at::randn({64, 64}), at::randn({64, 64})},
+             [](auto& a, auto& q) { return at::mm(a[0], at::cat({q[0].exp(), q[1].t() * 2}, 1)) + a[0].sum(); });
   EXPECT_TRUE(hoist_frozen(*c.program.graph, {}, *c.state));
   EXPECT_FALSE(c.has("aten::cat"));
   ASSERT_EQ(c.state->groups.size(), 1u);
