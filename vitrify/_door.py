@@ -119,11 +119,6 @@ class Door:
             return EAGER
         except _C.CaptureError as e:
             return self.refuse(str(e))
-        if signature.grad:
-            needs = [t for t in signature.tensors if t.requires_grad] + [t for t, _, _ in sources.tensors.values() if t.requires_grad]
-            if needs:
-                _C.state_add(self.state, signature, sources.guards, None, None, needs, False)
-                return self.refuse("gradients are needed (an input or parameter requires grad); training is not compiled yet: use torch.no_grad() for inference")
         if any(t.is_leaf and t.grad is not None for t in signature.tensors):
             _C.state_add(self.state, signature, sources.guards, None, None, [], False)
             return self.refuse("an argument has a .grad, which the program could read")
@@ -209,7 +204,7 @@ class Door:
                 return EAGER
             return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
         try:
-            graph = _C.compile(program, self.options)
+            graph = self.build(session, program)
         except (_C.CompilerError, MemoryError, RuntimeError) as e:
             return self.compiler_failed(e, program, signature, sources)
         result.forget_tensors()
@@ -233,12 +228,19 @@ class Door:
             raise _C.CaptureError(changed)
         result = _C.Result(out, signature)
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
+        if signature.grad:
+            return session.finish_joint(result.tensors), result
         return session.finish(result.tensors), result
+
+    def build(self, session, program):
+        if not isinstance(program, _C.JointProgram):
+            return _C.compile(program, self.options)
+        if not program.needs_grad:
+            return _C.compile(program.program, self.options)
+        return _C.compile_training(program, session, self.options)
 
     def check_results(self, made):
         for t in made:
-            if t.requires_grad:
-                raise _C.CaptureError("gradients are needed (a result requires grad); training is not compiled yet: use torch.no_grad() for inference")
             if isinstance(t, nn.Parameter):
                 raise _C.CaptureError("it returns a new Parameter")
             if vars(t):

@@ -108,7 +108,7 @@ namespace vitrify::ir {
 inline const TensorType& Value::type() const { return node->outs[index]; }
 
 // Where an input comes from, for text and messages; the guards live with the door that made the graph.
-enum class InputKind : uint8_t { Argument, Parameter, Buffer, Captured };
+enum class InputKind : uint8_t { Argument, Parameter, Buffer, Captured, Tangent, Saved };
 struct Input {
   Value value;
   InputKind kind = InputKind::Argument;
@@ -140,6 +140,7 @@ class Graph {
 
   const std::vector<Node*>& nodes() const { return order_; }  // execution order, inputs and constants first
   void set_order(std::vector<Node*>);                         // same set, another valid order
+  uint32_t next_id() const { return next_id_; }               // of the node made next
   std::vector<Input> inputs;
   std::vector<Value> outputs;  // null Value: undefined result
   std::vector<std::shared_ptr<void>> constants;

@@ -8,8 +8,9 @@ namespace vitrify::ir {
 
 constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {
     {kRandom, "random"}, {kEffect, "effect"}, {kView, "view"}, {kDataDependent, "data_dependent"}};
-constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {
-    {InputKind::Argument, "arg"}, {InputKind::Parameter, "param"}, {InputKind::Buffer, "buffer"}, {InputKind::Captured, "captured"}};
+constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
+                                                                      {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},
+                                                                      {InputKind::Tangent, "tangent"}, {InputKind::Saved, "saved"}};
 constexpr std::pair<MemoryFormat, std::string_view> kMemoryFormatNames[] = {{MemoryFormat::Contiguous, "contiguous"},
                                                                             {MemoryFormat::Preserve, "preserve"},
                                                                             {MemoryFormat::ChannelsLast, "channels_last"},

@@ -29,6 +29,12 @@ const OpRow* find_op(std::string_view name) {
   return it == table().end() ? nullptr : it->second;
 }
 
+bool is_elementwise(std::string_view name) {
+  const OpRow* row = find_op(name);
+  auto in = [row](std::span<const OpRow> family) { return row >= family.data() && row < family.data() + family.size(); };
+  return row && row->lower && (in(pointwise_rows()) || in(activation_rows()) || in(activation_gradient_rows()) || in(create_rows()));
+}
+
 std::vector<const OpRow*> all_ops() {
   std::vector<const OpRow*> r;
   for (auto& [name, row] : table()) r.push_back(row);

@@ -14,6 +14,7 @@
 #include "torch/compiled.h"
 #include "torch/mode.h"
 #include "torch/tracer.h"
+#include "torch/training.h"
 
 namespace py = pybind11;
 
@@ -22,16 +23,35 @@ namespace {
 
 // One capture on this thread, and the program it recorded.
 struct Session {
-  py::object mode;  // the tracer holds a bare pointer to it
-  Tracer tracer;
+  std::shared_ptr<Tracer> tracer;
   std::vector<at::Generator> generators;  // that the program can reach
-  explicit Session(py::object m) : mode(std::move(m)), tracer(tracer_options(mode)) {}
+  // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
+  explicit Session(py::object mode)
+      : tracer(new Tracer(tracer_options(mode)), [mode](Tracer* t) mutable {
+          py::gil_scoped_acquire gil;
+          delete t;
+          mode = py::object();
+        }) {}
 
   static TracerOptions tracer_options(const py::object& mode) {
     TracerOptions o;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
+    o.without_gil = without_gil;
+    o.with_gil = [](const std::function<void()>& f) {
+      py::gil_scoped_acquire gil;
+      f();
+    };
     return o;
+  }
+  static void without_gil(const std::function<void()>& f) {
+    try {
+      py::gil_scoped_release no_gil;
+      f();
+    } catch (python_error& e) {  // of a backward written in Python
+      e.restore();
+      throw py::error_already_set();
+    }
   }
   // torch keeps the symbolic number as an attribute; the tensor's value says nothing.
   static std::optional<c10::Scalar> symbolic_number(const at::Tensor& t) {
@@ -187,6 +207,10 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("graph", [](Program& p) { return ir::print(*p.graph); })
       .def_property_readonly("mutates", [](Program& p) { return p.mutations.size(); })
       .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
+  py::class_<JointProgram, std::shared_ptr<JointProgram>>(m, "JointProgram")
+      .def_property_readonly("needs_grad", [](JointProgram& j) { return !j.roots.empty(); })
+      .def_property_readonly("graph", [](JointProgram& j) { return ir::print(*j.program.graph); })
+      .def_property_readonly("program", [](JointProgram& j) { return std::make_shared<Program>(j.program); });
   py::class_<Session>(m, "Session")
       .def(py::init<py::object>(), py::arg("mode"))
       .def("add_input",
@@ -194,26 +218,35 @@ void bind_capture(py::module_& m) {
              const at::Tensor& t = THPVariable_Unpack(real.ptr());
              std::vector<DimMark> dims;
              for (auto& [dynamic, lo, hi] : marks) dims.push_back({dynamic, lo, hi});
-             at::Tensor fake = s.tracer.add_input(t, (ir::InputKind)kind, name, dims);
+             at::Tensor fake = s.tracer->add_input(t, (ir::InputKind)kind, name, dims);
              // the program may ask isinstance(x, Parameter)
              bool fresh = (PyObject*)Py_TYPE(real.ptr()) == ParameterClass && !fake.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
              return py::reinterpret_steal<py::object>(
                  checked(fresh ? THPVariable_Wrap(fake, (PyTypeObject*)ParameterClass) : THPVariable_Wrap(fake)).release());
            })
       .def("declare_source",
-           [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer.declare_source(t, (ir::InputKind)kind, name); })
+           [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer->declare_source(t, (ir::InputKind)kind, name); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
-      .def("start", [](Session& s) { s.tracer.start(); })
+      .def("start", [](Session& s) { s.tracer->start(); })
       .def("finish",
            [](Session& s, py::list tensors) {
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
-             auto p = std::make_shared<Program>(s.tracer.finish(out));
+             auto p = std::make_shared<Program>(s.tracer->finish(out));
              complete(*p, out, s.generators);
              return p;
            })
-      .def_property_readonly("failure", [](Session& s) { return s.tracer.failure(); })
-      .def("abort", [](Session& s) { s.tracer.abort(); });
+      // With gradients where they are needed; "needs_grad" says whether they are.
+      .def("finish_joint",
+           [](Session& s, py::list tensors) {
+             std::vector<at::Tensor> out;
+             for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
+             auto p = std::make_shared<JointProgram>(s.tracer->finish_joint(out));
+             complete(p->program, out, s.generators);
+             return p;
+           })
+      .def_property_readonly("failure", [](Session& s) { return s.tracer->failure(); })
+      .def("abort", [](Session& s) { s.tracer->abort(); });
   py::class_<CompiledGraph, std::shared_ptr<CompiledGraph>>(m, "Graph")
       .def("describe", &CompiledGraph::describe)
       .def_property_readonly("estimated_us", &CompiledGraph::estimated_us)
@@ -226,6 +259,11 @@ void bind_capture(py::module_& m) {
     Program copy = p;  // the door keeps its own for the reproducer
     py::gil_scoped_release no_gil;
     return CompiledGraph::compile(std::move(copy), o);
+  });
+  m.def("compile_training", [](JointProgram& p, Session& s, const Options& o) {
+    JointProgram copy = p;
+    py::gil_scoped_release no_gil;
+    return compile_training(std::move(copy), s.tracer, o);
   });
   m.def("replay", [](const std::string& text, const Options& o) {
     auto plan = pipeline::compile(std::make_shared<ir::Graph>(ir::parse(text)), o);

@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace vitrify::compat {
 
@@ -40,6 +41,12 @@ template <class T>
 bool has_names(const T& t) {
   if constexpr (requires { t.has_names(); }) return t.has_names();
   return false;
+}
+
+// A node of the autograd graph, made as torch makes its own.
+template <class N, class... Args>
+auto make_node(Args&&... args) {
+  return std::shared_ptr<N>(new N(std::forward<Args>(args)...), torch::autograd::deleteNode);
 }
 
 inline bool has_composite_kernel(const c10::OperatorHandle& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); }

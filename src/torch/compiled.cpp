@@ -15,6 +15,7 @@
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/passes/passes.h"
+#include "torch/view_path.h"
 
 namespace vitrify {
 
@@ -59,35 +60,6 @@ class ContextPool {
   std::vector<std::unique_ptr<Context>> idle_;
 };
 
-// A view op as a program recorded it, resolved once.
-struct ViewCall {
-  explicit ViewCall(const ResultSpec::ViewOp& v) : args(v.args), result(v.result) {
-    auto found = find_operator(v.op);
-    VT_CHECK(found.has_value(), "no such op: {}", v.op);
-    op = *found;
-    const auto& schema = op->schema().arguments();
-    for (size_t i = args.size() + 1; i < schema.size(); ++i) args.push_back(schema[i].default_value().value_or(c10::IValue()));
-  }
-  at::Tensor operator()(const at::Tensor& self) const {
-    compat::Stack stack{self};
-    stack.insert(stack.end(), args.begin(), args.end());
-    op->callBoxed(stack);
-    std::vector<at::Tensor> out;
-    flatten_results(stack, out);
-    return out.at(result < 0 ? 0 : static_cast<size_t>(result));
-  }
-  std::optional<c10::OperatorHandle> op;
-  std::vector<c10::IValue> args;
-  int32_t result;
-};
-using ViewPath = std::vector<ViewCall>;
-ViewPath resolve(const std::vector<ResultSpec::ViewOp>& path) { return ViewPath(path.begin(), path.end()); }
-
-at::Tensor follow(const ViewPath& path, at::Tensor t) {
-  for (const ViewCall& v : path) t = v(t);
-  return t;
-}
-
 // Microseconds, to a factor of a few: callers only ask whether it is long.
 double estimate(const runtime::Plan& plan) {
   auto value = [](sym::Int e) { return e.is_const() ? double(e.value()) : sym::has_hint(e) ? double(sym::hint(e)) : 1024.0; };
@@ -128,6 +100,8 @@ class Compiled final : public CompiledGraph {
     state->captured = &program_.captured;
     state->written.resize(graph.inputs.size());
     for (const Mutation& m : program_.mutations) state->written[m.input] = 1;
+    for (uint32_t i = 0; program_.trained && i < program_.captured.size(); ++i)
+      if (program_.captured[i].requires_grad()) state->written[program_.num_args + i] = 1;  // between any two calls
     // Sizes that follow from the content of arguments, before the compiler adds symbols of its own.
     std::vector<sym::Int> found;
     for (uint32_t i = 0; i < graph.ctx().num_symbols(); ++i)
@@ -149,11 +123,9 @@ class Compiled final : public CompiledGraph {
     if (!found_.empty()) guards_ = graph.ctx().guards();
     for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
 
-    for (const ResultSpec& r : program_.results) {
+    for (const ResultSpec& r : program_.results)
       VT_CHECK((r.kind != ResultSpec::Kind::Value && r.kind != ResultSpec::Kind::ViewOfOutput) || r.index < plan_->outputs.size());
-      if (r.kind == ResultSpec::Kind::ViewOfValue) views_of_values_.push_back(static_cast<uint32_t>(result_paths_.size()));
-      result_paths_.push_back(resolve(r.path));
-    }
+    results_ = ResultMaker(program_.results);
     for (const Mutation& m : program_.mutations) mutation_paths_.push_back(resolve(m.path));
     find_copies();
     estimated_us_ = estimate(*plan_);
@@ -187,32 +159,7 @@ class Compiled final : public CompiledGraph {
       for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
       write_back(c);
     }
-    out.resize(program_.results.size());
-    for (size_t i = 0; i < out.size(); ++i) {
-      const ResultSpec& r = program_.results[i];
-      std::optional<c10::AutoGradMode> grad;
-      if (r.grad) grad.emplace(*r.grad);
-      switch (r.kind) {
-        case ResultSpec::Kind::Value:
-          out[i] = c.outputs[r.index];
-          break;
-        case ResultSpec::Kind::ViewOfOutput:
-          out[i] = follow(result_paths_[i], c.outputs[r.index]);
-          break;
-        case ResultSpec::Kind::Input:
-        case ResultSpec::Kind::ViewOfInput:
-          out[i] = follow(result_paths_[i], *c.inputs[r.index]);
-          break;
-        case ResultSpec::Kind::ViewOfValue:
-        case ResultSpec::Kind::Undefined:
-          break;
-      }
-    }
-    for (uint32_t i : views_of_values_) {
-      std::optional<c10::AutoGradMode> grad;
-      if (program_.results[i].grad) grad.emplace(*program_.results[i].grad);
-      out[i] = follow(result_paths_[i], out[program_.results[i].index]);
-    }
+    results_.make(c.outputs, c.inputs, out);
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -345,9 +292,9 @@ class Compiled final : public CompiledGraph {
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
   std::vector<std::pair<sym::Int, InputDim>> found_;
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
-  std::vector<ViewPath> result_paths_, mutation_paths_;
-  std::vector<uint32_t> copies_;           // outputs to be given memory of their own
-  std::vector<uint32_t> views_of_values_;  // results made after the others
+  ResultMaker results_{{}};
+  std::vector<ViewPath> mutation_paths_;
+  std::vector<uint32_t> copies_;  // outputs to be given memory of their own
   double estimated_us_ = 0;
   ContextPool pool_;
 };

@@ -276,6 +276,14 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     for (size_t i = 0; i < converted.size(); ++i)
       if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::None>(converted[i]) && call.types[0].dtype != DType::Opaque)
         converted[i] = call.types[0].dtype;
+  if (info.name == "aten::convolution_backward") {  // Meta follows grad_output; the kernels follow input and weight
+    auto format = ir::MemoryFormat::Contiguous;
+    for (size_t i : {1, 2})
+      if (auto f = ops::suggest_memory_format(graph->ctx(), std::get<Value>(converted[i]).type()); f == ir::MemoryFormat::ChannelsLast) format = f;
+    for (size_t i : {0, 1})
+      if (call.types[i].dim() == 4 && call.types[i].device.kind == DeviceKind::CPU)
+        call.types[i].strides = ops::strides_for(format, call.types[i].sizes);
+  }
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = append(info, std::move(converted), call.types);
   return call;
@@ -398,6 +406,32 @@ void Tracer::Impl::run_in_place_view(const OpInfo& info, Stack* stack) {
   stack->emplace_back(std::move(self));
 }
 
+namespace {
+
+// The permutation that makes a dense tensor contiguous, and its inverse.
+std::pair<std::vector<sym::Int>, std::vector<sym::Int>> memory_order(const TensorType& t) {
+  std::vector<size_t> order(t.dim());
+  for (size_t d = 0; d < order.size(); ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return value_of(t.strides[a]) > value_of(t.strides[b]); });
+  std::vector<sym::Int> to(order.size()), from(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    to[i] = static_cast<int64_t>(order[i]);
+    from[order[i]] = static_cast<int64_t>(i);
+  }
+  return {to, from};
+}
+
+}  // namespace
+
+Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
+  TensorType t = v.type();
+  for (size_t i = 0; i < order.size(); ++i) {
+    t.sizes[i] = v.type().sizes[order[i].value()];
+    t.strides[i] = v.type().strides[order[i].value()];
+  }
+  return append("aten::permute", {v, order}, {t})->out();
+}
+
 void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Stack args(last(*stack, n).begin(), last(*stack, n).end());
@@ -433,19 +467,31 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   const OpInfo& f = *info.functional;
   Stack fargs;
   for (size_t i : info.functional_args) fargs.push_back(fakes[i]);
+  // Numbers are drawn in the order of memory; the functional op would draw them in that of the dims.
+  std::vector<sym::Int> to_memory, from_memory;
+  if ((f.flags & ir::kRandom) && targets.size() == 1 && fargs[0].isTensor() && fargs[0].toTensor().is_same(targets[0])) {
+    const View& v = *as_fake(targets[0])->view;
+    if (!v.type.is_contiguous()) {
+      std::tie(to_memory, from_memory) = memory_order(v.type);
+      fargs[0] = new_tensor(permute(read(*as_fake(targets[0])->view), to_memory));
+      if (!as_fake(fargs[0].toTensor())->view->type.is_contiguous()) fail(fmt::format("{} draws into a tensor with gaps", info.name));
+    }
+  }
   Call call = record_call(f, fargs);
   if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
   size_t first = call.types.size() - targets.size();
   for (size_t i = 0; i < targets.size(); ++i) {
     View& v = *as_fake(targets[i])->view;
-    const TensorType& r = call.types[first + i];
+    Value made = call.node->out(first + i);
+    if (!from_memory.empty()) made = permute(made, from_memory);
+    const TensorType& r = made.type();
     if (!same_sizes(r.sizes, v.type.sizes))
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     // Which other types an out argument may have differs from op to op.
     if (writes_out && scalar_type_of(r) != scalar_type_of(v.type)) fail(fmt::format("{} converts to the type of its out argument", info.name));
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type)))
       fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
-    Value value = cast(call.node->out(first + i), v.type);
+    Value value = cast(made, v.type);
     if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });
     write(v, value, info.name);
     // The foreach kernels count a write themselves; for other ops the layer above us does.

@@ -16,6 +16,7 @@
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
+#include "torch/training.h"
 #include "vitrify/compile.h"
 
 namespace vitrify {
@@ -66,10 +67,6 @@ void add_process_state(Flat& k) {
   k.bytes(at::get_num_threads());
   k.bytes(at::globalContext().deterministicAlgorithms());
   k.bytes(c10::get_default_dtype_as_scalartype());
-}
-
-bool any_requires_grad(const std::vector<at::Tensor>& list) {
-  return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
 bool has_effects(const Program& p) {
@@ -189,9 +186,6 @@ struct ModuleView {
   bool has(const at::Tensor& t) const {
     return std::any_of(sources.begin(), sources.end(), [&](auto& s) { return s.second.is_same(t); });
   }
-  bool requires_grad() const {
-    return std::any_of(sources.begin(), sources.end(), [](auto& s) { return s.second.defined() && s.second.requires_grad(); });
-  }
 };
 
 struct Engine::Impl {
@@ -205,17 +199,9 @@ struct Engine::Impl {
   std::unordered_map<std::string, Entries> entries;  // by everything but sizes and strides of the arguments
   size_t count = 0;
   std::unordered_set<std::string> fixed;  // keys of `entries` whose programs need their sizes fixed
-  bool warned_grad = false, warned_limit = false;
+  bool warned_limit = false;
   std::atomic<int> refusals{0};
 
-  bool needs_grad(const ModuleView& view, const std::vector<at::Tensor>& args) const {
-    return c10::GradMode::is_enabled() && (any_requires_grad(args) || view.requires_grad());
-  }
-  void warn_grad() {
-    if (std::unique_lock lock(mutex); std::exchange(warned_grad, true)) return;
-    TORCH_WARN("vitrify: ", spec.name,
-               " ran eagerly: it needs gradients, and this version compiles inference only. Call it under torch::NoGradGuard.");
-  }
   std::string key(const ModuleView&, const Flat& call) const;
   std::shared_ptr<Entry> entry_for(const std::string& key, const std::vector<int64_t>& shape, const std::vector<at::Tensor>& args);
   void remove(const Entry&);
@@ -302,7 +288,8 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     counters().fallbacks++;
     TORCH_WARN("vitrify: ", spec.name, " runs eagerly for this signature: ", why...);
   };
-  Tracer tracer;
+  auto tracer_owner = std::make_shared<Tracer>();
+  Tracer& tracer = *tracer_owner;
   try {
     std::vector<at::Tensor> fakes;
     size_t at = 0;
@@ -322,21 +309,19 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     tracer.accept_unknown_tensors(true);
     tracer.start();
     std::vector<at::Tensor> out = trace(fakes, e.blueprint);
-    const bool grad = c10::GradMode::is_enabled() && (any_requires_grad(out) || any_requires_grad(fakes));
-    if (grad) {
-      out.clear();
-      tracer.abort();
-      warn_grad();
-      return;
-    }
-    Program p = tracer.finish(out);
+    JointProgram joint;
+    if (c10::GradMode::is_enabled())
+      joint = tracer.finish_joint(out);
+    else
+      joint.program = tracer.finish(out);
+    Program& p = joint.program;
     complete(p, out);
     counters().captures++;
     for (auto& t : p.captured)
-      if (!view.has(t)) e.held.push_back(t);
+      if (t.defined() && !view.has(t)) e.held.push_back(t);
     e.held_metadata = metadata(e.held);
     e.take_guards(p);
-    auto graph = CompiledGraph::compile(std::move(p), options);
+    auto graph = joint.roots.empty() ? CompiledGraph::compile(std::move(p), options) : compile_training(std::move(joint), tracer_owner, options);
     e.guards = graph->program().graph->ctx().guards();
     e.graph = std::move(graph);
   } catch (const CaptureError& err) {
@@ -369,11 +354,6 @@ std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace
   {
     std::shared_lock lock(im.mutex);
     view = im.view;
-  }
-  if (im.needs_grad(*view, call.tensors)) {
-    counters().eager_calls++;
-    im.warn_grad();
-    return nullptr;
   }
   const std::string key = im.key(*view, call);
   const std::vector<int64_t> shape = shape_of(call.tensors);

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "torch/convert.h"
+#include "torch/learned.h"
 #include "torch/tracer.h"
 
 namespace vitrify {
@@ -15,22 +16,26 @@ struct OpCall {
   std::vector<ArgKind> kinds;
 };
 
-void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
-  const ir::TensorType& want = n.outs[i];
-  if (is_undefined(want) || !t.defined()) return;
+bool same_type(const ir::TensorType& want, const at::Tensor& t) {
+  if (is_undefined(want) || !t.defined()) return true;
   ir::TensorType got = type_of(t);
-  auto text = [](const ir::TensorType& x) {
-    return fmt::format("{} [{}] strides [{}]", to_string(x.dtype), fmt::join(values_of(x.sizes), ","), fmt::join(values_of(x.strides), ","));
-  };
   bool same = got.dtype == want.dtype && got.device == want.device && values_of(got.sizes) == values_of(want.sizes);
   auto gs = values_of(got.strides), ws = values_of(want.strides), sizes = values_of(want.sizes);
   for (size_t d = 0; same && d < ws.size() && t.numel() > 0; ++d) same = sizes[d] == 1 || gs[d] == ws[d];
-  VT_CHECK(same, "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(got));
+  return same;
+}
+
+void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
+  const ir::TensorType& want = n.outs[i];
+  auto text = [](const ir::TensorType& x) {
+    return fmt::format("{} [{}] strides [{}]", to_string(x.dtype), fmt::join(values_of(x.sizes), ","), fmt::join(values_of(x.strides), ","));
+  };
+  VT_CHECK(same_type(want, t), "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(type_of(t)));
 }
 
 }  // namespace
 
-std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check) {
+std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check, bool learn) {
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   VT_CHECK(inputs.size() == g.inputs.size(), "{} inputs given, {} expected", inputs.size(), g.inputs.size());
@@ -91,6 +96,12 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
             symbols.emplace(sym::view(e).symbol->id, results[i].size(static_cast<int64_t>(d)));
       if (n->outs[i].wrapped_number) results[i].unsafeGetTensorImpl()->set_wrapped_number(true);
       if (check && result_uses.at(n)[i]) check_result(*n, i, results[i]);
+    }
+    if (learn) {  // only of calls whose operands are as recorded: what is known of a call is known by them
+      bool as_recorded = true;
+      ir::for_each_input(*n, [&](ir::Value& v) { as_recorded = as_recorded && same_type(v.type(), tensor_of(v)); });
+      for (uint32_t i = 0; as_recorded && i < n->outs.size(); ++i)
+        if (results[i].defined() && !same_type(n->outs[i], results[i])) capture::learn(capture::call_key(name, n->args), i, type_of(results[i]));
     }
     stack.clear();
     ir::for_each_input(*n, [&](ir::Value& v) {

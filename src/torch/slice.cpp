@@ -11,11 +11,12 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
+bool is_input(const Node& n) { return n.op->name == "graph::input"; }
+uint32_t input_index(const Node& n) { return static_cast<uint32_t>(std::get<sym::Int>(n.args[0]).value()); }
+
 namespace {
 
-bool is_input(const Node& n) { return n.op->name == "graph::input"; }
 bool is_constant(const Node& n) { return n.op->name == "graph::constant"; }
-uint32_t input_index(const Node& n) { return static_cast<uint32_t>(std::get<sym::Int>(n.args[0]).value()); }
 
 // Whose results have which symbol as a size, in the graph's order.
 using Makers = std::unordered_map<uint32_t, std::vector<Node*>>;
@@ -41,49 +42,95 @@ std::vector<sym::Int> symbols_in(const Node& n) {
   return r;
 }
 
-}  // namespace
-
-Slice slice(const Graph& g, const std::vector<Value>& outs) {
-  Slice s;
-  s.graph = std::make_shared<Graph>(const_cast<Graph&>(g).shared_ctx());
-  Graph& p = *s.graph;
-  std::vector<Node*> need;
-  std::unordered_set<Node*> seen;
-  const Makers makers = makers_of(g);
+// The roots and everything they need, but for what `given` holds of.
+std::unordered_set<Node*> reach(const Graph& g, const std::vector<Node*>& roots, const std::unordered_set<Value>& given) {
+  std::unordered_set<Node*> need;
+  Makers makers = makers_of(g);
+  for (const Value& v : given)
+    for (sym::Int i : v.type().sizes)
+      if (!i.is_const() && sym::is_symbol(i)) makers.erase(sym::view(i).symbol->id);
   std::function<void(Node*)> visit = [&](Node* n) {
-    if (!seen.insert(n).second) return;
-    ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
-    if (is_input(*n)) return;
+    if (!need.insert(n).second || is_input(*n)) return;
+    ir::for_each_input(*n, [&](Value& v) {
+      if (!given.contains(v)) visit(v.node);
+    });
     for (sym::Int s : symbols_in(*n))  // ones([s]) needs what found s, which need not be an operand
       if (auto m = makers.find(sym::view(s).symbol->id); m != makers.end() && !is_input(*m->second[0])) visit(m->second[0]);
   };
-  for (const Value& v : outs) visit(v.node);
-  for (Node* n : const_cast<Graph&>(g).nodes())
-    if (seen.contains(n)) need.push_back(n);
-  std::unordered_map<Node*, Node*> copy;
-  p.constants = g.constants;
-  for (Node* n : need) {
-    if (is_input(*n)) {
-      const uint32_t i = input_index(*n);
-      copy[n] = p.add_input(g.inputs[i].kind, g.inputs[i].name, n->outs[0]).node;
-      s.sources.push_back(i);
-      continue;
-    }
+  for (Node* n : roots) visit(n);
+  return need;
+}
+
+}  // namespace
+
+std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, const std::vector<Value>& given, const std::vector<Node*>& also,
+                               std::unordered_map<Value, Value>* copies) {
+  auto p = std::make_shared<Graph>(const_cast<Graph&>(g).shared_ctx());
+  p->constants = g.constants;
+  p->sources = g.sources;
+  std::unordered_map<Value, Value> copy;
+  for (const Value& v : given) {
+    const bool input = is_input(*v.node);
+    const ir::InputKind kind = input ? g.inputs[input_index(*v.node)].kind : ir::InputKind::Saved;
+    copy[v] = p->add_input(kind, input ? g.inputs[input_index(*v.node)].name : fmt::format("saved{}", v.node->id), v.type());
+  }
+  std::vector<Node*> roots = also;
+  for (const Value& v : outs)
+    if (v && !copy.contains(v)) roots.push_back(v.node);
+  const auto need = reach(g, roots, {given.begin(), given.end()});
+  for (Node* n : const_cast<Graph&>(g).nodes()) {
+    if (!need.contains(n)) continue;
+    VT_CHECK(!is_input(*n) || copy.contains(n->out()), "input '{}' is needed and not given", g.inputs[input_index(*n)].name);
+    if (is_input(*n)) continue;
     if (is_constant(*n)) {
-      copy[n] = p.add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]).node;
+      copy[n->out()] = p->add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]);
       continue;
     }
     auto args = n->args;
     for (ir::Arg& a : args) {
-      if (auto* v = std::get_if<Value>(&a); v && *v) v->node = copy.at(v->node);
+      if (auto* v = std::get_if<Value>(&a); v && *v) *v = copy.at(*v);
       if (auto* l = std::get_if<std::vector<Value>>(&a))
         for (Value& v : *l)
-          if (v) v.node = copy.at(v.node);
+          if (v) v = copy.at(v);
     }
-    copy[n] = p.append(p.op(n->op->name, n->op->flags), std::move(args), n->outs);
+    Node* made = p->append(p->op(n->op->name, n->op->flags), std::move(args), n->outs);
+    made->source = n->source;
+    for (uint32_t i = 0; i < n->outs.size(); ++i) copy.try_emplace(n->out(i), made->out(i));
   }
-  for (const Value& v : outs) p.outputs.push_back({copy.at(v.node), v.index});
+  for (const Value& v : outs) p->outputs.push_back(v ? copy.at(v) : v);
+  if (copies) *copies = std::move(copy);
+  return p;
+}
+
+Slice slice(const Graph& g, const std::vector<Value>& outs) {
+  Slice s;
+  std::vector<Node*> roots;
+  for (const Value& v : outs) roots.push_back(v.node);
+  const auto need = reach(g, roots, {});
+  std::vector<Value> given;
+  for (uint32_t i = 0; i < g.inputs.size(); ++i)
+    if (need.contains(g.inputs[i].value.node)) {
+      s.sources.push_back(i);
+      given.push_back(g.inputs[i].value);
+    }
+  s.graph = extract(g, outs, given);
   return s;
+}
+
+std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given) {
+  std::unordered_set<uint32_t> known;
+  std::vector<Value> r;
+  auto look = [&](const Value& v) {
+    bool fresh = false;
+    for (sym::Int i : v.type().sizes)
+      if (!i.is_const() && sym::is_symbol(i)) fresh = known.insert(sym::view(i).symbol->id).second || fresh;
+    return fresh;
+  };
+  for (const Value& v : given) look(v);
+  for (Node* n : const_cast<Graph&>(g).nodes())
+    for (uint32_t i = 0; i < n->outs.size(); ++i)
+      if (look(n->out(i))) r.push_back(n->out(i));
+  return r;
 }
 
 bool follows_from_integers(const Graph& g, Value v, const std::function<bool(uint32_t)>& may_read) {

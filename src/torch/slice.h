@@ -1,6 +1,7 @@
 // Parts of a graph that follow from few inputs, as graphs of their own.
 #pragma once
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "ir/graph.h"
@@ -14,6 +15,17 @@ struct Slice {
 
 // A copy of everything `outs` need.
 Slice slice(const ir::Graph&, const std::vector<ir::Value>& outs);
+
+// A copy of everything `outs` and the nodes `also` need, where `given` (graph inputs, or any values) are its inputs, in that order, used or not.
+// Null outputs stay null. `copies`, if asked for: what each value became.
+std::shared_ptr<ir::Graph> extract(const ir::Graph&, const std::vector<ir::Value>& outs, const std::vector<ir::Value>& given,
+                                   const std::vector<ir::Node*>& also = {}, std::unordered_map<ir::Value, ir::Value>* copies = nullptr);
+
+bool is_input(const ir::Node&);
+uint32_t input_index(const ir::Node&);  // of a graph::input
+
+// Values from which the symbols can be read that are a size of something in the graph, and of none of `given`.
+std::vector<ir::Value> carriers(const ir::Graph&, const std::vector<ir::Value>& given);
 
 // True when v follows, through pure ops, from integer inputs on the CPU (and nothing else) for which `may_read` holds; at least one.
 bool follows_from_integers(const ir::Graph&, ir::Value v, const std::function<bool(uint32_t input)>& may_read);

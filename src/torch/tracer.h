@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/program.h"
+#include "torch/joint.h"
 
 #pragma GCC visibility push(default)
 
@@ -20,6 +20,11 @@ struct TracerOptions {
   // In a Python process: the number that a 0-d tensor stands for when torch made it from a symbolic one, whose value it does not hold; null: no such
   // tensors.
   std::function<std::optional<c10::Scalar>(const at::Tensor&)> symbolic_number;
+  // In a Python process: calls its argument with the GIL.
+  std::function<void(const std::function<void()>&)> with_gil;
+  // In a Python process: calls its argument without the GIL, which autograd's engine must not hold; what Python code raised comes out as any
+  // exception.
+  std::function<void(const std::function<void()>&)> without_gil;
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
   bool check_shapes = false;
   // Which dims are symbolic: per declared input, per dim. Empty: all static.
@@ -49,6 +54,11 @@ class Tracer {
   void start();  // pushes the mode
   // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
   Program finish(const std::vector<at::Tensor>& outputs);
+  // The same with gradients: continues the trace through autograd's formulas for every result and input that needs them.
+  JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
+  // After finish_joint, any thread, one at a time: the gradients once more, through those roots only that `defined` says, recorded with what was
+  // learned since. Appends to the graph of the joint program; the indices of the result count `outputs`.
+  std::vector<Gradient> differentiate(const std::vector<char>& defined, std::vector<ir::Value>& outputs);
   void abort();
 
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
@@ -70,7 +80,8 @@ class Tracer {
 //
 // Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
 // check: every result's dtype, sizes and strides must be those recorded (InternalError if not).
-std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false);
+// learn: layouts that differ from what was recorded are remembered for the next capture.
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false, bool learn = false);
 // Runs a captured program as the compiled one would: graph, write-backs, results. `args`: the declared inputs.
 std::vector<at::Tensor> interpret(const Program&, const std::vector<at::Tensor>& args, bool check = false);
 

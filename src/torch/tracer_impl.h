@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "torch/fake.h"
+#include "torch/joint.h"
 #include "torch/mode.h"
 #include "torch/op_info.h"
 #include "torch/tracer.h"
@@ -25,8 +26,9 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = 0;  // when met
-    int64_t bumps = 0;         // versions counted during the capture
+    int64_t real_version = 0;    // when met
+    int64_t bumps = 0;           // versions counted during the capture
+    torch::autograd::Edge edge;  // where its gradient goes, when it needs one
   };
 
   // --- state
@@ -68,6 +70,7 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);
+  void require_grad(Source&);  // joint.cpp
   void check_in_scope(const at::Tensor&) const;
   at::Tensor fake_of(const at::Tensor& t);  // t itself, or the placeholder of a real tensor
   ir::Value value_of_tensor(const at::Tensor&);
@@ -113,11 +116,28 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Value scatter(View& child, ir::Value parent, ir::Value value, std::string_view op);
   ir::Value conform(ir::Value, const ir::TensorType&, const std::function<ir::Value()>& old_value);
   ir::Value cast(ir::Value, const ir::TensorType&);
+  ir::Value permute(ir::Value, const std::vector<sym::Int>& order);  // dispatch.cpp
   void check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op);
   std::vector<ResultSpec::ViewOp> path_of(const View&) const;
 
-  // --- end (tracer.cpp)
+  // --- end (results.cpp, joint.cpp)
   Program finish(const std::vector<at::Tensor>& outputs);
+  JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
+  // Gradients through the roots, whose tangents are defined or not; the values they are made of go to `values`.
+  std::vector<Gradient> differentiate(const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
+  std::vector<Gradient> differentiate_again(const std::vector<char>& defined, std::vector<ir::Value>& values);
+  struct Roots {
+    std::vector<torch::autograd::Edge> from, to;  // of the results; of the inputs
+    std::vector<at::Tensor> tangents;
+    std::vector<uint32_t> inputs;
+  } roots;
+  // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
+  void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);
+  void take_inputs(Program&);
+  void count_versions();
+  void resume();
+  std::unordered_map<const ir::Node*, const StorageState*> output_roots;  // whose memory graph outputs are
+  struct InputNode;
   ir::Value own_storage(ir::Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots);
   void stop();
 };

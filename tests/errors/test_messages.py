@@ -159,21 +159,6 @@ def test_tensors_out_of_scope(make, what, delta):
         vitrify.compile(lambda x: x.clone(), fullgraph=True)(x)
 
 
-def test_gradients_run_eagerly_with_one_warning(delta):
-    m = Net()
-    t = vitrify.compile(m)
-    _, messages = warned(lambda: [t(X).sum().backward() for _ in range(3)])
-    assert len(messages) == 1 and "training" in messages[0] and m.l.weight.grad is not None
-    assert delta.eager_calls == 3
-    with torch.no_grad():
-        t(X)
-        assert delta.compiled_calls == 1
-    assert t(X).requires_grad
-    m.requires_grad_(False)
-    t(X)
-    assert delta.compiled_calls == 2
-
-
 @pytest.mark.parametrize("kw, message", [
     (dict(mode="max-autotun"), "unknown mode 'max-autotun'; did you mean .*'max-autotune'"),
     (dict(mode=3), "mode takes a string, not int"),

@@ -221,7 +221,7 @@ def test_gradients_inside(fn, grad):
 @pytest.mark.parametrize("fn, reason, more", [
     (default_dtype_inside, "changes the default dtype", {}), (fork, "sets the state of a random number generator", {}), (again, "sets the state of a random number generator", {}), (own_generator, "a generator that the program makes", {}),
     (seeds_reachable, "sets the state of a random number generator", {}), (both_kinds, "both inference tensors and others", {}),
-    (lambda x: torch.ones(3, requires_grad=True) * x, "a result requires grad", {"grad": True}), (sets_grad, "sets the .grad", {}), (sets_data, "assigns to the .data", {}),
+    (lambda x: (x * 2, torch.ones(3, requires_grad=True)), "a leaf that needs gradients", {"grad": True}), (sets_grad, "sets the .grad", {}), (sets_data, "assigns to the .data", {}),
     (reads_grad, "has a .grad", {"make": with_grad}), (lambda x: x * random.random(), "random generator", {}),
 ], ids=lambda v: getattr(v, "__name__", None))
 def test_state_that_no_replay_repeats(fn, reason, more, monkeypatch):

@@ -44,6 +44,10 @@ def test_network(entry):
         assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
     reference = measure.double_run(module, args, kwargs)
     error_eager = measure.error(eager, reference)
+    if entry.channels_last:
+        module.to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            error_eager = measure.error(module(*(a.contiguous(memory_format=torch.channels_last) for a in args)), reference)
     assert 0 < error_eager < 1e-3, "the network shows nothing"
     for run in (result, again):
         error = measure.error(run, reference)

@@ -203,6 +203,13 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   if (!changed) return false;
   g.remove_dead();
   propagate_layout(g, is_last);
+  // Convolutions left as they were follow the layout of what they read.
+  for (Node* n : std::vector<Node*>(g.nodes())) {
+    if (!is(*n, "aten::convolution") || !is_last.contains(tensor(*n, 0).node)) continue;
+    ir::TensorType type = tensor(*n, 0).type();
+    type.strides = ir::contiguous_strides(type.sizes);
+    n->args[0] = g.insert_before(n, g.op("aten::clone"), {tensor(*n, 0), ir::MemoryFormat::Contiguous}, {type})->out();
+  }
   return true;
 }
 

@@ -1,0 +1,131 @@
+#include "passes/partition.h"
+
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/boykov_kolmogorov_max_flow.hpp>
+
+namespace vitrify::passes {
+
+using ir::Node;
+using ir::Value;
+
+namespace {
+
+using Traits = boost::adjacency_list_traits<boost::vecS, boost::vecS, boost::directedS>;
+using Flow = boost::adjacency_list<
+    boost::vecS, boost::vecS, boost::directedS,
+    boost::property<
+        boost::vertex_index_t, size_t,
+        boost::property<boost::vertex_color_t, boost::default_color_type,
+                        boost::property<boost::vertex_distance_t, int64_t, boost::property<boost::vertex_predecessor_t, Traits::edge_descriptor>>>>,
+    boost::property<boost::edge_capacity_t, int64_t,
+                    boost::property<boost::edge_residual_capacity_t, int64_t, boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
+
+constexpr int64_t kNever = int64_t{1} << 50;
+
+int64_t hint_of(sym::Int i) { return i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 1024; }
+int64_t bytes_of(const ir::TensorType& t) {
+  int64_t n = static_cast<int64_t>(size_of(t.dtype));
+  for (sym::Int i : t.sizes) n *= hint_of(i);
+  return n;
+}
+
+class Network {
+ public:
+  size_t vertex() { return boost::add_vertex(g_); }
+  void edge(size_t from, size_t to, int64_t capacity) {
+    auto capacities = boost::get(boost::edge_capacity, g_);
+    auto reverses = boost::get(boost::edge_reverse, g_);
+    auto e = boost::add_edge(from, to, g_).first, r = boost::add_edge(to, from, g_).first;
+    capacities[e] = capacity;
+    capacities[r] = 0;
+    reverses[e] = r;
+    reverses[r] = e;
+  }
+  // Vertices on the source's side of a minimum cut.
+  std::vector<char> cut(size_t source, size_t sink) {
+    boost::boykov_kolmogorov_max_flow(g_, source, sink);
+    auto residual = boost::get(boost::edge_residual_capacity, g_);
+    std::vector<char> side(boost::num_vertices(g_));
+    std::vector<size_t> todo{source};
+    side[source] = 1;
+    while (!todo.empty()) {
+      const size_t v = todo.back();
+      todo.pop_back();
+      for (auto [e, end] = boost::out_edges(v, g_); e != end; ++e)
+        if (const size_t u = boost::target(*e, g_); residual[*e] > 0 && !side[u]) {
+          side[u] = 1;
+          todo.push_back(u);
+        }
+    }
+    return side;
+  }
+
+ private:
+  Flow g_;
+};
+
+}  // namespace
+
+Partition partition(const JointView& j) {
+  auto& g = const_cast<ir::Graph&>(j.graph);
+  Partition p;
+  p.backward.resize(g.next_id());
+  for (const ir::Input& in : g.inputs)
+    if (in.kind == ir::InputKind::Tangent) p.backward[in.value.node->id] = 1;
+  std::unordered_set<Value> visible;
+  for (uint32_t o = 0; o < j.num_forward; ++o)
+    if (g.outputs[o]) visible.insert(g.outputs[o]);
+
+  Network net;
+  const size_t source = net.vertex(), sink = net.vertex();
+  struct Ends {
+    size_t in, out;
+  };
+  std::unordered_map<Value, Ends> ends;
+  std::vector<Value> order;
+  for (Node* n : g.nodes()) {
+    bool late = p.backward[n->id] || j.in_backward(*n);
+    ir::for_each_input(*n, [&](Value& v) { late = late || p.backward[v.node->id]; });
+    if (late) {
+      p.backward[n->id] = 1;
+      ir::for_each_input(*n, [&](Value& v) {
+        if (auto it = ends.find(v); it != ends.end()) net.edge(it->second.out, sink, kNever);
+      });
+      continue;
+    }
+    const bool input = n->op->name == "graph::input", constant = n->op->name == "graph::constant";
+    if (constant) continue;  // both sides have it
+    const size_t compute = net.vertex();
+    if (input || !j.recomputable(*n)) net.edge(source, compute, kNever);
+    bool nothing = true;
+    ir::for_each_input(*n, [&](Value& v) {
+      if (auto it = ends.find(v); it != ends.end()) {
+        net.edge(it->second.out, compute, kNever);
+        nothing = false;
+      }
+    });
+    for (uint32_t i = 0; i < n->outs.size(); ++i) {
+      const Value v = n->out(i);
+      // In memory already: it costs that it stays. Otherwise the forward would have to write it as well.
+      const bool there = input || visible.contains(v) || j.materialized(*n);
+      int64_t cost = input ? 1 : std::max<int64_t>(1, bytes_of(v.type()) * (there ? 1 : 2));
+      if ((n->op->flags & ir::kView) || !j.may_save(v)) cost = kNever;  // a view is kept as what it looks at
+      if (nothing && !input && j.recomputable(*n)) cost = kNever;       // made of nothing: never kept
+      const Ends e{net.vertex(), net.vertex()};
+      net.edge(compute, e.in, kNever);
+      net.edge(e.in, e.out, cost);
+      ends.emplace(v, e);
+      order.push_back(v);
+    }
+  }
+  for (size_t o = j.num_forward; o < g.outputs.size(); ++o)
+    if (auto it = ends.find(g.outputs[o]); it != ends.end()) net.edge(it->second.out, sink, kNever);
+
+  const std::vector<char> side = net.cut(source, sink);
+  VT_CHECK(!side[sink], "the backward reads a value that may not be kept");
+  for (const Value& v : order)
+    if (side[ends.at(v).in] && !side[ends.at(v).out]) p.saved.push_back(v);
+  return p;
+}
+
+}  // namespace vitrify::passes

@@ -1,0 +1,29 @@
+// Where to cut a joint graph in two: which values the forward keeps for the backward, by a minimum cut on bytes. What is cheap may be computed again
+// from what is kept instead. Tests: tests/unit/passes/partition.cpp.
+#pragma once
+#include <functional>
+#include <unordered_set>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace vitrify::passes {
+
+struct JointView {
+  const ir::Graph& graph;
+  uint32_t num_forward = 0;                           // graph outputs of the forward; the rest are the backward's
+  std::function<bool(const ir::Node&)> in_backward;   // nodes that must run in the backward, besides those that need what only the backward has
+  std::function<bool(const ir::Node&)> recomputable;  // may run again in the backward: it fuses into what reads it
+  std::function<bool(const ir::Node&)> materialized;  // its result is memory in the forward anyway
+  std::function<bool(ir::Value)> may_save;            // false: the user could change it, and eager keeps no hold on it
+};
+
+struct Partition {
+  std::vector<ir::Value> saved;  // in graph order; graph inputs among them
+  std::vector<char> backward;    // by node id: needs something that only the backward has
+};
+
+// Inputs of kind Tangent are the backward's.
+Partition partition(const JointView&);
+
+}  // namespace vitrify::passes

@@ -1,0 +1,175 @@
+// The end of a capture: how the program's results and writes are made from the outputs of the graph.
+#include <unordered_set>
+
+#include "ops/shapes.h"
+#include "torch/convert.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::as_fake;
+using capture::fail;
+using capture::FakeImpl;
+using ir::TensorType;
+using ir::Value;
+
+// A graph output must be memory of its own: not an input's, a constant's, or another output's (unless eager shares it as well).
+Value Tracer::Impl::own_storage(Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots) {
+  const ir::Node* n = v.node;
+  while (n->op->flags & ir::kView) n = std::get<Value>(n->args[0]).node;
+  bool borrowed = n->op->name == "graph::input" || n->op->name == "graph::constant" || n->op->name == "aten::scalar_tensor";
+  if (auto it = roots.find(n); it != roots.end() && it->second != storage) borrowed = true;
+  if (borrowed) {
+    TensorType type = v.type();
+    type.wrapped_number = false;
+    if (n->op->name == "graph::input" || n->op->name == "graph::constant" || type.dim()) {
+      Value empty =
+          append("aten::empty_strided",
+                 {std::vector<sym::Int>(type.sizes.begin(), type.sizes.end()), std::vector<sym::Int>(type.strides.begin(), type.strides.end()),
+                  type.dtype == DType::Opaque ? ir::Arg(ir::None{}) : ir::Arg(type.dtype), ir::None{}, type.device, ir::None{}},
+                 {type})
+              ->out();
+      bool dense = type.is_contiguous();
+      v = dense || type.dtype == DType::Opaque ? append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out()
+                                               : append("aten::copy", {empty, v, false}, {type})->out();
+    } else {
+      v = append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out();
+    }
+    n = v.node;
+  }
+  roots.emplace(n, storage);
+  return v;
+}
+
+Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
+  stop();
+  if (failure) throw CaptureError(*failure);
+  Program p;
+  emit_outputs(outputs, p);
+  take_inputs(p);
+  graph->remove_dead();
+  return p;
+}
+
+// Graph outputs for what the program returns and for what it wrote.
+void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
+  std::vector<at::Tensor> fakes;
+  for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);
+  std::unordered_map<const StorageState*, uint32_t> root_result;
+  std::unordered_map<const c10::TensorImpl*, uint32_t> by_impl;
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (FakeImpl* f = as_fake(fakes[i]); f && !f->view->parent) root_result.try_emplace(f->view->storage.get(), i);
+
+  auto& roots = output_roots;
+  auto note_root = [&](uint32_t output, const at::Tensor& t) {
+    if (!root_tensors || !t.requires_grad()) return;
+    if (t.is_leaf()) fail("returns a leaf that needs gradients, which it makes");
+    if (root_tensors->size() <= output) root_tensors->resize(output + 1);
+    (*root_tensors)[output] = t;
+  };
+  // Results that share memory with each other and not with a returned root are views of one hidden output, as in eager.
+  std::unordered_map<const StorageState*, std::unordered_set<const c10::TensorImpl*>> loose;
+  std::unordered_map<const StorageState*, uint32_t> root_output;
+  for (const at::Tensor& t : fakes)
+    if (FakeImpl* f = as_fake(t)) loose[f->view->storage.get()].insert(t.unsafeGetTensorImpl());
+  for (uint32_t i = 0; i < fakes.size(); ++i) {
+    ResultSpec r;
+    FakeImpl* f = as_fake(fakes[i]);
+    if (!f) {
+      r.kind = ResultSpec::Kind::Undefined;
+      p.results.push_back(std::move(r));
+      continue;
+    }
+    View& v = *f->view;
+    StorageState* s = v.storage.get();
+    auto [same, first] = by_impl.try_emplace(fakes[i].unsafeGetTensorImpl(), i);
+    auto emit_view_of_output = [&] {
+      auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
+      if (fresh) {
+        graph->outputs.push_back(own_storage(s->base, s, roots));
+        if (root_tensors && fakes[i].requires_grad()) {
+          at::Tensor base;
+          if (fakes[i].is_view()) base = fakes[i]._base();
+          if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
+            fail("returns views of memory that has no tensor of its own");
+          note_root(it->second, base);
+        }
+      }
+      r.kind = ResultSpec::Kind::ViewOfOutput;
+      r.index = it->second;
+      r.path = path_of(v);
+    };
+    auto emit_value = [&] {
+      const bool empty = std::any_of(v.type.sizes.begin(), v.type.sizes.end(), [](sym::Int i) { return i.is(0); });
+      for (size_t d = 0; d < v.type.dim() && !v.parent && !empty; ++d)
+        if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
+      r.kind = ResultSpec::Kind::Value;
+      r.index = static_cast<uint32_t>(graph->outputs.size());
+      graph->outputs.push_back(own_storage(read(v), s, roots));
+      note_root(r.index, fakes[i]);
+    };
+    if (s->input >= 0) {
+      r.index = s->input;
+      FakeImpl* own = as_fake(inputs[s->input]->fake);
+      if (f == own) {
+        r.kind = ResultSpec::Kind::Input;
+      } else {
+        if (own->view->parent) fail("returns a view of an input whose shape it changes in place");
+        for (const View* q = &v; q; q = q->parent.get())
+          if (q->in_place) fail("returns a view of an input, changed in place");
+        r.kind = ResultSpec::Kind::ViewOfInput;
+        r.path = path_of(v);
+      }
+    } else if (!first) {
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = same->second;
+    } else if (auto it = root_result.find(s); it != root_result.end() && it->second != i) {
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = it->second;
+      r.path = path_of(v);
+    } else if (it == root_result.end() && v.parent && (loose[s].size() > 1 || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg())) {
+      emit_view_of_output();
+    } else {
+      emit_value();
+    }
+    p.results.push_back(std::move(r));
+  }
+
+  for (uint32_t i = 0; i < inputs.size(); ++i) {
+    Source& src = *inputs[i];
+    if (!src.fake.defined()) continue;  // a second mention of another input
+    View& v = *as_fake(src.fake)->view;
+    StorageState* s = v.storage.get();
+    int32_t metadata = 0;
+    Mutation change;
+    for (const View* q = &v; q->parent; q = q->parent.get()) {
+      VT_CHECK(q->in_place, "an input's own object became a view");
+      change.path.push_back({q->in_place->name, q->step.args, -1});
+      ++metadata;
+    }
+    std::reverse(change.path.begin(), change.path.end());
+    if (s->generation) {
+      Mutation w;
+      w.input = i;
+      w.output = static_cast<uint32_t>(graph->outputs.size());
+      w.version_bumps = std::max<int32_t>(0, static_cast<int32_t>(src.bumps) - metadata);
+      graph->outputs.push_back(own_storage(s->base, s, roots));
+      p.mutations.push_back(std::move(w));
+    }
+    const bool only_counted = !metadata && !s->generation && src.bumps > 0;  // t_() on a view of it
+    if (metadata || only_counted) {
+      change.input = i;
+      change.metadata_only = true;
+      change.version_bumps = only_counted ? static_cast<int32_t>(src.bumps) : metadata;
+      p.mutations.push_back(std::move(change));
+    }
+  }
+}
+
+void Tracer::Impl::take_inputs(Program& p) {
+  p.graph = graph;
+  p.num_args = num_args;
+  for (uint32_t i = num_args; i < inputs.size(); ++i) p.captured.push_back(inputs[i]->real);
+}
+
+}  // namespace vitrify

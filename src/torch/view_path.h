@@ -1,0 +1,39 @@
+// View ops of a program, run for real around its compiled part.
+#pragma once
+#include <vector>
+
+#include "torch/compat.h"
+#include "torch/convert.h"
+#include "torch/program.h"
+
+namespace vitrify {
+
+// One view op, resolved once.
+class ViewCall {
+ public:
+  explicit ViewCall(const ResultSpec::ViewOp&);
+  at::Tensor operator()(const at::Tensor& self) const;
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> args_;
+  int32_t result_;
+};
+using ViewPath = std::vector<ViewCall>;
+ViewPath resolve(const std::vector<ResultSpec::ViewOp>&);
+at::Tensor follow(const ViewPath&, at::Tensor);
+
+// Makes what a program returns from the outputs of its graph and from its inputs.
+class ResultMaker {
+ public:
+  explicit ResultMaker(const std::vector<ResultSpec>&);
+  // Under the grad mode of the call: views are made with it, unless the program made them in another.
+  void make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results) const;
+
+ private:
+  std::vector<ResultSpec> specs_;
+  std::vector<ViewPath> paths_;
+  std::vector<uint32_t> views_of_values_;  // made after the others
+};
+
+}  // namespace vitrify
