@@ -136,10 +136,9 @@ class Tensors:
     def put_back(self):
         changed = None
         for t, requires_grad, grad, place, hooks, attributes in self.before:
-            if t.requires_grad != requires_grad:
+            if t.requires_grad != requires_grad and t.is_leaf:  # otherwise a write gave it history, which the tracer knows
                 changed = "it changes the requires_grad of a tensor"
-                if t.is_leaf:
-                    t.requires_grad_(requires_grad)
+                t.requires_grad_(requires_grad)
             if _grad(t) is not grad:
                 changed = "it sets the .grad of a tensor"
                 t.grad = grad

@@ -60,6 +60,52 @@ def measure(name: str, size: str, seconds: float, peers=None) -> dict:
     return row
 
 
+def measure_training(name: str, size: str, seconds: float, peers=None) -> dict:
+    """A step of training: forward, loss, backward, AdamW. Each side trains a copy of its own."""
+    import copy
+    import torch
+    import vitrify
+    from vitrify import measure as m, networks
+    module, inputs = networks.build(name, size)
+    module.train()
+    row: dict = {"network": name, "size": size}
+    vitrify.reset()
+
+    def trainer(compile_it):
+        net = copy.deepcopy(module)
+        run = compile_it(net)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+
+        def step():
+            optimizer.zero_grad()
+            loss = networks.loss(name, run(*inputs), inputs)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        return step
+    eager, compiled = trainer(lambda net: net), trainer(vitrify.compile)
+    torch.manual_seed(1)
+    curve = [[float(eager()) for _ in range(3)]]
+    torch.manual_seed(1)
+    row["first_ms"] = 1e3 * m.once(lambda: curve.append([float(compiled())]))
+    curve[1] += [float(compiled()) for _ in range(2)]
+    row["loss_difference"] = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(curve[1], curve[0]))
+    fns = {"eager": eager, "compiled": compiled}
+    row["first_ms"] -= 1e3 * min(m.once(eager) for _ in range(2))
+    for peer, make in (peers or {}).items():
+        fns[peer] = trainer(make)
+        row[f"{peer}_first_ms"] = 1e3 * m.once(fns[peer])
+    for fn in fns.values():
+        fn()
+    steady = m.medians(m.interleave(fns, seconds))
+    row |= {f"{k}_ms": 1e3 * v for k, v in steady.items()}
+    row["speedup"] = steady["eager"] / steady["compiled"]
+    per_call = m.counted(compiled)
+    row |= {"kernels": per_call.get("kernels_launched", 0), "externs": per_call.get("externs_called", 0),
+            "fallbacks": per_call.get("fallbacks", 0) + per_call.get("eager_calls", 0)}
+    return row
+
+
 def cells(row: dict, peers) -> list[str]:
     from vitrify import networks
 

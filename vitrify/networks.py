@@ -140,6 +140,25 @@ def _norms(size):
     return NormChain(width), (torch.randn(rows, width), torch.randn(rows, width))
 
 
+def _classes(out):
+    """Cross-entropy with the class that each row would be given if its number decided: always the same, and no row's own choice."""
+    return nn.functional.cross_entropy(out, torch.arange(len(out), device=out.device) % out.shape[-1])
+
+
+def _next_token(out, ids):
+    logits = out.logits[:, :-1]
+    return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+
+
+_LOSSES = {"bert": lambda out, *_: _classes(out.logits), "gpt2": _next_token, "llama": _next_token,
+           "actor_critic": lambda out, *_: out[1].square().mean() - out[0].mean(), "norms": lambda out, *_: out.square().sum(-1).mean()}
+
+
+def loss(name: str, out, inputs):
+    """The loss that the demo trains a network with."""
+    return _LOSSES[name](out, *inputs) if name in _LOSSES else _classes(out)
+
+
 def build(name: str, size: str = "s", seed: int = 0):
     """(module in eval mode, inputs), the same for the same seed."""
     torch.manual_seed(seed)

@@ -69,7 +69,7 @@ bool same_node(const Node& x, const Node& y) {
 
 }  // namespace
 
-bool cse(ir::Graph& g, const Options&) {
+bool cse(ir::Graph& g, const Options&, const std::unordered_set<const ir::Node*>* apart) {
   OutputStorage storage(g);
   std::unordered_map<uint64_t, std::vector<Node*>> seen;
   std::unordered_map<Value, Value> merged;
@@ -82,10 +82,10 @@ bool cse(ir::Graph& g, const Options&) {
     }
     if ((n->op->flags & (ir::kRandom | ir::kEffect)) || n->op->name.starts_with("graph::") || n->outs.empty()) continue;
     // Results whose sizes depend on values have symbols of their own, so that their types differ anyway.
-    auto& bucket = seen[hash_node(*n)];
+    auto& bucket = seen[hash_mix(hash_node(*n), apart && apart->contains(n))];
     Node* found = nullptr;
     for (Node* m : bucket)
-      if (same_node(*m, *n)) found = m;
+      if (same_node(*m, *n) && (!apart || apart->contains(m) == apart->contains(n))) found = m;
     if (!found) {
       bucket.push_back(n);
       continue;

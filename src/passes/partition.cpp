@@ -70,8 +70,7 @@ Partition partition(const JointView& j) {
   auto& g = const_cast<ir::Graph&>(j.graph);
   Partition p;
   p.backward.resize(g.next_id());
-  for (const ir::Input& in : g.inputs)
-    if (in.kind == ir::InputKind::Tangent) p.backward[in.value.node->id] = 1;
+  for (size_t i = j.first_tangent; i < g.inputs.size(); ++i) p.backward[g.inputs[i].value.node->id] = 1;
   std::unordered_set<Value> visible;
   for (uint32_t o = 0; o < j.num_forward; ++o)
     if (g.outputs[o]) visible.insert(g.outputs[o]);

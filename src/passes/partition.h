@@ -12,6 +12,7 @@ namespace vitrify::passes {
 struct JointView {
   const ir::Graph& graph;
   uint32_t num_forward = 0;                           // graph outputs of the forward; the rest are the backward's
+  size_t first_tangent = 0;                           // graph inputs from here on: only the backward has them
   std::function<bool(const ir::Node&)> in_backward;   // nodes that must run in the backward, besides those that need what only the backward has
   std::function<bool(const ir::Node&)> recomputable;  // may run again in the backward: it fuses into what reads it
   std::function<bool(const ir::Node&)> materialized;  // its result is memory in the forward anyway
@@ -23,7 +24,6 @@ struct Partition {
   std::vector<char> backward;    // by node id: needs something that only the backward has
 };
 
-// Inputs of kind Tangent are the backward's.
 Partition partition(const JointView&);
 
 }  // namespace vitrify::passes

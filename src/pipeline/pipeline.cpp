@@ -60,7 +60,7 @@ auto timed(const std::string& name, F&& f) {
 const std::vector<Stage>& graph_stages() {
   static const std::vector<Stage> stages{
       {"canonicalize", "first: identities and copies hide equal values from the passes behind it", passes::canonicalize},
-      {"cse", "after canonicalize has made equal things look equal", passes::cse},
+      {"cse", "after canonicalize has made equal things look equal", [](ir::Graph& g, const Options& o) { return passes::cse(g, o); }},
       {"dce", "last: whatever the others left without a user", passes::dce},
   };
   return stages;

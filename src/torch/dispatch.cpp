@@ -115,6 +115,21 @@ void Tracer::Impl::draw() {
   }
 }
 
+std::vector<at::Tensor> Tracer::Impl::states() const {
+  std::vector<at::Tensor> r;
+  for (const auto& s : saved->generators) {
+    std::lock_guard<std::mutex> lock(s.g.mutex());
+    r.push_back(s.g.get_state());
+  }
+  return r;
+}
+
+std::string Tracer::Impl::state_key() const {
+  std::string key;
+  for (const at::Tensor& t : states()) key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+  return key;
+}
+
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
   if ((flags & ir::kRandom) && is_random_attention(info.name)) {
@@ -124,7 +139,16 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
       if (info.op.schema().arguments()[i].name() == "dropout_p") draws = std::get<double>(args[i]) != 0;
     if (!draws) flags &= ~ir::kRandom;
   }
+  std::string state;
   if (flags & ir::kRandom) {
+    state = state_key();
+    if (in_backward) {
+      if (auto it = draws.find(state); it != draws.end() && it->second->op->name == info.name && it->second->outs == outs) {
+        rewound = true;
+        draw();
+        return it->second;
+      }
+    }
     if (generators_moved()) fail("sets the state of a random number generator");
     draw();
   }
@@ -132,6 +156,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
   n->source = source;
+  if (flags & ir::kRandom) draws.try_emplace(std::move(state), n);
   return n;
 }
 

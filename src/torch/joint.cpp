@@ -68,8 +68,10 @@ void Tracer::Impl::require_grad(Source& s) {
   } else {
     torch::autograd::set_history(s.fake, compat::make_node<InputNode>());
   }
-  s.edge = torch::autograd::impl::gradient_edge(s.fake);
 }
+
+// An argument is met as its placeholder, anything else as itself.
+const at::Tensor& Tracer::Impl::seen_by_autograd(const Source& s) const { return s.input < static_cast<int32_t>(num_args) ? s.fake : s.real; }
 
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
@@ -79,62 +81,115 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   emit_outputs(outputs, j.program, &tensors);
   j.num_forward = static_cast<uint32_t>(graph->outputs.size());
   tensors.resize(j.num_forward);
+  j.outputs = graph->outputs;
 
-  for (Source* s : inputs)
-    if (s->fake.defined() && s->edge.function && torch::autograd::impl::gradient_edge(s->fake) != s->edge)
-      fail(fmt::format("writes to input '{}' in a way that gradients must follow", s->name));
+  std::vector<int32_t> written(j.num_forward, -1);
+  for (const Mutation& m : j.program.mutations) {
+    const Source& s = *inputs[m.input];
+    const at::Tensor& t = seen_by_autograd(s);
+    if (!t.requires_grad() || torch::autograd::impl::gradient_edge(t) == s.edge) continue;
+    if (m.metadata_only) fail(fmt::format("changes the shape of input '{}', whose gradients must follow", s.name));
+    if (t.is_view() && t.is_same(s.real)) fail(fmt::format("writes to '{}', a view, in a way that gradients must follow", s.name));
+    tensors[m.output] = t;
+    written[m.output] = static_cast<int32_t>(m.input);
+  }
 
+  Level& level = levels.emplace_back();
   for (uint32_t o = 0; o < tensors.size(); ++o) {
     if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
-    const ir::TensorType type = graph->outputs[o].type();
-    sources.push_back({{}, {}, ir::InputKind::Tangent, fmt::format("tangent{}", j.roots.size())});
-    sources.back().input = static_cast<int32_t>(inputs.size());
-    inputs.push_back(&sources.back());
-    j.roots.push_back({o, static_cast<uint32_t>(sources.back().input)});
-    roots.tangents.push_back(new_tensor(graph->add_input(ir::InputKind::Tangent, sources.back().name, type)));
-    roots.from.push_back(torch::autograd::impl::gradient_edge(tensors[o]));
+    add_root(j, level, o, tensors[o]);
+    j.roots.back().written = written[o];
   }
   if (!j.roots.empty()) {
-    refuse_hooks(roots.from);
-    for (uint32_t i = 0; i < inputs.size(); ++i) {
-      Source& s = *inputs[i];
-      if (!s.fake.defined() || !s.real.requires_grad()) continue;
-      // An argument is met as its placeholder, anything else as itself.
-      roots.to.push_back(i < num_args ? s.edge : torch::autograd::impl::gradient_edge(s.real));
-      roots.inputs.push_back(i);
+    refuse_hooks(level.from);
+    for (Source* s : inputs) {
+      if (!s->fake.defined() || !s->edge.function) continue;
+      level.to.push_back(s->edge);
+      level.of.push_back(graph->inputs[s->input].value);
     }
     j.backward = graph->next_id();
     std::vector<Value> values;
-    j.gradients = differentiate(roots.tangents, values);
-    for (Gradient& g : j.gradients) g.how.index += j.num_forward;
-    graph->outputs.insert(graph->outputs.end(), values.begin(), values.end());
+    in_backward = true;
+    last_forward_states = states();
+    std::vector<std::pair<Value, ResultSpec>> grads = differentiate(level, level.tangents, values);
+    in_backward = false;
+    take_gradients(j, std::move(grads), values);
   }
   stop();
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
+  place_inputs(j);
   if (j.roots.empty()) graph->remove_dead();  // otherwise the trace may go on
   return j;
 }
 
-std::vector<Gradient> Tracer::Impl::differentiate(const std::vector<at::Tensor>& tangents, std::vector<Value>& values) {
+void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, const at::Tensor& t) {
+  const ir::TensorType type = j.outputs[output].type();
+  const std::string name = fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size());
+  sources.push_back({{}, {}, ir::InputKind::Tangent, name});
+  sources.back().input = static_cast<int32_t>(inputs.size());
+  inputs.push_back(&sources.back());
+  const Value tangent = graph->add_input(ir::InputKind::Tangent, name, type);
+  j.roots.push_back({output, tangent});
+  level.tangents.push_back(new_tensor(tangent));
+  level.from.push_back(torch::autograd::impl::gradient_edge(t));
+}
+
+// Inputs are counted without tangents from here on.
+void Tracer::Impl::place_inputs(JointProgram& j) {
+  std::vector<uint32_t> place(inputs.size());
+  std::vector<at::Tensor> captured;
+  for (uint32_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i]->kind == ir::InputKind::Tangent) continue;
+    place[i] = static_cast<uint32_t>(j.given.size());
+    j.given.push_back(graph->inputs[i].value);
+    if (i >= num_args) captured.push_back(inputs[i]->real);
+  }
+  j.program.captured = std::move(captured);
+  for (ResultSpec& r : j.program.results)
+    if (r.kind == ResultSpec::Kind::Input || r.kind == ResultSpec::Kind::ViewOfInput) r.index = place[r.index];
+  for (Mutation& m : j.program.mutations) m.input = place[m.input];
+  for (JointProgram::Root& r : j.roots)
+    if (r.written >= 0) r.written = static_cast<int32_t>(place[r.written]);
+  for (Gradient& g : j.gradients) g.given = place[g.given];
+}
+
+void Tracer::Impl::take_gradients(JointProgram& j, std::vector<std::pair<Value, ResultSpec>> grads, const std::vector<Value>& values) {
+  for (auto& [of, how] : grads) {
+    how.index += j.num_forward;
+    const auto at = std::find(j.given.begin(), j.given.end(), of);
+    j.gradients.push_back(
+        {at == j.given.end() ? static_cast<uint32_t>(value_of(std::get<sym::Int>(of.node->args[0]))) : static_cast<uint32_t>(at - j.given.begin()),
+         std::move(how)});
+  }
+  j.outputs.insert(j.outputs.end(), values.begin(), values.end());
+}
+
+std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std::vector<at::Tensor>& tangents, bool create_graph) {
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
     if (tangents[k].defined()) {
-      from.push_back(roots.from[k]);
+      from.push_back(level.from[k]);
       defined.push_back(tangents[k]);
     }
-  if (roots.to.empty() || from.empty()) return {};
+  if (level.to.empty() || from.empty()) return std::vector<at::Tensor>(level.to.size());
   auto run = [&] {
     BackwardState state;
-    grads = torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, /*create_graph=*/false,
-                                                                  /*accumulate_grad=*/false, roots.to);
+    grads =
+        torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
   if (options.without_gil)
     options.without_gil(run);
   else
     run();
-  std::vector<Gradient> r;
+  return grads;
+}
+
+std::vector<std::pair<Value, ResultSpec>> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents,
+                                                                      std::vector<Value>& values) {
+  const std::vector<at::Tensor> grads = run_backward(level, tangents, false);
+  std::vector<std::pair<Value, ResultSpec>> r;
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
     if (!grads[k].defined()) continue;
@@ -153,53 +208,141 @@ std::vector<Gradient> Tracer::Impl::differentiate(const std::vector<at::Tensor>&
     } else {
       values.push_back(own_storage(read(v), v.storage.get(), owners));
     }
-    r.push_back({roots.inputs[k], std::move(how)});
+    r.emplace_back(level.of[k], std::move(how));
   }
   return r;
 }
 
-std::vector<Gradient> Tracer::Impl::differentiate_again(const std::vector<char>& defined, std::vector<Value>& values) {
-  std::vector<at::Tensor> tangents = roots.tangents;
-  for (size_t k = 0; k < tangents.size(); ++k)
-    if (!defined[k]) tangents[k].reset();
-  failure.reset();
-  // What autograd saved was of those versions; they are put back when this is over.
-  std::vector<std::pair<Source*, int64_t>> versions;
-  for (Source& s : sources)
-    if (s.fake.defined() && !s.real.is_inference()) {
-      versions.emplace_back(&s, static_cast<int64_t>(s.real._version()));
-      c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
-      counter.set_version(s.real_version);
+namespace {
+
+// What autograd saved of real tensors was of the versions they had then; they are put back when this is over.
+class OldVersions {
+ public:
+  void set(const at::Tensor& t, int64_t version) {
+    now_.emplace_back(t, static_cast<int64_t>(t._version()));
+    c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
+  }
+  ~OldVersions() {
+    for (auto& [t, v] : now_) {
+      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
+      counter.set_version(v);
     }
-  struct PutBack {
-    std::vector<std::pair<Source*, int64_t>>& versions;
-    ~PutBack() {
-      for (auto& [s, v] : versions) {
-        c10::VariableVersion counter = s->real.unsafeGetTensorImpl()->version_counter();
-        counter.set_version(v);
-      }
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, int64_t>> now_;
+};
+
+}  // namespace
+
+void Tracer::Impl::again(const std::function<void()>& f) {
+  auto run = [&] {
+    failure.reset();
+    OldVersions versions;
+    for (Source& s : sources)
+      if (s.fake.defined() && !s.real.is_inference()) versions.set(s.real, s.real_version);
+    resume();
+    in_backward = true;
+    last_forward_states = states();
+    try {
+      f();
+    } catch (...) {
+      in_backward = false;
+      stop();
+      throw;
     }
-  } put_back{versions};
-  resume();
-  std::vector<Gradient> r;
-  try {
-    r = differentiate(tangents, values);
-  } catch (...) {
+    in_backward = false;
     stop();
-    throw;
-  }
-  stop();
-  return r;
-}
-
-std::vector<Gradient> Tracer::differentiate(const std::vector<char>& defined, std::vector<Value>& outputs) {
-  std::vector<Gradient> r;
-  auto run = [&] { r = impl_->differentiate_again(defined, outputs); };
-  if (impl_->options.with_gil)
-    impl_->options.with_gil(run);
+  };
+  if (options.with_gil)
+    options.with_gil(run);
   else
     run();
+}
+
+std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<char>& defined, std::vector<Value>& values) {
+  Impl& m = *impl_;
+  std::vector<Gradient> r;
+  m.again([&] {
+    const auto& level = m.levels.at(j.level);
+    std::vector<at::Tensor> tangents = level.tangents;
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (!defined[k]) tangents[k].reset();
+    for (auto& [of, how] : m.differentiate(level, tangents, values)) {
+      const auto at = std::find(j.given.begin(), j.given.end(), of);
+      VT_CHECK(at != j.given.end(), "a gradient of something that was not given");
+      r.push_back({static_cast<uint32_t>(at - j.given.begin()), std::move(how)});
+    }
+  });
   return r;
+}
+
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<char>& defined) {
+  Impl& m = *impl_;
+  JointProgram j;
+  m.again([&] {
+    const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
+    j.level = m.levels.size();
+    j.given = below.given;
+    for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
+      if ((n->op->flags & ir::kRandom) && n->id < below.backward)
+        for (uint32_t i = 0; i < n->outs.size(); ++i)
+          if (std::find(j.given.begin(), j.given.end(), n->out(i)) == j.given.end()) j.given.push_back(n->out(i));
+    std::vector<at::Tensor> tangents = base.tangents;
+    Tracer::Impl::Level& level = m.levels.emplace_back();
+    level.to = base.to;
+    level.of = base.of;
+    for (size_t k = 0; k < tangents.size(); ++k) {
+      if (!defined[k]) {
+        tangents[k].reset();
+        continue;
+      }
+      tangents[k] = m.new_tensor(below.roots[k].tangent);
+      tangents[k].set_requires_grad(true);
+      level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
+      level.of.push_back(below.roots[k].tangent);
+      j.given.push_back(below.roots[k].tangent);
+    }
+    const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true);
+    std::vector<at::Tensor> results;
+    for (const Gradient& g : below.gradients) {
+      const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();
+      results.push_back(grads[static_cast<size_t>(at)]);
+    }
+    for (const at::Tensor& t : results) {
+      ResultSpec r;
+      r.index = static_cast<uint32_t>(j.outputs.size());
+      if (t.defined()) {
+        const at::Tensor f = m.fake_of(t);
+        auto owners = m.output_roots;
+        j.outputs.push_back(m.own_storage(m.read(*as_fake(f)->view), as_fake(f)->view->storage.get(), owners));
+      } else {
+        r.kind = ResultSpec::Kind::Undefined;
+      }
+      j.program.results.push_back(std::move(r));
+    }
+    j.num_forward = static_cast<uint32_t>(j.outputs.size());
+    for (size_t k = 0, o = 0; k < results.size(); ++k) {
+      if (!results[k].defined()) continue;
+      if (results[k].requires_grad()) m.add_root(j, level, static_cast<uint32_t>(o), results[k]);
+      ++o;
+    }
+    j.backward = m.graph->next_id();
+    if (j.roots.empty()) return;
+    std::vector<Value> values;
+    try {
+      auto gradients = m.differentiate(level, level.tangents, values);
+      m.take_gradients(j, std::move(gradients), values);
+    } catch (const CaptureError&) {
+      throw;
+    } catch (...) {
+      j.failed = std::current_exception();
+    }
+  });
+  j.program.graph = m.graph;
+  j.program.num_args = static_cast<uint32_t>(j.given.size());
+  return j;
 }
 
 }  // namespace vitrify

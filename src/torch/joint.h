@@ -1,5 +1,6 @@
 // A captured program and its derivative, in one graph.
 #pragma once
+#include <exception>
 #include <vector>
 
 #include "torch/program.h"
@@ -7,22 +8,29 @@
 namespace vitrify {
 
 struct Gradient {
-  uint32_t input;  // of this graph input
-  ResultSpec how;  // from the graph's outputs
+  uint32_t given;  // of this one of JointProgram::given
+  ResultSpec how;  // made from values that come with it
 };
 
+// Level 0 is the user's program. The program of level n + 1 computes the gradients of level n from what that was given and the tangents; gradients of
+// gradients are its gradients.
 struct JointProgram {
-  Program program;           // graph outputs: what the program returns and writes, then the gradients
-  uint32_t num_forward = 0;  // outputs before the first gradient
-  uint32_t backward = 0;     // ids from here on: nodes recorded while the gradients were computed
+  size_t level = 0;
+  Program program;                 // inputs count `given`; `graph` is as recorded and may still grow
+  std::vector<ir::Value> given;    // what the forward is given: arguments, captured tensors; above level 0 also random values and tangents
+  std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
+  uint32_t num_forward = 0;        // outputs before the gradients'
+  uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
 
-  // A result, or the memory that several results are views of, through which gradients come back.
+  // A result, the memory that several results are views of, or an input that was written: gradients come back through it.
   struct Root {
-    uint32_t output;   // graph output
-    uint32_t tangent;  // graph input: its gradient, of the same type
+    uint32_t output;
+    ir::Value tangent;     // graph input: its gradient, of the same type
+    int32_t written = -1;  // which of `given`
   };
   std::vector<Root> roots;          // empty: nothing needs gradients, `program` is all there is
   std::vector<Gradient> gradients;  // only where eager has one
+  std::exception_ptr failed;        // there are none to be had: what eager's backward raises (above level 0)
 };
 
 }  // namespace vitrify

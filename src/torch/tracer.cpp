@@ -138,6 +138,15 @@ bool Tracer::Impl::generators_moved() const {
 
 void Tracer::Impl::restore_process_state() {
   if (!saved) return;
+  if (rewound)  // what a checkpoint took back it puts in place again
+    for (size_t i = 0; i < saved->generators.size(); ++i) {
+      auto& s = saved->generators[i];
+      s.during = last_forward_states[i];
+      std::lock_guard<std::mutex> lock(s.g.mutex());
+      if (s.g.device().is_cpu() && same_bytes(s.g.get_state(), s.during))
+        saved->cpu_engine = at::check_generator<at::CPUGeneratorImpl>(s.g)->engine();
+    }
+  rewound = false;
   const bool moved = generators_moved();
   if (!failure && moved) failure = "sets the state of a random number generator";
   ops::default_float() = saved->default_float;
@@ -191,7 +200,10 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   auto keys = compat::dense_keys(real.device(), real.scalar_type(), real.is_inference());
   s.fake = capture::make_fake(std::move(view), keys);
   s.real_version = version_of(real);
-  if (real.requires_grad()) require_grad(s);
+  if (real.requires_grad()) {
+    require_grad(s);
+    s.edge = torch::autograd::impl::gradient_edge(seen_by_autograd(s));
+  }
   return s.fake;
 }
 
@@ -349,6 +361,16 @@ void Tracer::Impl::stop() {
       c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
       counter.set_version(s.real_version);
     }
+  // Nor has it got the history that autograd gave it.
+  for (Source& s : sources) {
+    if (!s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
+    auto* meta = torch::autograd::impl::get_autograd_meta(s.real);
+    if (!meta || s.real.is_view() || (s.real.is_leaf() ? !s.real.requires_grad() || s.edge.function : meta->grad_fn_ == s.edge.function)) continue;
+    const bool leaf = !s.edge.function;
+    meta->grad_fn_ = leaf ? nullptr : s.edge.function;
+    meta->output_nr_ = leaf ? 0 : s.edge.input_nr;
+    if (leaf) meta->requires_grad_ = false;
+  }
   restore_process_state();
 }
 

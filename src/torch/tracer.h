@@ -58,7 +58,9 @@ class Tracer {
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
   // After finish_joint, any thread, one at a time: the gradients once more, through those roots only that `defined` says, recorded with what was
   // learned since. Appends to the graph of the joint program; the indices of the result count `outputs`.
-  std::vector<Gradient> differentiate(const std::vector<char>& defined, std::vector<ir::Value>& outputs);
+  std::vector<Gradient> differentiate(const JointProgram&, const std::vector<char>& defined, std::vector<ir::Value>& outputs);
+  // The program of the next level: the gradients for those tangents, differentiable.
+  JointProgram deepen(const JointProgram&, const std::vector<char>& defined);
   void abort();
 
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the

@@ -67,6 +67,12 @@ struct Tracer::Impl final : capture::ModeHandler {
   void restore_process_state();
   bool generators_moved() const;
   void draw();
+  std::vector<at::Tensor> states() const;  // of the generators, as they are
+  std::string state_key() const;
+  // A checkpoint takes the generators back and draws the same numbers again: by the state before the draw.
+  std::unordered_map<std::string, ir::Node*> draws;
+  std::vector<at::Tensor> last_forward_states;
+  bool rewound = false;
 
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);
@@ -123,14 +129,23 @@ struct Tracer::Impl final : capture::ModeHandler {
   // --- end (results.cpp, joint.cpp)
   Program finish(const std::vector<at::Tensor>& outputs);
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
-  // Gradients through the roots, whose tangents are defined or not; the values they are made of go to `values`.
-  std::vector<Gradient> differentiate(const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
-  std::vector<Gradient> differentiate_again(const std::vector<char>& defined, std::vector<ir::Value>& values);
-  struct Roots {
-    std::vector<torch::autograd::Edge> from, to;  // of the results; of the inputs
+  // --- gradients (joint.cpp)
+  struct Level {
+    std::vector<torch::autograd::Edge> from;  // of the roots
     std::vector<at::Tensor> tangents;
-    std::vector<uint32_t> inputs;
-  } roots;
+    std::vector<torch::autograd::Edge> to;  // where gradients leave
+    std::vector<ir::Value> of;              // whose they are
+  };
+  std::vector<Level> levels;
+  bool in_backward = false;
+  void again(const std::function<void()>&);  // goes on with a finished trace
+  void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
+  std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph);
+  // Gradients for the tangents that are defined, and of what; the values they are made of go to `values`.
+  std::vector<std::pair<ir::Value, ResultSpec>> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
+  void take_gradients(JointProgram&, std::vector<std::pair<ir::Value, ResultSpec>>, const std::vector<ir::Value>& values);
+  void place_inputs(JointProgram&);
+  const at::Tensor& seen_by_autograd(const Source&) const;
   // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);
   void take_inputs(Program&);

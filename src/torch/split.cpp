@@ -1,0 +1,208 @@
+#include "torch/split.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ops/lowering.h"
+#include "passes/cse.h"
+#include "passes/dce.h"
+#include "passes/partition.h"
+#include "torch/slice.h"
+
+namespace vitrify {
+
+namespace {
+
+using ir::Value;
+
+constexpr uint32_t kUnordered = ir::kRandom | ir::kEffect;
+
+Value root_of(Value v) {
+  while (v.node->op->flags & ir::kView) v = std::get<Value>(v.node->args[0]);
+  return v;
+}
+bool is_extern(const ir::Node& n) {
+  const ops::OpRow* row = ops::find_op(n.op->name);
+  return !row || !row->lower;
+}
+// Pointwise work and views fuse into what reads them: as good as free.
+bool recomputable(const ir::Node& n) {
+  if (n.op->flags & ir::kView) return true;
+  return !(n.op->flags & (kUnordered | ir::kDataDependent)) && ops::is_elementwise(n.op->name);
+}
+
+struct Splitter {
+  const JointProgram& j;
+  const Options& options;
+  Split out;
+
+  std::shared_ptr<ir::Graph> joint;              // a copy to work on: the trace may go on
+  std::unordered_map<Value, Value> recorded_as;  // from values of the copy
+  std::unordered_set<const ir::Node*> late;      // of the copy: recorded while gradients were computed
+  std::vector<char> returned;                    // by output: users see it
+  std::unordered_set<Value> fixed;               // users see it, and eager's backward would not keep it
+  std::unordered_set<Value> sizes_only;
+  passes::Partition parts;
+  std::vector<Value> forward_outputs, saved_values;
+
+  size_t num_given() const { return j.given.size(); }
+  Value given(size_t i) const { return joint->inputs[i].value; }
+  Value tangent(size_t k) const { return joint->inputs[num_given() + k].value; }
+
+  void copy() {
+    std::vector<Value> inputs = j.given;
+    for (const JointProgram::Root& r : j.roots) inputs.push_back(r.tangent);
+    std::vector<ir::Node*> unordered;
+    const std::unordered_set<Value> known(inputs.begin(), inputs.end());
+    for (ir::Node* n : j.program.graph->nodes())
+      if ((n->op->flags & kUnordered) && !(j.level && n->id < j.backward) && !known.contains(n->out())) unordered.push_back(n);
+    std::unordered_map<Value, Value> copies;
+    joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
+    for (auto& [from, to] : copies) {
+      recorded_as.emplace(to, from);
+      if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
+    }
+    passes::cse(*joint, options, &late);  // what a checkpoint repeats in the backward is not the forward's
+    passes::dce(*joint, options);
+    returned.resize(j.num_forward);
+    for (const ResultSpec& r : j.program.results)
+      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
+  }
+
+  // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
+  void find_fixed() {
+    std::unordered_set<Value> read;
+    for (const ir::Node* n : j.program.graph->nodes())
+      if (n->id >= j.backward) ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { read.insert(root_of(v)); });
+    for (size_t i = 0; i < num_given(); ++i)
+      if (!read.contains(j.given[i]) && !j.level) fixed.insert(given(i));
+    for (uint32_t o = 0; o < j.num_forward; ++o)
+      if (returned[o] && j.outputs[o] && !read.contains(root_of(j.outputs[o]))) {
+        fixed.insert(joint->outputs[o]);
+        fixed.insert(root_of(joint->outputs[o]));
+      }
+  }
+
+  void cut() {
+    std::unordered_set<const ir::Node*> read_by_calls, read_by_late_calls;
+    for (ir::Node* n : joint->nodes())
+      if (is_extern(*n)) ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
+    parts = passes::partition({
+        .graph = *joint,
+        .num_forward = j.num_forward,
+        .first_tangent = num_given(),
+        .in_backward = [&](const ir::Node& n) { return late.contains(&n); },
+        // What a call reads in the forward and in the backward is cheaper kept than made twice.
+        .recomputable = [&](const ir::Node& n) { return recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)); },
+        .materialized = [&](const ir::Node& n) { return is_extern(n) || read_by_calls.contains(&n); },
+        .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
+    });
+    // Symbols that the backward could not read from anything else.
+    std::vector<Value> known = parts.saved;
+    for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
+    for (Value v : carriers(*joint, known))
+      if (!parts.backward[v.node->id]) {
+        sizes_only.insert(v);
+        parts.saved.push_back(v);
+      }
+  }
+
+  void keep() {
+    std::vector<char> written(num_given());
+    for (const Mutation& m : j.program.mutations) written[m.input] = 1;
+    forward_outputs.assign(joint->outputs.begin(), joint->outputs.begin() + j.num_forward);
+    for (Value v : parts.saved) {
+      Saved s{Saved::Kind::Private, 0, recorded_as.at(v)};
+      uint32_t output = 0;
+      while (output < j.num_forward && !(joint->outputs[output] == v && returned[output])) ++output;
+      if (is_input(*v.node)) {
+        s.index = input_index(*v.node);
+        if (sizes_only.contains(v))
+          s.kind = Saved::Kind::Sizes;
+        else if (!written[s.index])
+          s.kind = Saved::Kind::Given;  // else: what it was before
+      } else if (output < j.num_forward) {
+        s.kind = Saved::Kind::Result;
+        s.index = output;
+      }
+      if (s.kind == Saved::Kind::Private) {
+        s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
+        forward_outputs.push_back(v);
+      }
+      out.saved.push_back(s);
+      saved_values.push_back(v);
+    }
+  }
+
+  std::vector<ir::Node*> unordered(bool backward) const {
+    std::vector<ir::Node*> r;
+    for (ir::Node* n : joint->nodes())
+      if ((n->op->flags & kUnordered) && static_cast<bool>(parts.backward[n->id]) == backward) r.push_back(n);
+    return r;
+  }
+
+  void make_forward() {
+    Program& f = out.forward;
+    std::vector<Value> inputs;
+    for (size_t i = 0; i < num_given(); ++i) inputs.push_back(given(i));
+    f.num_args = j.program.num_args;
+    f.captured = j.program.captured;
+    f.graph = extract(*joint, forward_outputs, inputs, unordered(false));
+    for (uint32_t o = 0; o < forward_outputs.size(); ++o) {
+      ResultSpec r;
+      r.index = o;
+      if (o < j.num_forward && !returned[o]) r.kind = ResultSpec::Kind::Undefined;
+      f.results.push_back(r);
+    }
+    f.mutations = j.program.mutations;
+    f.trained = true;
+  }
+
+  void make_backward() {
+    std::vector<Value> given = saved_values, grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
+    for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
+    out.backward.graph = extract(*joint, grads, given, unordered(true));
+    for (const Gradient& g : j.gradients) {
+      out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
+      out.backward.results.push_back(g.how);
+      out.backward.results.back().index -= j.num_forward;
+    }
+  }
+
+  Split run() {
+    copy();
+    find_fixed();
+    cut();
+    keep();
+    make_forward();
+    make_backward();
+    return std::move(out);
+  }
+};
+
+}  // namespace
+
+Split split(const JointProgram& j, const Options& options) { return Splitter{j, options}.run(); }
+
+BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<char>& defined,
+                              std::vector<Gradient> gradients, const std::vector<Value>& values, uint32_t first) {
+  BackwardProgram b;
+  for (Gradient& made : gradients) {
+    const auto at = std::find_if(j.gradients.begin(), j.gradients.end(), [&](const Gradient& k) { return k.given == made.given; });
+    VT_CHECK(at != j.gradients.end(), "a gradient that the full derivative does not have");
+    b.gradients.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
+    b.results.push_back(std::move(made.how));
+  }
+  std::vector<Value> given;
+  for (const Saved& s : saved) given.push_back(s.value);
+  for (size_t k = 0; k < defined.size(); ++k)
+    if (defined[k]) given.push_back(j.roots[k].tangent);
+  std::vector<ir::Node*> unordered;
+  for (ir::Node* n : j.program.graph->nodes())
+    if (n->id >= first && (n->op->flags & kUnordered)) unordered.push_back(n);
+  b.graph = extract(*j.program.graph, values, given, unordered);
+  return b;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,37 @@
+// Cuts a joint program into what runs forward, what runs backward, and what the one keeps for the other.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "support/options.h"
+#include "torch/joint.h"
+
+namespace vitrify {
+
+// A value the forward keeps for the backward.
+struct Saved {
+  enum class Kind : uint8_t { Given, Result, Private, Sizes } kind;  // Sizes: of something given, whose elements nobody reads
+  uint32_t index;                                                    // of JointProgram::given, of the forward's outputs, or which of the private ones
+  ir::Value value;                                                   // in the graph as recorded
+};
+
+struct BackwardProgram {
+  std::shared_ptr<ir::Graph> graph;  // inputs: what is kept, then the tangents that are defined
+  std::vector<ResultSpec> results;   // from the outputs of `graph`
+  std::vector<uint32_t> gradients;   // per result: which of JointProgram::gradients
+};
+
+struct Split {
+  Program
+      forward;  // results: a value for each output of the joint program's forward (undefined where only a write needs it), then the private values
+  std::vector<Saved> saved;
+  BackwardProgram backward;  // for all tangents
+};
+
+Split split(const JointProgram&, const Options&);
+
+// For other gradients, taken from the trace later (`values`, nodes from id `first` on), out of what a split keeps.
+BackwardProgram backward_from(const JointProgram&, const std::vector<Saved>&, const std::vector<char>& defined, std::vector<Gradient>,
+                              const std::vector<ir::Value>& values, uint32_t first);
+
+}  // namespace vitrify
