@@ -137,7 +137,11 @@ class Compiled final : public CompiledGraph {
     return out;
   }
 
-  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override {
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override { run(args, out, nullptr); }
+  void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) override { run(args, out, &args); }
+  bool learned() const override { return learned_; }
+
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, std::vector<at::Tensor>* owned) {
     VT_CHECK(args.size() == program_.num_args, "{} arguments, {} expected", args.size(), program_.num_args);
     out.clear();
     struct Lease {
@@ -155,7 +159,8 @@ class Compiled final : public CompiledGraph {
     {
       PlanGuard guard;
       if (!frozen_.empty()) refresh(c);
-      c.run.run(c.inputs.data(), c.outputs);
+      c.run.run(c.inputs.data(), c.outputs, owned);
+      if (c.run.learned) learned_ = true;
       for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
       write_back(c);
     }
@@ -179,6 +184,7 @@ class Compiled final : public CompiledGraph {
   std::unique_ptr<Context> context() {
     if (auto c = pool_.take()) return c;
     auto c = std::make_unique<Context>(plan_);
+    c->run.lenient = program_.lenient;
     c->inputs.resize(program_.graph->inputs.size());
     for (size_t i = 0; i < program_.captured.size(); ++i) c->inputs[program_.num_args + i] = &program_.captured[i];
     c->frozen.resize(frozen_.size());
@@ -296,6 +302,7 @@ class Compiled final : public CompiledGraph {
   std::vector<ViewPath> mutation_paths_;
   std::vector<uint32_t> copies_;  // outputs to be given memory of their own
   double estimated_us_ = 0;
+  std::atomic<bool> learned_{false};
   ContextPool pool_;
 };
 

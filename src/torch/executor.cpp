@@ -123,6 +123,35 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), ten
         bind(inputs[i].value.type().strides[d], i, d, true);
       }
   for (const runtime::KernelRef& k : plan_->kernels) may_fault_ = may_fault_ || k.may_fault;
+  find_lifetimes();
+}
+
+// When results come into being, and which step reads an input last.
+void PlanRun::find_lifetimes() {
+  first_.resize(plan_->steps.size() + 1);
+  last_.resize(plan_->steps.size() + 1);
+  const size_t never = plan_->steps.size();
+  std::vector<size_t> first(plan_->slots.size(), never), last(plan_->slots.size(), never);
+  for (size_t k = 0; k < plan_->steps.size(); ++k) {
+    auto use = [&](uint32_t s) {
+      first[s] = std::min(first[s], k);
+      last[s] = k;
+    };
+    const Step& step = plan_->steps[k];
+    if (step.kind == Step::Kind::Launch)
+      for (uint32_t s : plan_->launches[step.index].slots) use(s);
+    if (step.kind == Step::Kind::Extern) {
+      for (const runtime::TensorRef& r : plan_->externs[step.index].operands) use(r.slot);
+      for (int32_t r : plan_->externs[step.index].results)
+        if (r >= 0) use(static_cast<uint32_t>(r));
+    }
+  }
+  std::vector<char> returned(plan_->slots.size());
+  for (const runtime::Output& o : plan_->outputs)
+    if (o.defined) returned[o.ref.slot] = 1;
+  for (uint32_t s : output_slots_) first_[first[s]].push_back(s);
+  for (uint32_t s : input_slots_)
+    if (!returned[s]) last_[last[s]].push_back(plan_->slots[s].index);
 }
 
 // Calls whose second operand dies with them and is laid out as their result.
@@ -426,7 +455,11 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
   if (strided) {
     const bool typed = t.sizes() == at::IntArrayRef(s.sizes) && to_dtype(t.scalar_type()) == p.dtype;
     for (size_t d = 0; typed && d < s.sizes.size(); ++d) same = same && (s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d]);
-    if (!typed || (t.numel() && !same && called_as_recorded(e, state.pointers))) {
+    const bool differs = !typed || (t.numel() && !same && called_as_recorded(e, state.pointers));
+    if (differs && typed && lenient) {  // nobody sees the layout of what a gradient is made of: it is copied, and known the next time
+      if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
+      learned = true;
+    } else if (differs) {
       // Downstream of a wrong record everything may be wrong: this call is eager's, and the next capture knows better.
       if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
       throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r,
@@ -551,7 +584,7 @@ void PlanRun::drop_tensors() noexcept {
   stack_.clear();
 }
 
-void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs) {
+void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned) {
   Frame& f = frame_for(inputs);
   struct Drop {
     PlanRun& run;
@@ -562,7 +595,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   at::Generator generator = !random_ || (proven_ && !may_fault_) ? at::Generator() : at::detail::getDefaultCPUGenerator();
   at::Tensor random_state = generator.defined() ? generator.get_state() : at::Tensor();
   try {
-    run_steps(f, inputs);
+    run_steps(f, inputs, owned);
   } catch (...) {
     fault_ = 0;
     if (generator.defined()) generator.set_state(random_state);
@@ -574,17 +607,31 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   make_outputs(f, inputs, outputs);
 }
 
-void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs) {
+void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned) {
   for (uint32_t s : input_slots_)
     if (input_pointer_[s]) set_pointer(f, s, const_cast<void*>(inputs[plan_->slots[s].index]->const_data_ptr()));
-  for (uint32_t s : output_slots_)
-    if (f.slots[s].ready) allocate_output(f, s);
+  auto start = [&](size_t k) {
+    for (uint32_t s : first_[k])
+      if (f.slots[s].ready && !tensors_[s].defined()) allocate_output(f, s);
+  };
+  auto end = [&](size_t k) {
+    if (owned)
+      for (uint32_t i : last_[k])
+        if (i < owned->size()) (*owned)[i].reset();
+  };
+  end(plan_->steps.size());  // nobody reads these
   for (size_t k = 0; k < plan_->steps.size(); ++k) {
     const Step& step = plan_->steps[k];
-    if (!late_ && launch_run_[k] > 1 && run_together(f, k, launch_run_[k])) {
-      k += launch_run_[k] - 1;
-      continue;
+    if (!late_ && launch_run_[k] > 1) {
+      const size_t n = launch_run_[k];
+      for (size_t i = k; i < k + n; ++i) start(i);
+      if (run_together(f, k, n)) {
+        for (size_t i = k; i < k + n; ++i) end(i);
+        k += n - 1;
+        continue;
+      }
     }
+    start(k);
     switch (step.kind) {
       case Step::Kind::Launch:
         run_launch(f, step.index);
@@ -596,7 +643,9 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs) {
         tensors_[step.index].reset();
         break;
     }
+    end(k);
   }
+  start(plan_->steps.size());  // nobody writes these
 }
 
 }  // namespace vitrify

@@ -24,7 +24,10 @@ class PlanRun {
   ~PlanRun();
   // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what eager throws for a fault in the data; nothing
   // outside has been written then. Call under PlanGuard.
-  void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
+  // owned: tensors that inputs point at and that may be dropped once nothing reads them any more.
+  void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
+  bool lenient = false;  // a result in another layout than recorded is copied
+  bool learned = false;  // that has happened
 
  private:
   // A tensor over memory we own or borrow; its pointer is set without touching anything else.
@@ -71,7 +74,8 @@ class PlanRun {
     bool stride;
   };
 
-  void run_steps(Frame&, const at::Tensor* const* inputs);
+  void run_steps(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned);
+  void find_lifetimes();
   Frame& frame_for(const at::Tensor* const* inputs);
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
   void place_arena(Frame&);
@@ -94,8 +98,9 @@ class PlanRun {
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
-  std::vector<char> in_place_;        // by extern call
-  std::vector<uint32_t> launch_run_;  // by step: how many launches follow each other from here
+  std::vector<char> in_place_;                       // by extern call
+  std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
+  std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;

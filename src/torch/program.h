@@ -47,6 +47,7 @@ struct Program {
   uint32_t num_args = 0;             // graph inputs [0, num_args) are the tensors the door declared, in order
   std::vector<ResultSpec> results;   // one per tensor the user's program returned
   std::vector<Mutation> mutations;
+  bool lenient = false;           // results of calls in other layouts than recorded are copied (nobody sees them)
   bool trained = false;           // captured parameters that need gradients change from call to call
   std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in
 };

@@ -3,6 +3,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -10,7 +11,6 @@
 #include <mutex>
 
 #include "support/counters.h"
-#include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/view_path.h"
@@ -45,6 +45,7 @@ class RegionNode final : public torch::autograd::Node {
 
  private:
   std::vector<at::Tensor> unpack();
+  void forget();
   std::shared_ptr<const Training> region_;
   std::vector<SavedVariable> visible_;  // in the order of Training::saved(), those that users can reach
   std::vector<at::Tensor> own_;         // the others
@@ -130,20 +131,16 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // Gradients for the defined tangents: one per edge, undefined where there is none.
-  variable_list backward(const std::vector<at::Tensor>& saved, const variable_list& tangents) const {
+  variable_list backward(std::vector<at::Tensor> saved, variable_list tangents) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     const std::vector<char> defined = defined_of(tangents);
     std::shared_ptr<const Backward> b = backward_for(defined);
-    std::vector<at::Tensor> args(saved), grads;
+    std::vector<at::Tensor> grads;
     for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined()) args.push_back(as_recorded(tangents[k], k));
-    try {
-      b->plan->run(args, grads);
-    } catch (const capture::PlanRefused&) {
-      // A kernel gave another layout than was recorded. Nothing has been written: op by op this time, and the next derivative knows better.
-      grads.clear();
-      counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
-      ResultMaker(b->program.results).make(interpret(*b->program.graph, args, false, true), {}, grads);
+      if (tangents[k].defined()) saved.push_back(as_recorded(tangents[k], k));
+    tangents.clear();
+    b->plan->run_consuming(saved, grads);
+    if (b->plan->learned()) {  // a kernel gave another layout than was recorded: the next derivative knows better
       std::lock_guard lock(mutex_);
       if (renewals_++ < kMaxRenewals) backwards_.erase(defined);
     }
@@ -227,7 +224,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     p.graph = extract(g, g.outputs, inputs, unordered);
     p.num_args = static_cast<uint32_t>(inputs.size());
     p.results = b->program.results;
-    p.trained = true;
+    p.trained = p.lenient = true;
     const sym::Context& ctx = joint_.program.graph->ctx();
     const size_t guards = ctx.guards().size();
     b->plan = CompiledGraph::compile(std::move(p), options_);
@@ -283,8 +280,11 @@ std::vector<at::Tensor> RegionNode::unpack() {
 variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-  const std::vector<at::Tensor> saved = unpack();
-  if (!c10::GradMode::is_enabled()) return region_->backward(saved, tangents);
+  std::vector<at::Tensor> saved = unpack();
+  if (!c10::GradMode::is_enabled()) {
+    if (!torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
+    return region_->backward(std::move(saved), std::move(tangents));
+  }
   for (size_t i = 0; i < given_.size(); ++i)
     TORCH_CHECK(given_[i].is_inference() || static_cast<int64_t>(given_[i]._version()) == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled program is "
@@ -295,6 +295,10 @@ variable_list RegionNode::apply(variable_list&& tangents) {
 
 void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
+  forget();
+}
+
+void RegionNode::forget() {
   for (SavedVariable& v : visible_) v.reset_data();
   own_.clear();
   given_.clear();
