@@ -98,14 +98,15 @@ def examples(tmp_path_factory):
     return folder
 
 
+TRAINED = re.compile(r"^(\w+) +loss [\d.]+ -> [\d.]+ \(eager [\d.]+\)   largest difference \S+   first step [+-]\d+ ms   eager [\d.]+ ms   compiled [\d.]+ ms   [\d.]+x   kernels (\d+)   fallbacks 0$", re.M)
 LINE = re.compile(r"^(\w+) +first call [+-]\d+ ms   eager [\d.]+ ms   compiled [\d.]+ ms   [\d.]+x   error \S+ \(eager \S+\)   kernels (\d+)   externs called \d+   fallbacks 0$", re.M)
 
 
-@pytest.mark.parametrize("name, printed", [("resnet", "resnet18"), ("transformer", "transformer")])
+@pytest.mark.parametrize("name, printed", [("resnet", "resnet18"), ("transformer", "transformer"), ("train_cnn", "CNN"), ("train_gpt", "GPT")])
 def test_a_program_built_against_the_prefix(examples, tmp_path, name, printed):
     log = tmp_path / "loaded"
     out = run(examples / "build" / name, env={**clean_environment(), "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(log)}, cwd=tmp_path)
-    line = LINE.search(out)
+    line = (TRAINED if name.startswith("train") else LINE).search(out)
     assert line and line[1] == printed and int(line[2]) > 0, out
     # What the dynamic linker loaded, from start to end, dlopen included.
     (trace,) = tmp_path.glob("loaded.*")

@@ -175,8 +175,11 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 }
 
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
-Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize) {
-  if (!info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
+// `real`: the kernel itself is asked, on zeros; many of ATen's Meta kernels are written in Python, and there may be none in the process.
+Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize, bool real) {
+  if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) || info.op.schema().is_mutable()
+           : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
   Stack metas;
   metas.reserve(args.size());
@@ -196,7 +199,10 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (!first) first = f->device();
     if (!accelerator && !f->device().is_cpu()) accelerator = f->device();
     if (specialize) f->specialize();
-    return f->meta();
+    if (!real) return f->meta();
+    if (!f->device().is_cpu()) fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::empty_strided(f->hint_sizes(), f->hint_strides(), at::TensorOptions(f->dtype())).zero_();
   };
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
@@ -242,6 +248,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   try {
     info.op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& e) {
+    if (!real) return run_meta(info, args, device, specialize, true);
     fail(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
   }
   return metas;

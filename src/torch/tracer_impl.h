@@ -107,7 +107,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::vector<ir::Arg> convert_args(const OpInfo&, c10::ArrayRef<c10::IValue>);
   // Symbols at their hints; with `specialize` the result may depend on those, so they are guarded.
-  compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize);
+  compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize, bool real = false);
   bool same_sizes(const ir::Dims&, const ir::Dims&);  // guards
   Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);

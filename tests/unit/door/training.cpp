@@ -1,0 +1,170 @@
+// The C++ door under gradients: what a compiled call gives autograd, beside eager. Run under asan.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <vitrify/compile.h>
+
+#include <cstdio>
+#include <thread>
+
+using namespace torch;
+
+namespace {
+
+uint64_t count(const char* what) { return vitrify::counters_map()[what]; }
+
+struct NetImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr}, unused{nullptr};
+  nn::LayerNorm norm{nullptr};
+  NetImpl()
+      : a(register_module("a", nn::Linear(8, 16))),
+        b(register_module("b", nn::Linear(16, 4))),
+        unused(register_module("unused", nn::Linear(2, 2))),
+        norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({16})))) {}
+  Tensor forward(Tensor x) { return b(gelu(norm(a(x)))); }
+};
+TORCH_MODULE(Net);
+
+std::vector<Tensor> gradients(const std::vector<Tensor>& parameters) {
+  std::vector<Tensor> r;
+  for (const Tensor& p : parameters) r.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
+  return r;
+}
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(a[i].defined(), b[i].defined()) << i;
+    if (a[i].defined()) EXPECT_TRUE(allclose(a[i], b[i], 1e-4, 1e-6)) << i;
+  }
+}
+
+}  // namespace
+
+TEST(Training, GradientsOfAModule) {
+  manual_seed(0);
+  Net net;
+  auto fast = vitrify::compile(net, {.fullgraph = true});
+  Tensor x = torch::randn({5, 8}, torch::requires_grad());
+  net->forward(x).square().mean().backward();
+  auto eager = gradients(net->parameters());
+  Tensor gx = x.grad().clone();
+  for (int i = 0; i < 3; ++i) {
+    net->zero_grad();
+    x.mutable_grad() = Tensor();
+    const uint64_t before = count("kernels_launched");
+    Tensor y = fast(x);
+    ASSERT_TRUE(y.requires_grad());
+    y.square().mean().backward();
+    EXPECT_GT(count("kernels_launched"), before);
+    expect_same(gradients(net->parameters()), eager);
+    EXPECT_TRUE(allclose(x.grad(), gx, 1e-4, 1e-6));
+    EXPECT_FALSE(net->unused->weight.grad().defined());
+  }
+}
+
+TEST(Training, OnlyWhatGradientsComeBackThrough) {
+  auto f = vitrify::compile([](Tensor x) { return std::make_tuple(x * 2, x.log()); }, {.fullgraph = true});
+  Tensor x = torch::zeros({3}, torch::requires_grad());
+  auto [a, b] = f(x);
+  a.sum().backward();
+  EXPECT_TRUE(x.grad().equal(torch::full({3}, 2.0)));  // a zero gradient of the logarithm would make it NaN
+}
+
+TEST(Training, TwiceWithoutKeepingIsEagersError) {
+  auto f = vitrify::compile([](Tensor x) { return x.exp().sum(); }, {.fullgraph = true});
+  Tensor x = torch::ones({4}, torch::requires_grad());
+  Tensor y = f(x);
+  y.backward({}, /*keep_graph=*/true);
+  y.backward();
+  EXPECT_TRUE(allclose(x.grad(), x.detach().exp() * 2));
+  EXPECT_THAT([&] { y.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("backward through the graph a second time")));
+}
+
+TEST(Training, ChangedBetweenForwardAndBackward) {
+  auto f = vitrify::compile([](Tensor x) { return (x * x).sum(); }, {.fullgraph = true});
+  Tensor x = torch::ones({4}, torch::requires_grad());
+  Tensor y = f(x);
+  {
+    NoGradGuard no_grad;
+    x.mul_(3);
+  }
+  EXPECT_THAT([&] { y.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("modified by an inplace operation")));
+}
+
+TEST(Training, GradientsOfGradients) {
+  auto program = [](Tensor x, Tensor w) { return (matmul(x, w).tanh() * x.detach()).pow(2).sum(); };
+  auto f = vitrify::compile(program, {.fullgraph = true});
+  manual_seed(1);
+  Tensor x = torch::randn({4, 4}), w = torch::randn({4, 4});
+  auto third = [&](auto&& g) {
+    Tensor a = x.clone().requires_grad_(), b = w.clone().requires_grad_();
+    auto one = autograd::grad({g(a, b)}, {a, b}, {}, true, true);
+    auto two = autograd::grad({one[0].pow(2).sum() + one[1].pow(3).sum()}, {a, b}, {}, true, true);
+    auto three = autograd::grad({two[0].pow(2).sum() + two[1].sum()}, {a, b});
+    return std::vector<Tensor>{one[0], one[1], two[0], two[1], three[0], three[1]};
+  };
+  auto eager = third(program), ours = third(f);
+  for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(allclose(eager[i], ours[i], 1e-3, 1e-3)) << i;
+}
+
+TEST(Training, WritesThatGradientsFollow) {
+  auto program = [](Tensor x, Tensor w) { return x.mul_(w) + 1; };
+  auto f = vitrify::compile(program, {.fullgraph = true});
+  auto run = [](auto&& g) {
+    Tensor b = torch::arange(6.0).reshape({2, 3}).set_requires_grad(true), w = torch::full({3}, 2.0, torch::requires_grad());
+    Tensor y = b * 1, v = y[0];
+    Tensor made = g(v, w).sum();
+    (made + y.pow(2).sum() + v.sum()).backward();
+    return std::vector<Tensor>{b.grad(), w.grad()};
+  };
+  expect_same(run(f), run(program));
+}
+
+TEST(Training, MemoryStaysFlat) {
+  manual_seed(0);
+  Net net;
+  auto fast = vitrify::compile(net, {.fullgraph = true});
+  optim::SGD optimizer(net->parameters(), 0.01);
+  Tensor x = torch::randn({64, 8});
+  auto pages = [] {
+    long total = 0, resident = 0;
+    if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+      if (std::fscanf(f, "%ld %ld", &total, &resident) != 2) resident = 0;
+      std::fclose(f);
+    }
+    return resident;
+  };
+  long early = 0;
+  for (int i = 0; i < 1000; ++i) {
+    optimizer.zero_grad();
+    fast(x).square().mean().backward();
+    optimizer.step();
+    if (i == 200) early = pages();
+  }
+  EXPECT_LT(pages() - early, 2048);  // 8 MiB
+}
+
+TEST(DoorThreads, Training) {
+  std::vector<std::thread> threads;
+  std::vector<char> good(8);
+  for (size_t k = 0; k < good.size(); ++k)
+    threads.emplace_back([&, k] {
+      Net net;
+      auto fast = vitrify::compile(net, {.fullgraph = true});
+      Tensor x = torch::randn({5, 8});
+      net->forward(x).square().mean().backward();
+      auto eager = gradients(net->parameters());
+      bool same = true;
+      for (int i = 0; i < 3; ++i) {
+        net->zero_grad();
+        fast(x).square().mean().backward();
+        auto ours = gradients(net->parameters());
+        for (size_t p = 0; p < ours.size(); ++p)
+          same = same && ours[p].defined() == eager[p].defined() && (!ours[p].defined() || allclose(ours[p], eager[p], 1e-4, 1e-6));
+      }
+      good[k] = same;
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_THAT(good, testing::Each(1));
+}
