@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C, _messages, _trees, _twin  # noqa: F401  (_trees installs its hook)
 from ._marks import UNBOUNDED
-from ._process import Process, Tensors
+from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer
 from ._sources import Sources, Unready
 
@@ -51,6 +51,9 @@ class Door:
         self.warned = set()
         self.moving = set()      # (tensor name, dim) seen with more than one size
         self.write_attempts = 0
+        self.grad_attempts = 0
+        self.moving_floats = set()   # keys of optimizers' groups, beside lr, seen with more than one value
+        self.group_floats = {}       # (number of the group, key) -> last value
         self.full = False
         self.target = target
         _doors.add(self)
@@ -68,7 +71,9 @@ class Door:
             _C.state_clear(self.state)
             self.warned.clear()
             self.moving.clear()
-            self.write_attempts, self.full = 0, False
+            self.moving_floats.clear()
+            self.group_floats.clear()
+            self.write_attempts, self.grad_attempts, self.full = 0, 0, False
 
     # -- a call that no entry matches
     def miss(self, state, args, kwargs):
@@ -114,14 +119,12 @@ class Door:
         try:
             sources = Sources()
             self.visit(sources, signature)
-            sources.finish()
+            sources.finish(self.is_live)
+            self.compare_floats(sources)
         except Unready:
             return EAGER
         except _C.CaptureError as e:
             return self.refuse(str(e))
-        if any(t.is_leaf and t.grad is not None for t in signature.tensors):
-            _C.state_add(self.state, signature, sources.guards, None, None, [], False)
-            return self.refuse("an argument has a .grad, which the program could read")
         marks = self.dim_marks(signature, args, kwargs, compiled)
         outcome = self.compile(signature, sources, marks)
         if isinstance(outcome, Failed) and any(m[0] for dims in marks for m in dims):
@@ -129,13 +132,30 @@ class Door:
         if outcome is READY and compiled:
             _C.count("recompiles")
         elif isinstance(outcome, Failed):
-            _C.state_add(self.state, signature, sources.guards, None, None, [], False)
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
         return outcome
+
+    def is_live(self, group, key):
+        """Floats of optimizers that calls read anew: learning rates, and what was seen to change."""
+        v = group[key]
+        return (key == "lr" or key in self.moving_floats) and (type(v) is float or type(v) is tuple and all(type(x) is float for x in v))
+
+    def compare_floats(self, sources):
+        for n, (group, _) in enumerate(sources.groups):
+            for k, v in group.items():
+                if type(v) in (float, tuple) and self.group_floats.setdefault((n, k), v) != v:
+                    self.moving_floats.add(k)  # from the next capture on
+                    self.group_floats[n, k] = v
 
     def visit(self, sources, signature):
         for o in signature.objects:
             sources.visit(o, "an argument")
         sources.visit(self.root, "self" if isinstance(self.root, nn.Module) else self.name)
+        # a scheduler's wrapper around the step of its optimizer
+        for cell in getattr(self.root, "__closure__", None) or ():
+            held = cell.cell_contents
+            if isinstance(held, weakref.ref) and isinstance(held(), torch.optim.Optimizer):
+                sources.visit(held(), "the optimizer")
 
     def at_limit(self, entries, args, kwargs):
         compiled = [old for graph, old in entries if graph is not None]
@@ -174,9 +194,10 @@ class Door:
         start = time.perf_counter_ns()
         session = _C.Session(_CaptureMode())
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
+        floats = Floats(sources.groups, self.is_live)
         with Process(sources.generators) as process:
             try:
-                program, result = self.capture(session, signature, sources, marks)
+                program, result = self.capture(session, signature, sources, marks, tensors, floats)
                 failed = None
             except Exception as e:
                 session.abort()
@@ -184,12 +205,15 @@ class Door:
                 failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError))
             except BaseException:
                 session.abort()
+                floats.put_back()
                 sources.guards.undo_writes()
                 tensors.put_back()
                 process.put_back()
                 raise
-            wrote = sources.guards.undo_writes()
-            changes = tensors.put_back(), process.put_back()  # both, whatever the first says
+            wrote = floats.put_back()
+            wrote += sources.guards.undo_writes()
+            settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}
+            changes = tensors.put_back(grads_noted=True), process.put_back()  # both, whatever the first says
             changed = changes[0] or changes[1]
         _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
         if failed is not None:
@@ -203,34 +227,46 @@ class Door:
             if self.write_attempts <= 2:
                 return EAGER
             return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
+        if any(now != (t.grad is not None) for t, *_ in tensors.before if (now := settled.get(id(t))) is not None) and not self.grad_attempts:
+            self.grad_attempts += 1  # gradients that are there from the first call on
+            return EAGER
         try:
             graph = self.build(session, program)
         except (_C.CompilerError, MemoryError, RuntimeError) as e:
             return self.compiler_failed(e, program, signature, sources)
         result.forget_tensors()
-        _C.state_add(self.state, signature, sources.guards, graph, result, [], self.options.get("backend") == "aten")
+        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, self.options.get("backend") == "aten")
         return READY
 
-    def capture(self, session, signature, sources, marks):
+    def capture(self, session, signature, sources, marks, tensors, floats):
         fakes = [session.add_input(t, 0, name, dims) for t, name, dims in zip(signature.tensors, signature.names, marks)]
         for t, kind, name in sources.tensors.values():
             session.declare_source(t, kind, name)
+        for t in sources.grads():
+            if t.grad is not None:
+                session.declare_grad(t, t.grad)
+        for t in signature.tensors:
+            if t.is_leaf and t.grad is not None:
+                session.declare_grad(t, t.grad)
         for g in sources.generators:
             session.declare_generator(g)
         placeholders = Tensors(fakes)
         args, kwargs = signature.rebuild(fakes)
         session.start()
+        floats.replace(session)
         out = self.original(*args, **kwargs)
         now = signature.same_tree(args, kwargs)
         if now is None or any(a is not b for a, b in zip(now, fakes)):
             raise _C.CaptureError("it changes a container that was passed in")
-        if changed := placeholders.put_back():
+        grads = placeholders.new_grads() + tensors.new_grads()
+        for t, grad in grads:
+            session.note_grad(t, grad)
+        if changed := placeholders.put_back(grads_noted=True):
             raise _C.CaptureError(changed)
         result = _C.Result(out, signature)
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
-        if signature.grad:
-            return session.finish_joint(result.tensors), result
-        return session.finish(result.tensors), result
+        finish = session.finish_joint if signature.grad else session.finish
+        return finish(result.tensors), result
 
     def build(self, session, program):
         if not isinstance(program, _C.JointProgram):
@@ -256,7 +292,7 @@ class Door:
             raise error from e
         _C.count("fallbacks")
         _messages.warn(message)
-        _C.state_add(self.state, signature, sources.guards, None, None, [], False)
+        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
         return EAGER
 
 

@@ -1,5 +1,6 @@
 """What a capture changes in the process while it runs, and what the program changed that no replay would repeat."""
 import builtins
+import functools
 import random
 import sys
 import threading
@@ -55,6 +56,17 @@ def _modes():
     return modes
 
 
+def _is_compiling(real):
+    """torch's optimizers read their step counts where nothing compiles them, so that bias corrections are made in double: that is the program we want."""
+    @functools.wraps(real)
+    def is_compiling():
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch.optim."):
+            return False
+        return real()
+
+    return is_compiling
+
+
 class Process:
     """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
 
@@ -72,6 +84,8 @@ class Process:
                     setattr(holder, name, _guard(real, message))
                 Process.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
                 torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
+                Process.is_compiling = torch.compiler.is_compiling
+                torch.compiler.is_compiling = _is_compiling(Process.is_compiling)
         _here.process = self
         self.random = random.getstate()
         np = sys.modules.get("numpy")
@@ -110,6 +124,7 @@ class Process:
                 for (holder, name, _), real in zip(_REFUSED, Process.real):
                     setattr(holder, name, real)
                 torch.backends.mha.set_fastpath_enabled(Process.mha_fast_path)
+                torch.compiler.is_compiling = Process.is_compiling
 
 
 def _place(t):
@@ -126,6 +141,39 @@ def _grad(t):
     return t.grad if t.is_leaf else None
 
 
+class Floats:
+    """Floats of optimizers' groups that calls read anew: symbolic numbers while the program is captured."""
+
+    def __init__(self, groups, live):
+        self.values, self.where = [], []  # (group, key, value); per float: (group, key, index in a tuple or -1)
+        self.replaced = []
+        for group, name in groups:
+            for k, v in group.items():
+                if live(group, k):
+                    self.values.append((group, k, v, name))
+                    self.where += [(group, k, -1)] if type(v) is float else [(group, k, i) for i in range(len(v))]
+
+    def replace(self, session):
+        n = 0
+        for group, k, v, name in self.values:
+            if type(v) is float:
+                new = session.live_number(n, v)
+                n += 1
+            else:
+                new = tuple(session.live_number(n + i, x) for i, x in enumerate(v))
+                n += len(v)
+            group[k] = new
+            self.replaced.append(new)
+
+    def put_back(self):
+        """What the program wrote instead."""
+        wrote = [f"{name}.{k}" for (group, k, _, name), new in zip(self.values, self.replaced) if group.get(k) is not new]
+        for (group, k, v, _), _ in zip(self.values, self.replaced):
+            group[k] = v
+        self.replaced = []
+        return wrote
+
+
 class Tensors:
     """Attributes of tensors that change without an op: put_back() undoes what it can, and says what changed."""
 
@@ -133,14 +181,19 @@ class Tensors:
         self.before = [(t, t.requires_grad, _grad(t), _place(t), len(t._backward_hooks or ()), dict(vars(t))) for t in tensors]
         self.data = {id(t): t.data for t, _, _, place, _, _ in self.before if place}
 
-    def put_back(self):
+    def new_grads(self):
+        """(tensor, its .grad now) where the program left another object there, or None."""
+        return [(t, _grad(t)) for t, _, grad, *_ in self.before if _grad(t) is not grad]
+
+    def put_back(self, grads_noted=False):
         changed = None
         for t, requires_grad, grad, place, hooks, attributes in self.before:
             if t.requires_grad != requires_grad and t.is_leaf:  # otherwise a write gave it history, which the tracer knows
                 changed = "it changes the requires_grad of a tensor"
                 t.requires_grad_(requires_grad)
             if _grad(t) is not grad:
-                changed = "it sets the .grad of a tensor"
+                if not grads_noted:
+                    changed = "it sets the .grad of a tensor"
                 t.grad = grad
             if place and _place(t) != place:
                 changed = "it assigns to the .data of a tensor"

@@ -9,15 +9,19 @@ from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 
 import torch
 from torch import nn
+from torch.optim import optimizer as optimizers
 
 from . import _C
 
 PARAMETER, BUFFER, CAPTURED = 1, 2, 3
+# Code that mentions one of these may look at the .grad of what it can reach, also through torch's own code.
+_READS_GRADS = {"grad", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"}
 _LIMIT = 200_000
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
+_OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
 ]
@@ -70,12 +74,23 @@ class Sources:
         self.modules = False
         self.live = {"forward"}    # attribute names that code reached so far mentions
         self.members = {}          # name -> class members to visit once it is live
+        self.reads_grads = False
+        self.groups = []           # (group, name) of optimizers, whose floats may change
 
-    def finish(self):
+    def grads(self):
+        """The tensors whose .grad the program may look at."""
+        if not self.reads_grads and not _READS_GRADS & self.live:
+            return []
+        return [t for t, _, _ in self.tensors.values() if t.is_leaf and (t.requires_grad or t.grad is not None)]
+
+    def finish(self, live=lambda group, key: False):
+        """`live`: whether a float of an optimizer's group is read anew by every call."""
         while self.todo:
             self.todo.popleft()()
             if len(self.seen) > _LIMIT:
                 raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
+        for group, label in self.groups:
+            self.guards.add_dict(group, tuple(k for k, v in group.items() if not live(group, k)), label)
         for d, names, label in self.names.values():
             self.guards.add_dict(d, tuple(names), label)
         if self.modules:
@@ -117,6 +132,8 @@ class Sources:
                 self.guards.add_buffer(o, name)
         elif t is torch.Generator:
             self.generators.append(o)
+        elif isinstance(o, torch.optim.Optimizer):
+            self.todo.append(lambda: self.optimizer(o, name))
         elif t is types.ModuleType or is_library(t.__module__):
             pass
         elif not callable(o) or hasattr(o, "__dict__"):
@@ -142,7 +159,7 @@ class Sources:
     def items(self, pairs, name):
         for k, v in pairs:
             if type(v) not in _SCALARS:
-                self.visit(v, f"{name}[{k!r}]")
+                self.visit(v, f"{name}[{k!r}]" if isinstance(k, _SCALARS) else f"{name}[{type(k).__name__}]")
 
     def tensor(self, t, kind, name):
         if torch.nn.parameter.is_lazy(t):
@@ -181,6 +198,33 @@ class Sources:
                         self.items(list(v.items()), f"{full}.{k}")
                 else:
                     self.visit(v, f"{full}.{k}")
+
+    def optimizer(self, o, name):
+        self.reads_grads = True
+        self.guards.add_object(o)
+        self.cls(type(o))
+        self.guards.add_dict(o.__dict__, None, name)
+        for d in _OPTIMIZER_HOOKS:
+            self.guards.add_dict(d, None, "torch.optim.optimizer global hooks")
+            self.items(list(d.items()), "a global optimizer hook")
+        self.guards.add_list(o.param_groups, f"{name}.param_groups")
+        self.seen[id(o.param_groups)] = o.param_groups
+        count = 0
+        for g, group in enumerate(o.param_groups):
+            label = f"{name}.param_groups[{g}]"
+            self.groups.append((group, label))
+            self.seen[id(group)] = group
+            for p in group["params"]:
+                self.visit_tensor(p, PARAMETER, f"{name}.param{count}")
+                count += 1
+            self.items(list(group.items()), label)
+        for k, v in list(o.__dict__.items()):
+            if type(v) not in _SCALARS:
+                self.visit(v, f"{name}.{k}")
+
+    def visit_tensor(self, t, kind, name):
+        self.seen[id(t)] = t
+        self.tensor(t, kind, name)
 
     def instance(self, o, name):
         d = getattr(o, "__dict__", None)  # made now, if it is made on demand

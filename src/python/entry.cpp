@@ -52,7 +52,7 @@ bool match_call(const Signature& s, const Call& c, Tensors& tensors) {
   return true;
 }
 
-bool match_entry(const Entry& e, const Call& c, Tensors& tensors) {
+bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<double>& floats) {
   tensors.clear();
   if (!match_call(*e.signature, c, tensors)) return false;
   for (auto& [t, meta] : e.captured)
@@ -70,26 +70,26 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors) {
     }
   }
   if (e.guards && !e.guards->check()) return false;
+  if (e.live && !e.live->check(tensors, floats)) return false;
   return !e.symbols || e.symbols->check(tensors);
 }
 
-void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out) {
+void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out, at::ArrayRef<double> floats) {
   if (e->debug_aten) {
     const Program& p = e->graph->program();
-    std::vector<at::Tensor> all(in.begin(), in.end());
-    all.insert(all.end(), p.captured.begin(), p.captured.end());
+    std::vector<at::Tensor> all = all_inputs(p, in, floats);
     auto values = interpret(*p.graph, all);
     for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
   } else if (e->release_gil) {
     pybind11::gil_scoped_release no_gil;
-    e->graph->run(in, out);
+    e->graph->run_live(in, out, floats);
   } else {
-    e->graph->run(in, out);
+    e->graph->run_live(in, out, floats);
   }
 }
 
 // Null without an exception: the plan failed by a bug of ours before it wrote anything; the entry is eager from now on.
-PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
+PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats) {
   HANDLE_TH_ERRORS
   c10::SmallVector<at::Tensor, 8> in;
   for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
@@ -102,7 +102,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
     return std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
   };
   try {
-    run_graph(e.get(), in, out);
+    run_graph(e.get(), in, out, floats);
   } catch (const capture::CallRefused&) {
     return nullptr;
   } catch (const IndexFault&) {
@@ -151,12 +151,13 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors) {
 PyObject* try_entries(State& s, const Call& c) {
   ModeState modes = ModeState::current();
   Tensors tensors;
+  std::vector<double> floats;
   for (size_t i = 0; i < s.entries.size(); ++i) {
     std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
-    if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors)) continue;
+    if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors, floats)) continue;
     if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
     if (e->graph) {
-      PyObject* r = run_entry(e, tensors);
+      PyObject* r = run_entry(e, tensors, floats);
       if (r || PyErr_Occurred()) return r;
       if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
     }
@@ -213,6 +214,7 @@ int state_traverse(PyObject* o, visitproc visit, void* arg) {
     for (auto& t : e->signature->args) t.visit(visit, arg, result);
     for (auto& [k, t] : e->signature->kwargs) t.visit(visit, arg, result);
     if (e->guards && e->guards.use_count() == 1) e->guards->visit(visit, arg, result);
+    if (e->live) e->live->visit(visit, arg, result);
   }
   return result;
 }
@@ -355,12 +357,12 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
 }
 
 std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
-                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched) {
+                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched_grads,
+                                   std::vector<Live::Float> floats) {
   auto e = std::make_shared<Entry>();
   e->guards = std::move(g);
   e->graph = std::move(graph);
   e->result = std::move(result);
-  for (auto& t : watched) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
   std::vector<uint32_t> alias_of;
   bool aliased = false;
   std::unordered_map<const void*, uint32_t> first;
@@ -376,7 +378,8 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
   if (!e->graph && aliased) e->alias_of = alias_of;  // the reason may be just that
   if (e->graph) {
     const Program& p = e->graph->program();
-    for (auto& t : p.captured) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
+    for (auto& t : p.captured)
+      if (t.defined()) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
     // Without a write, inputs that start to overlap change nothing.
     if (aliased || !p.mutations.empty()) e->alias_of = std::move(alias_of);
     e->check_captured_aliases = !p.mutations.empty();
@@ -386,6 +389,9 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     e->symbols = Symbols::of(p.graph, s->metas);
     e->release_gil = e->graph->estimated_us() > 50;
   }
+  const Program* p = e->graph ? &e->graph->program() : nullptr;
+  if (!watched_grads.empty() || !floats.empty() || (p && (!p->live.empty() || !p->grad_writes.empty() || p->numbers)))
+    e->live = std::make_unique<Live>(p, s->tensors, watched_grads, std::move(floats));
   s->tensors.clear();
   s->objects.clear();
   e->signature = std::move(s);
@@ -447,8 +453,9 @@ bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {
   Call c{((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, PyDict_GET_SIZE(kwargs) ? kwargs : nullptr};
   ModeState modes = ModeState::current();
   Tensors tensors;
+  std::vector<double> floats;
   auto entries = state_of(self).entries;
-  return std::any_of(entries.begin(), entries.end(), [&](auto& e) { return e->signature->modes == modes && match_entry(*e, c, tensors); });
+  return std::any_of(entries.begin(), entries.end(), [&](auto& e) { return e->signature->modes == modes && match_entry(*e, c, tensors, floats); });
 }
 
 void install(PyObject* function, PyObject* state) {

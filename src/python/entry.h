@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "python/guards.h"
+#include "python/live.h"
 #include "python/tree.h"
 #include "torch/compiled.h"
 
@@ -38,6 +39,7 @@ struct Entry {
   std::vector<std::pair<at::Tensor, TensorMeta>> captured;  // live tensors besides the arguments
   std::shared_ptr<CompiledGraph> graph;                     // null: these calls run eagerly
   std::shared_ptr<Result> result;
+  std::unique_ptr<Live> live;        // null: nothing is read anew
   std::shared_ptr<Symbols> symbols;  // null: static sizes
   std::vector<uint32_t> alias_of;    // per tensor: first one with the same storage; empty: not checked
   bool check_captured_aliases = false;
@@ -47,7 +49,7 @@ struct Entry {
 
   // Fixes metadata checks to what the program depends on.
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,
-                                     const std::vector<at::Tensor>& watched);
+                                     const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats);
   bool dead() const;  // can never match again
 };
 

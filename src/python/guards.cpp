@@ -266,6 +266,9 @@ bool Guards::check() {
   return !dirty.load(std::memory_order_relaxed) || check_dicts();
 }
 
+// A key may be a tensor, whose text is all its elements.
+static std::string key_name(PyObject* k) { return PyUnicode_Check(k) ? PyUnicode_AsUTF8(k) : Py_TYPE(k)->tp_name; }
+
 std::vector<std::string> Guards::undo_writes() {
   std::vector<std::string> wrote;
   for (auto& d : dicts_) {
@@ -273,8 +276,7 @@ std::vector<std::string> Guards::undo_writes() {
     for (auto& [k, v] : d->items) {
       Ref now = Ref::borrow(PyDict_GetItemWithError(d->dict.get(), k.get()));
       if (now.get() == v.get() || (now && v && same_value(now.get(), v.get()))) continue;
-      Ref s = Ref::steal(PyObject_Str(k.get()));
-      wrote.push_back(d->name + "." + (s ? PyUnicode_AsUTF8(s.get()) : "?"));
+      wrote.push_back(d->name + "." + key_name(k.get()));
       if (v ? PyDict_SetItem(d->dict.get(), k.get(), v.get()) : PyDict_DelItem(d->dict.get(), k.get())) PyErr_Clear();
     }
     if (!d->all) continue;
@@ -283,8 +285,7 @@ std::vector<std::string> Guards::undo_writes() {
       PyObject* k = PyList_GET_ITEM(now.get(), i);
       bool known = std::any_of(d->items.begin(), d->items.end(), [&](auto& p) { return p.first.get() == k || same_value(p.first.get(), k); });
       if (known) continue;
-      Ref s = Ref::steal(PyObject_Str(k));
-      wrote.push_back(d->name + "." + (s ? PyUnicode_AsUTF8(s.get()) : "?"));
+      wrote.push_back(d->name + "." + key_name(k));
       if (PyDict_DelItem(d->dict.get(), k) < 0) PyErr_Clear();
     }
   }

@@ -60,7 +60,10 @@ struct Session {
     if (!o || !PyObject_HasAttrString(o, "_wrapped_number")) return std::nullopt;
     py::object n = py::reinterpret_borrow<py::object>(o).attr("_wrapped_number");
     if (torch::is_symint(n)) return c10::Scalar(n.cast<c10::SymInt>());
-    if (torch::is_symfloat(n)) return c10::Scalar(n.cast<c10::SymFloat>().guard_float(__FILE__, __LINE__));
+    if (torch::is_symfloat(n)) {
+      auto f = n.cast<c10::SymFloat>();
+      return capture::step_of(f) ? c10::Scalar(f) : c10::Scalar(f.guard_float(__FILE__, __LINE__));
+    }
     if (torch::is_symbool(n)) return c10::Scalar(n.cast<c10::SymBool>().guard_bool(__FILE__, __LINE__));
     return std::nullopt;
   }
@@ -226,6 +229,9 @@ void bind_capture(py::module_& m) {
            })
       .def("declare_source",
            [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer->declare_source(t, (ir::InputKind)kind, name); })
+      .def("declare_grad", [](Session& s, const at::Tensor& of, const at::Tensor& grad) { s.tracer->declare_grad(of, grad); })
+      .def("live_number", [](Session& s, uint32_t index, double now) { return py::cast(s.tracer->live_number(index, now)); })
+      .def("note_grad", [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
       .def("start", [](Session& s) { s.tracer->start(); })
       .def("finish",
@@ -348,8 +354,11 @@ void bind_states(py::module_& m) {
     return l;
   });
   m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
-                           std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched, bool debug_aten) {
-    auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), watched);
+                           std::shared_ptr<Result> result, const std::vector<at::Tensor>& grads,
+                           const std::vector<std::tuple<py::object, py::object, int64_t>>& floats, bool debug_aten) {
+    std::vector<Live::Float> live;
+    for (auto& [dict, key, index] : floats) live.push_back({Ref::borrow(dict.ptr()), Ref::borrow(key.ptr()), index});
+    auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live));
     e->debug_aten = debug_aten;
     auto& entries = get(h).entries;
     entries.insert(entries.begin(), std::move(e));

@@ -28,6 +28,8 @@ struct Context {
   PlanRun run;
   std::vector<const at::Tensor*> inputs;
   std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> live;  // one per Program::live
+  std::vector<double> numbers;
   std::vector<std::shared_ptr<const FrozenValues>> frozen;
 };
 
@@ -100,6 +102,7 @@ class Compiled final : public CompiledGraph {
     state->captured = &program_.captured;
     state->written.resize(graph.inputs.size());
     for (const Mutation& m : program_.mutations) state->written[m.input] = 1;
+    for (const LiveInput& in : program_.live) state->written[in.input] = 1;
     for (uint32_t i = 0; program_.trained && i < program_.captured.size(); ++i)
       if (program_.captured[i].requires_grad()) state->written[program_.num_args + i] = 1;  // between any two calls
     // Sizes that follow from the content of arguments, before the compiler adds symbols of its own.
@@ -128,6 +131,8 @@ class Compiled final : public CompiledGraph {
     results_ = ResultMaker(program_.results);
     for (const Mutation& m : program_.mutations) mutation_paths_.push_back(resolve(m.path));
     find_copies();
+    for (size_t i = 0; i < program_.live.size(); ++i)
+      if (program_.live[i].grad_of >= 0) grads_.push_back(i);
     estimated_us_ = estimate(*plan_);
   }
 
@@ -137,11 +142,12 @@ class Compiled final : public CompiledGraph {
     return out;
   }
 
-  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override { run(args, out, nullptr); }
-  void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) override { run(args, out, &args); }
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override { run(args, out, nullptr, {}); }
+  void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) override { run(args, out, &args, {}); }
+  void run_live(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, at::ArrayRef<double> live) override { run(args, out, nullptr, live); }
   bool learned() const override { return learned_; }
 
-  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, std::vector<at::Tensor>* owned) {
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, std::vector<at::Tensor>* owned, at::ArrayRef<double> live) {
     VT_CHECK(args.size() == program_.num_args, "{} arguments, {} expected", args.size(), program_.num_args);
     out.clear();
     struct Lease {
@@ -149,11 +155,14 @@ class Compiled final : public CompiledGraph {
       std::unique_ptr<Context> c;
       ~Lease() {
         c->outputs.clear();
+        for (size_t i : grads_) c->live[i].reset();
         pool.give_back(std::move(c));
       }
-    } lease{pool_, context()};
+      const std::vector<size_t>& grads_;
+    } lease{pool_, context(), grads_};
     Context& c = *lease.c;
     for (size_t i = 0; i < args.size(); ++i) c.inputs[i] = &args[i];
+    if (!program_.live.empty()) find_live(c, live);
     std::optional<c10::InferenceMode> mode;
     if (program_.inference) mode.emplace(*program_.inference);
     {
@@ -165,6 +174,7 @@ class Compiled final : public CompiledGraph {
       write_back(c);
     }
     results_.make(c.outputs, c.inputs, out);
+    if (!program_.grad_writes.empty() || !program_.spent.empty()) take_grads(program_, c.inputs.data(), out);
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -188,7 +198,21 @@ class Compiled final : public CompiledGraph {
     c->inputs.resize(program_.graph->inputs.size());
     for (size_t i = 0; i < program_.captured.size(); ++i) c->inputs[program_.num_args + i] = &program_.captured[i];
     c->frozen.resize(frozen_.size());
+    for (const LiveInput& in : program_.live) c->live.push_back(in.grad_of < 0 ? number_tensor(0) : at::Tensor());
+    for (size_t i = 0; i < program_.live.size(); ++i) c->inputs[program_.live[i].input] = &c->live[i];
     return c;
+  }
+
+  void find_live(Context& c, at::ArrayRef<double> live) {
+    for (size_t i : grads_) {
+      c.live[i] = c.inputs[static_cast<size_t>(program_.live[i].grad_of)]->grad();
+      if (!c.live[i].defined()) throw capture::CallRefused("a .grad is gone");
+    }
+    if (!program_.numbers) return;
+    VT_CHECK(live.size() >= program_.numbers->num_live, "{} numbers, {} expected", live.size(), program_.numbers->num_live);
+    if (!program_.numbers->eval(live.data(), c.inputs.data(), c.numbers)) throw capture::CallRefused("a number leads another way");
+    for (size_t i = 0; i < program_.live.size(); ++i)
+      if (program_.live[i].grad_of < 0) *static_cast<double*>(c.live[i].data_ptr()) = c.numbers[program_.live[i].number];
   }
 
   using InputDim = std::pair<uint32_t, uint32_t>;
@@ -300,6 +324,7 @@ class Compiled final : public CompiledGraph {
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
   ResultMaker results_{{}};
   std::vector<ViewPath> mutation_paths_;
+  std::vector<size_t> grads_;     // which of Program::live are gradients
   std::vector<uint32_t> copies_;  // outputs to be given memory of their own
   double estimated_us_ = 0;
   std::atomic<bool> learned_{false};

@@ -35,6 +35,9 @@ class CompiledGraph {
   virtual void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) { run(args, out); }
   virtual bool learned() const { return false; }  // a layout was not as recorded: see Program::lenient
 
+  // The same with the Python floats that the program reads anew.
+  virtual void run_live(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, at::ArrayRef<double>) { run(args, out); }
+
   virtual const Program& program() const = 0;
   struct Stats {
     uint32_t kernels = 0, launches = 0, externs = 0;

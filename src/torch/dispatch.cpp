@@ -52,6 +52,9 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
       decompose(info, stack);
       return;
     }
+    // One call per tensor: they fuse with what is around them.
+    if (info.name.starts_with("aten::_foreach_")) return decompose_list(info, stack);
+    if (has_live_number(info, *stack)) return decompose_numbers(info, stack);
     capture::Paused paused;
     if (info.kind == OpKind::Pass) {
       op.callBoxed(stack);
@@ -189,8 +192,11 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t)) {
       auto n = symbolic_number(t);
       if (!n) return t;
-      at::Tensor number = at::scalar_tensor(n->isSymbolic() ? c10::Scalar(capture::static_value(n->toSymInt(), specialize).toInt()) : *n,
-                                            at::TensorOptions(t.scalar_type()));
+      if (n->isSymFloat())
+        n = numbers->seen[capture::step_of(n->toSymFloat()).value()];
+      else if (n->isSymbolic())
+        n = capture::static_value(n->toSymInt(), specialize).toInt();
+      at::Tensor number = at::scalar_tensor(*n, at::TensorOptions(t.scalar_type()));
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return number;
     }
@@ -526,8 +532,6 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     Value value = cast(made, v.type);
     if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });
     write(v, value, info.name);
-    // The foreach kernels count a write themselves; for other ops the layer above us does.
-    if (info.name.starts_with("aten::_foreach_") && !targets[i].is_inference()) targets[i].unsafeGetTensorImpl()->bump_version();
   }
   drop(*stack, n);
   uint32_t fresh = 0;

@@ -131,8 +131,7 @@ at::Tensor run_path(at::Tensor t, const std::vector<ResultSpec::ViewOp>& path) {
 
 std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor>& args, bool check) {
   VT_CHECK(args.size() == p.num_args);
-  std::vector<at::Tensor> inputs = args;
-  inputs.insert(inputs.end(), p.captured.begin(), p.captured.end());
+  std::vector<at::Tensor> inputs = all_inputs(p, args);
   std::vector<at::Tensor> outputs = interpret(*p.graph, inputs, check);
   for (at::Tensor& t : outputs)
     for (const at::Tensor& in : inputs)
@@ -169,6 +168,9 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       else
         results[i] = run_path(inputs.at(r.index), r.path);
     }
+  std::vector<const at::Tensor*> pointers;
+  for (const at::Tensor& t : inputs) pointers.push_back(&t);
+  take_grads(p, pointers.data(), results);
   return results;
 }
 

@@ -73,12 +73,41 @@ void Tracer::Impl::require_grad(Source& s) {
 // An argument is met as its placeholder, anything else as itself.
 const at::Tensor& Tracer::Impl::seen_by_autograd(const Source& s) const { return s.input < static_cast<int32_t>(num_args) ? s.fake : s.real; }
 
+// A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
+void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
+  const bool went_back = !p.grad_writes.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) {
+    return s->grad_of && as_fake(s->fake)->view->storage->generation;
+  });
+  if (!went_back) return;
+  Level trial;
+  for (Source* s : inputs)
+    if (s->fake.defined() && s->edge.function) trial.to.push_back(s->edge);
+  for (uint32_t o = 0; o < tensors.size(); ++o) {
+    if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
+    trial.from = {torch::autograd::impl::gradient_edge(tensors[o])};
+    const FakeImpl* f = as_fake(fake_of(tensors[o]));
+    try {
+      run_backward(trial, {capture::make_fake(capture::detached_view(f->view), f->key_set())}, false);
+      continue;
+    } catch (const c10::Error& e) {
+      if (std::string_view(e.what()).find("backward through the graph a second time") == std::string_view::npos) throw;
+    }
+    tensors[o].reset();
+    for (uint32_t r = 0; r < p.results.size(); ++r) {
+      const ResultSpec& how = p.results[r];
+      const bool view_of_it = how.kind == ResultSpec::Kind::ViewOfValue && !how.path.empty() && p.results[how.index].index == o;
+      if (view_of_it || (how.kind == ResultSpec::Kind::ViewOfOutput && how.index == o)) fail("returns a view of what its backward() went through");
+      if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back(r);
+    }
+  }
+}
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
   count_versions();
   std::vector<at::Tensor> tensors;  // per graph output: the tensor it is; undefined where it carries no gradient
-  emit_outputs(outputs, j.program, &tensors);
+  emit_outputs(with_grads(outputs, j.program), j.program, &tensors);
   j.num_forward = static_cast<uint32_t>(graph->outputs.size());
   tensors.resize(j.num_forward);
   j.outputs = graph->outputs;
@@ -94,6 +123,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     written[m.output] = static_cast<int32_t>(m.input);
   }
 
+  find_spent(tensors, j.program);
   Level& level = levels.emplace_back();
   for (uint32_t o = 0; o < tensors.size(); ++o) {
     if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
@@ -101,6 +131,8 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     j.roots.back().written = written[o];
   }
   if (!j.roots.empty()) {
+    if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
+      fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
     refuse_hooks(level.from);
     for (Source* s : inputs) {
       if (!s->fake.defined() || !s->edge.function) continue;
@@ -143,7 +175,7 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
     if (inputs[i]->kind == ir::InputKind::Tangent) continue;
     place[i] = static_cast<uint32_t>(j.given.size());
     j.given.push_back(graph->inputs[i].value);
-    if (i >= num_args) captured.push_back(inputs[i]->real);
+    if (i >= num_args) captured.push_back(inputs[i]->grad_of ? at::Tensor() : inputs[i]->real);
   }
   j.program.captured = std::move(captured);
   for (ResultSpec& r : j.program.results)

@@ -3,13 +3,62 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <ATen/ScalarOps.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
+#include "torch/learned.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
+
+namespace {
+
+// Of a result whose graph the program's own backward() has freed.
+struct SpentNode final : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); }
+  std::string name() const override { return "VitrifyBackward"; }
+};
+
+}  // namespace
+
+at::Tensor number_tensor(double v) {
+  at::Tensor t = at::detail::scalar_tensor_static(v, at::kDouble, at::kCPU);
+  t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
+}
+
+std::vector<at::Tensor> all_inputs(const Program& p, at::ArrayRef<at::Tensor> args, at::ArrayRef<double> live) {
+  std::vector<at::Tensor> all(args.begin(), args.end());
+  all.insert(all.end(), p.captured.begin(), p.captured.end());
+  for (const LiveInput& in : p.live)
+    if (in.grad_of >= 0) all[in.input] = all[static_cast<size_t>(in.grad_of)].grad();
+  if (!p.numbers) return all;
+  std::vector<const at::Tensor*> pointers;
+  for (const at::Tensor& t : all) pointers.push_back(&t);
+  std::vector<double> values;
+  VT_CHECK(live.size() >= p.numbers->num_live, "{} numbers, {} expected", live.size(), p.numbers->num_live);
+  if (!p.numbers->eval(live.data(), pointers.data(), values)) throw capture::CallRefused("a number leads another way");
+  for (const LiveInput& in : p.live)
+    if (in.grad_of < 0) all[in.input] = number_tensor(values[in.number]);
+  return all;
+}
+
+void take_grads(const Program& p, const at::Tensor* const* inputs, std::vector<at::Tensor>& results) {
+  if (!p.spent.empty()) {
+    auto node = compat::make_node<SpentNode>();
+    for (uint32_t r : p.spent) torch::autograd::set_history(results[r], node);
+  }
+  size_t made = 0;
+  for (const GradWrite& w : p.grad_writes) {
+    inputs[w.input]->mutable_grad() = w.result < 0 ? at::Tensor() : results[static_cast<size_t>(w.result)];
+    made += w.result >= 0;
+  }
+  results.resize(results.size() - made);
+}
 
 void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known) {
   const bool mode = c10::InferenceMode::is_enabled();

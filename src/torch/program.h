@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "torch/numbers.h"
 
 namespace vitrify {
 
@@ -41,16 +42,39 @@ struct Mutation {
   std::vector<ResultSpec::ViewOp> path;
 };
 
+// An input that no call passes and nothing holds: found anew by every call.
+struct LiveInput {
+  uint32_t input = 0;
+  int32_t grad_of = -1;  // the .grad of this input, or
+  uint32_t number = 0;   // a step of Program::numbers, as a 0-d tensor
+};
+
+// The program leaves another .grad on an input.
+struct GradWrite {
+  uint32_t input = 0;
+  int32_t result = -1;  // of Program::results, after those of the user's program; -1: None
+};
+
 struct Program {
   std::shared_ptr<ir::Graph> graph;
-  std::vector<at::Tensor> captured;  // real tensors met during the capture; graph inputs [num_args, num_args + captured.size())
+  std::vector<at::Tensor> captured;  // real tensors met during the capture; graph inputs [num_args, num_args + captured.size()); undefined: live
   uint32_t num_args = 0;             // graph inputs [0, num_args) are the tensors the door declared, in order
-  std::vector<ResultSpec> results;   // one per tensor the user's program returned
+  std::vector<ResultSpec> results;   // one per tensor the user's program returned, then one per new gradient
   std::vector<Mutation> mutations;
+  std::vector<LiveInput> live;
+  std::shared_ptr<const Numbers> numbers;  // null: none
+  std::vector<GradWrite> grad_writes;
+  std::vector<uint32_t> spent;  // results whose graph the program's own backward() has freed
   bool lenient = false;           // results of calls in other layouts than recorded are copied (nobody sees them)
   bool trained = false;           // captured parameters that need gradients change from call to call
   std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in
 };
+
+// All graph inputs of a call. `live`: the Python floats behind Numbers::Op::Live. CallRefused where the numbers lead another way.
+std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args, at::ArrayRef<double> live = {});
+// After a call: sets the .grad of inputs and drops those results; results whose graph is gone say so.
+void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
+at::Tensor number_tensor(double);  // as Python's numbers arrive in ops
 
 // Completes a program that returned `outputs` with what only the door knows; CaptureError if it draws from a generator that is none of `known`:
 // one that the program makes is made anew by every eager call.

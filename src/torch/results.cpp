@@ -1,4 +1,6 @@
 // The end of a capture: how the program's results and writes are made from the outputs of the graph.
+#include <torch/csrc/autograd/variable.h>
+
 #include <unordered_set>
 
 #include "ops/shapes.h"
@@ -45,10 +47,34 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
   stop();
   if (failure) throw CaptureError(*failure);
   Program p;
-  emit_outputs(outputs, p);
+  emit_outputs(with_grads(outputs, p), p);
   take_inputs(p);
   graph->remove_dead();
   return p;
+}
+
+// Gradients are found through the tensors they belong to, and set on them: those are inputs as well.
+std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& outputs, Program& p) {
+  std::vector<at::Tensor> all = outputs;
+  auto refuse_hooks = [](const at::Tensor& t) {  // they would run once, on placeholders
+    if (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t)) fail("sets the .grad of a tensor that has gradient hooks");
+  };
+  for (auto& [of, grad] : new_grads) {
+    const at::Tensor f = fake_of(of);
+    const StorageState& s = *as_fake(f)->view->storage;
+    if (s.input < 0 || !as_fake(inputs[static_cast<size_t>(s.input)]->fake) || !inputs[static_cast<size_t>(s.input)]->fake.is_same(f))
+      fail("sets the .grad of a tensor that is not an input");
+    refuse_hooks(of);
+    if (grad.defined() && grad.requires_grad()) fail("makes gradients that need gradients");
+    p.grad_writes.push_back({static_cast<uint32_t>(s.input), grad.defined() ? static_cast<int32_t>(all.size()) : -1});
+    if (grad.defined()) all.push_back(grad);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (Source* s = inputs[i]->grad_of) {
+      fake_of(s->real);  // may add inputs
+      if (as_fake(inputs[i]->fake)->view->storage->generation) refuse_hooks(s->real);
+    }
+  return all;
 }
 
 // Graph outputs for what the program returns and for what it wrote.
@@ -169,7 +195,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
 void Tracer::Impl::take_inputs(Program& p) {
   p.graph = graph;
   p.num_args = num_args;
-  for (uint32_t i = num_args; i < inputs.size(); ++i) p.captured.push_back(inputs[i]->real);
+  for (uint32_t i = num_args; i < inputs.size(); ++i) {
+    const Source& s = *inputs[i];
+    p.captured.push_back(s.grad_of ? at::Tensor() : s.real);
+    if (s.grad_of) p.live.push_back({i, s.grad_of->input, 0});
+    if (s.number) p.live.push_back({i, -1, *s.number});
+  }
+  if (!numbers->steps.empty()) p.numbers = std::make_shared<const Numbers>(*numbers);
 }
 
 }  // namespace vitrify

@@ -54,7 +54,9 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::is_pinned") return finish(false);
 
   if (name == "aten::_local_scalar_dense") {
-    if (FakeImpl* f = as_fake(args[0].toTensor()); f && !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
+    const at::Tensor t = fake_of(args[0].toTensor());
+    if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
+    if (auto step = options.python_mode ? step_of_value(read(*as_fake(t)->view)) : std::nullopt) return finish(capture::to_sym_float(numbers, *step));
     fail("reads a tensor's value: aten::item");
   }
 

@@ -236,6 +236,28 @@ void Tracer::declare_source(const at::Tensor& real, ir::InputKind kind, const st
   m.by_real[real.unsafeGetTensorImpl()] = &m.sources.back();
 }
 
+void Tracer::declare_grad(const at::Tensor& of, const at::Tensor& grad) {
+  Impl& m = *impl_;
+  auto it = m.by_real.find(of.unsafeGetTensorImpl());
+  if (it == m.by_real.end() || !grad.defined()) return;
+  Impl::Source& s = *it->second;
+  if (s.input >= 0 && s.fake.defined()) s.fake.mutable_grad() = grad;
+  auto [known, fresh] = m.by_real.try_emplace(grad.unsafeGetTensorImpl(), nullptr);
+  if (!fresh) return;
+  m.sources.push_back({grad, {}, ir::InputKind::Captured, s.name + ".grad"});
+  m.sources.back().grad_of = &s;
+  known->second = &m.sources.back();
+}
+
+void Tracer::note_grad(const at::Tensor& of, const at::Tensor& grad) {
+  impl_->new_grads.emplace_back(of, grad);
+}
+
+c10::SymFloat Tracer::live_number(uint32_t index, double now) {
+  auto step = impl_->numbers->add({Numbers::Op::Live, index}, now);
+  return capture::to_sym_float(impl_->numbers, *step);
+}
+
 void Tracer::accept_unknown_tensors(bool b) { impl_->accept_unknown = b; }
 
 at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
@@ -269,13 +291,14 @@ Value Tracer::Impl::value_of_tensor(const at::Tensor& t) {
 }
 
 std::optional<c10::Scalar> Tracer::Impl::symbolic_number(const at::Tensor& t) const {
-  if (!options.symbolic_number || graph->ctx().num_symbols() == 0) return std::nullopt;
+  if (!options.symbolic_number || (graph->ctx().num_symbols() == 0 && numbers->steps.empty())) return std::nullopt;
   return options.symbolic_number(t);
 }
 
 // A 0-d CPU tensor of a known value, as a node: the compiler folds it into the kernel that reads it.
 Value Tracer::Impl::scalar_value(const at::Tensor& real, bool wrapped) {
   if (auto n = wrapped ? symbolic_number(real) : std::nullopt) {
+    if (n->isSymFloat()) return number_value(capture::step_of(n->toSymFloat()).value());
     if (!n->isSymbolic()) {
       at::Tensor t = at::scalar_tensor(*n, at::TensorOptions(real.scalar_type()));
       return scalar_value(t, true);
@@ -383,6 +406,9 @@ void Tracer::abort() { impl_->stop(); }
 Tracer* Tracer::current() { return current_tracer; }
 bool Tracer::is_fake(const at::Tensor& t) { return as_fake(t) != nullptr; }
 const std::optional<std::string>& Tracer::failure() const { return impl_->failure; }
+void Tracer::note_failure(std::string why) {
+  if (!impl_->failure) impl_->failure = std::move(why);
+}
 void Tracer::set_source_callback(std::function<std::string()> f) { impl_->source_callback = std::move(f); }
 
 namespace {

@@ -2,6 +2,8 @@
 // One Tracer per thread at a time; everything it changes in the process (mode stack, autocast cache, generators, MHA fast path) is restored by
 // finish() or by the destructor, also when an exception passes.
 #pragma once
+#include <c10/core/SymFloat.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,6 +52,12 @@ class Tracer {
   // True: any undeclared real tensor met is also taken as an input by identity (C++ callables); false: it must come from lift_fresh, else
   // CaptureError.
   void accept_unknown_tensors(bool);
+  // What .grad of an input or of a declared source is now; calls read it anew.
+  void declare_grad(const at::Tensor& of, const at::Tensor& grad);
+  // A Python float that calls read anew: number `index` of those they give.
+  c10::SymFloat live_number(uint32_t index, double now);
+  // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
+  void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
   void start();  // pushes the mode
   // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
@@ -66,6 +74,7 @@ class Tracer {
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.
   const std::optional<std::string>& failure() const;
+  void note_failure(std::string);  // the exception that says so may become another one on its way
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);
 

@@ -29,6 +29,8 @@ struct Tracer::Impl final : capture::ModeHandler {
     int64_t real_version = 0;    // when met
     int64_t bumps = 0;           // versions counted during the capture
     torch::autograd::Edge edge;  // where its gradient goes, when it needs one
+    Source* grad_of = nullptr;   // it is the .grad of that one, found anew by every call
+    std::optional<uint32_t> number;  // it is this step of `numbers`
   };
 
   // --- state
@@ -49,6 +51,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   uint32_t num_args = 0;
   std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
   std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
+  std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
+  std::unordered_map<uint32_t, ir::Value> number_values;  // graph inputs that are steps of `numbers`
+  std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
   std::vector<std::pair<ir::Value, ir::Value>> masks;         // masks indexed with, and the positions they set
 
   // --- process state put back at the end
@@ -83,6 +88,14 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Value scalar_value(const at::Tensor& real, bool wrapped);
   std::optional<c10::Scalar> symbolic_number(const at::Tensor&) const;
   at::Tensor constant(const at::Tensor& real);
+
+  // --- numbers that change from call to call (live.cpp)
+  at::Tensor number_tensor(const c10::IValue&);  // a number argument, live or not
+  ir::Value number_value(uint32_t step);
+  std::optional<uint32_t> step_of_value(ir::Value);
+  bool has_live_number(const OpInfo&, const compat::Stack&) const;
+  void decompose_numbers(const OpInfo&, compat::Stack*);
+  void decompose_list(const OpInfo&, compat::Stack*);
 
   // --- one op (dispatch.cpp)
   void dispatch(const c10::OperatorHandle&, compat::Stack*) override;
@@ -146,9 +159,11 @@ struct Tracer::Impl final : capture::ModeHandler {
   void take_gradients(JointProgram&, std::vector<std::pair<ir::Value, ResultSpec>>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;
+  void find_spent(std::vector<at::Tensor>& roots, Program&);
   // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);
   void take_inputs(Program&);
+  std::vector<at::Tensor> with_grads(const std::vector<at::Tensor>& outputs, Program&);
   void count_versions();
   void resume();
   std::unordered_map<const ir::Node*, const StorageState*> output_roots;  // whose memory graph outputs are

@@ -1,0 +1,92 @@
+#include "python/live.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+namespace vitrify::python {
+
+namespace {
+
+const void* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
+
+bool hooked(const at::Tensor& t) { return !torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t); }
+
+}  // namespace
+
+Live::Live(const Program* p, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
+    : program_(p), floats_(std::move(floats)) {
+  for (const at::Tensor& t : watched) grads_.push_back({t, -1, t.grad().defined()});
+  if (!p) return;
+  auto of_input = [&](uint32_t input) -> Grad& {
+    Grad g;
+    if (input < p->num_args) {
+      g.arg = static_cast<int32_t>(input);
+    } else {
+      g.of = p->captured[input - p->num_args];
+    }
+    for (Grad& known : grads_)
+      if (g.arg >= 0 ? known.arg == g.arg : known.of.is_same(g.of)) return known;
+    g.defined = (g.arg >= 0 ? THPVariable_Unpack(args[input].get()) : g.of).grad().defined();
+    return grads_.emplace_back(std::move(g));
+  };
+  for (const LiveInput& in : p->live) {
+    if (in.grad_of < 0) continue;
+    Grad& g = of_input(static_cast<uint32_t>(in.grad_of));
+    const at::Tensor& grad = (g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)].get()) : g.of).grad();
+    if (!grad.defined()) continue;
+    g.read = true;
+    g.meta = TensorMeta::of(grad, nullptr);
+    for (const Mutation& m : p->mutations) apart_ = apart_ || m.input == in.input;
+  }
+  for (const GradWrite& w : p->grad_writes) of_input(w.input).written = true;
+}
+
+bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const {
+  c10::SmallVector<const void*, 16> storages;
+  for (const Grad& g : grads_) {
+    const at::Tensor& t = g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)]) : g.of;
+    const at::Tensor& grad = t.grad();
+    if (grad.defined() != g.defined) return false;
+    if (g.read && !g.meta.matches(grad.unsafeGetTensorImpl())) return false;
+    if ((g.written || g.read) && hooked(t)) return false;
+    if (apart_ && g.read) storages.push_back(storage_of(grad));
+  }
+  if (apart_) {
+    for (PyObject* a : args) storages.push_back(storage_of(THPVariable_Unpack(a)));
+    for (const at::Tensor& t : program_->captured)
+      if (t.defined()) storages.push_back(storage_of(t));
+    size_t grads = 0;
+    for (const Grad& g : grads_) grads += g.read;
+    const auto first = storages.begin(), middle = first + static_cast<std::ptrdiff_t>(grads);
+    std::sort(first, middle);
+    if (std::adjacent_find(first, middle) != middle) return false;
+    for (auto it = middle; it != storages.end(); ++it)
+      if (std::binary_search(first, middle, *it)) return false;
+  }
+  floats.clear();
+  for (const Float& f : floats_) {
+    PyObject* v = PyDict_GetItemWithError(f.dict.get(), f.key.get());
+    if (v && f.index >= 0) v = PyTuple_CheckExact(v) && PyTuple_GET_SIZE(v) > f.index ? PyTuple_GET_ITEM(v, f.index) : nullptr;
+    if (!v || !PyFloat_CheckExact(v)) {
+      PyErr_Clear();
+      return false;
+    }
+    floats.push_back(PyFloat_AS_DOUBLE(v));
+  }
+  if (!program_ || !program_->numbers || program_->numbers->checks.empty()) return true;
+  c10::SmallVector<const at::Tensor*, 32> inputs;
+  for (PyObject* a : args) inputs.push_back(&THPVariable_Unpack(a));
+  for (const at::Tensor& t : program_->captured) inputs.push_back(&t);
+  static thread_local std::vector<double> values;
+  return floats.size() >= program_->numbers->num_live && program_->numbers->eval(floats.data(), inputs.data(), values);
+}
+
+void Live::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
+  for (const Float& x : floats_)
+    for (const Ref* r : {&x.dict, &x.key})
+      if (!result && *r) result = f(r->get(), arg);
+}
+
+}  // namespace vitrify::python

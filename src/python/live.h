@@ -1,0 +1,36 @@
+// What a compiled entry reads anew at every call: gradients of tensors it knows, and Python floats.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "python/tree.h"
+#include "torch/program.h"
+
+namespace vitrify::python {
+
+class Live {
+ public:
+  struct Float {  // dict[key], or dict[key][index] of a tuple
+    Ref dict, key;
+    int64_t index = -1;
+  };
+  // `watched`: tensors whose .grad the program may look at. `args` as they are now.
+  Live(const Program*, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats);
+  // Gradients and floats are as the plan needs them. `floats`: what they are now.
+  bool check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const;
+  void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
+
+ private:
+  struct Grad {
+    at::Tensor of;
+    int32_t arg = -1;  // or of this argument
+    bool defined = false, written = false, read = false;
+    TensorMeta meta;  // when read
+  };
+  const Program* program_;  // of the entry's graph
+  std::vector<Grad> grads_;
+  std::vector<Float> floats_;
+  bool apart_ = false;  // gradients are written in place: each has memory of its own
+};
+
+}  // namespace vitrify::python

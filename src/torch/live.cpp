@@ -1,0 +1,253 @@
+// Numbers that change from call to call, as ops meet them: an op takes a tensor in place of such a number; foreach ops become one op per tensor.
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include "torch/convert.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using c10::IValue;
+using capture::as_fake;
+using capture::fail;
+using capture::OpInfo;
+using compat::Stack;
+using ir::TensorType;
+using ir::Value;
+
+namespace {
+
+bool is_live(const IValue& v) { return v.isSymFloat() && capture::step_of(v.toSymFloat()).has_value(); }
+
+// Where two ops compute the same, the one that takes tensors: "aten::mul.Scalar" and "aten::mul.Tensor".
+std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
+  static const std::unordered_map<std::string, std::string> others = {{"Tensor_Scalar", "Tensor_Tensor"}, {"", "Tensor"}};
+  std::vector<std::string> overloads{"Tensor"};
+  if (auto it = others.find(s.overload_name()); it != others.end()) overloads.insert(overloads.begin(), it->second);
+  for (const std::string& overload : overloads) {
+    auto h = c10::Dispatcher::singleton().findSchema({s.name(), overload});
+    if (!h || h->schema().arguments().size() < s.arguments().size()) continue;
+    bool same = true;
+    const auto &a = s.arguments(), &b = h->schema().arguments();
+    for (size_t i = 0; i < b.size(); ++i)
+      same = same && (i < a.size() ? a[i].name() == b[i].name() : b[i].default_value().has_value());
+    if (same) return h;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+// As c10::scalar_to_tensor gives it to ops.
+at::Tensor Tracer::Impl::number_tensor(const IValue& v) {
+  if (is_live(v)) return new_tensor(number_value(*capture::step_of(v.toSymFloat())));
+  const c10::Scalar s = v.toScalar();
+  at::Tensor t = at::detail::scalar_tensor_static(s, s.isFloatingPoint() ? at::kDouble : s.isBoolean() ? at::kBool : at::kLong, at::kCPU);
+  t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
+}
+
+Value Tracer::Impl::number_value(uint32_t step) {
+  Value& v = number_values[step];
+  if (v) return v;
+  TensorType type;
+  type.dtype = DType::F64;
+  type.wrapped_number = true;
+  sources.push_back({{}, {}, ir::InputKind::Captured, fmt::format("number{}", number_values.size() - 1)});
+  sources.back().input = static_cast<int32_t>(inputs.size());
+  sources.back().number = step;
+  inputs.push_back(&sources.back());
+  return v = graph->add_input(ir::InputKind::Captured, sources.back().name, type);
+}
+
+// What a 0-d value of the graph will be, if it follows from inputs by arithmetic that rounds as ATen's does.
+std::optional<uint32_t> Tracer::Impl::step_of_value(Value v) {
+  using Op = Numbers::Op;
+  const TensorType& type = v.type();
+  if (type.dim() || type.device.kind != DeviceKind::CPU || !is_float(type.dtype)) return std::nullopt;
+  const at::ScalarType scalar_type = scalar_type_of(type);
+  const bool exact = type.dtype == DType::F64 || type.dtype == DType::F32;
+  const ir::Node& n = *v.node;
+  const std::string& name = n.op->name;
+  auto rounded = [&](std::optional<uint32_t> s) {
+    return s && type.dtype != DType::F64 ? numbers->add({Op::Round, *s, 0, 0, scalar_type}) : s;
+  };
+  auto operand = [&](const ir::Arg& a) -> std::optional<uint32_t> {
+    if (auto* d = std::get_if<double>(&a)) return rounded(numbers->add({Op::Constant, 0, 0, *d}));
+    if (auto* i = std::get_if<sym::Int>(&a)) return i->is_const() ? rounded(numbers->add({Op::Constant, 0, 0, double(i->value())})) : std::nullopt;
+    if (auto* x = std::get_if<Value>(&a)) {
+      if (x->node->op->name == "aten::scalar_tensor") {  // also of integers
+        const ir::Arg& c = x->node->args[0];
+        if (auto* d = std::get_if<double>(&c)) return rounded(numbers->add({Op::Constant, 0, 0, *d}));
+        if (auto* i = std::get_if<sym::Int>(&c); i && i->is_const()) return rounded(numbers->add({Op::Constant, 0, 0, double(i->value())}));
+        return std::nullopt;
+      }
+      return rounded(step_of_value(*x));
+    }
+    return std::nullopt;
+  };
+  if (name == "graph::input") {
+    const Source& s = *inputs[static_cast<size_t>(std::get<sym::Int>(n.args[0]).value())];
+    if (s.number) return s.number;
+    if (!s.real.defined() || !s.real.device().is_cpu() || s.grad_of) return std::nullopt;
+    for (uint32_t i = 0; i < numbers->steps.size(); ++i)
+      if (numbers->steps[i].op == Op::Item && numbers->steps[i].a == static_cast<uint32_t>(s.input)) return i;
+    at::Tensor now = s.real.detach();
+    double value = 0;
+    {
+      c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKeySet(c10::DispatchKey::Python));
+      value = scalar_type == at::kDouble  ? *now.const_data_ptr<double>()
+              : scalar_type == at::kFloat ? *now.const_data_ptr<float>()
+                                          : static_cast<double>(now.item().toDouble());
+    }
+    return numbers->add({Op::Item, static_cast<uint32_t>(s.input)}, value);
+  }
+  if (name == "aten::scalar_tensor") return operand(Value(v));
+  if (name == "aten::clone" || name == "aten::_to_copy") {
+    auto* from = std::get_if<Value>(&n.args[0]);
+    return from && is_float(from->type().dtype) ? operand(n.args[0]) : std::nullopt;
+  }
+  if (!exact) return std::nullopt;
+  if (name == "aten::neg") {
+    auto a = operand(n.args[0]);
+    return a ? numbers->add({Op::Neg, *a}) : std::nullopt;
+  }
+  if (name == "aten::sqrt") {
+    auto a = operand(n.args[0]);
+    return a ? rounded(numbers->add({Op::Sqrt, *a})) : std::nullopt;
+  }
+  static const std::unordered_map<std::string_view, Op> binary = {
+      {"aten::add.Tensor", Op::Add}, {"aten::sub.Tensor", Op::Sub}, {"aten::mul.Tensor", Op::Mul}, {"aten::div.Tensor", Op::Div}};
+  auto it = binary.find(name);
+  if (it == binary.end()) return std::nullopt;
+  if (n.args.size() > 2) {  // a factor is another rounding
+    auto* d = std::get_if<double>(&n.args[2]);
+    auto* i = std::get_if<sym::Int>(&n.args[2]);
+    if (!(d && *d == 1) && !(i && i->is(1))) return std::nullopt;
+  }
+  auto a = operand(n.args[0]), b = operand(n.args[1]);
+  return a && b ? rounded(numbers->add({it->second, *a, *b})) : std::nullopt;
+}
+
+bool Tracer::Impl::has_live_number(const OpInfo& info, const Stack& stack) const {
+  if (numbers->steps.empty()) return false;
+  const size_t n = info.args.size();
+  for (size_t i = 0; i < n; ++i) {
+    const IValue& v = stack[stack.size() - n + i];
+    if (is_live(v)) return true;
+    if (info.args[i] == ArgKind::ScalarList && v.isList())
+      for (const IValue& e : v.toListRef())
+        if (is_live(e)) return true;
+  }
+  return false;
+}
+
+// The mode is on the stack: what is called here arrives as ops of its own.
+void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
+  const c10::FunctionSchema& schema = info.op.schema();
+  const size_t n = info.args.size();
+  Stack a(stack->end() - static_cast<std::ptrdiff_t>(n), stack->end());
+  const std::string& base = schema.name();
+  const bool in_place = base.ends_with("_");
+  const std::string op = in_place ? base.substr(0, base.size() - 1) : base;
+  auto finish = [&](const at::Tensor& t) {
+    stack->erase(stack->end() - static_cast<std::ptrdiff_t>(n), stack->end());
+    stack->emplace_back(in_place ? a[0].toTensor() : t);
+  };
+  auto refuse = [&]() { fail(fmt::format("{} takes a number that changes from call to call", info.name)); };
+  auto T = [&](size_t i) { return number_tensor(a[i]); };
+  auto times = [&](const at::Tensor& t, size_t i) {
+    if (!t.is_floating_point() && !t.is_complex()) refuse();
+    return is_live(a[i]) ? t.mul(T(i)) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
+  };
+  const bool out = schema.is_mutable() && !in_place;
+  if (out) refuse();
+
+  if (op == "aten::add" || op == "aten::sub" || op == "aten::rsub") {  // self, other, alpha
+    at::Tensor other = a[1].isTensor() ? a[1].toTensor() : T(1);
+    if (is_live(a[2])) other = times(other, 2);
+    const c10::Scalar alpha = is_live(a[2]) ? c10::Scalar(1) : a[2].toScalar();
+    const at::Tensor self = a[0].toTensor();
+    if (op == "aten::rsub") return finish(at::sub(other, self, alpha));
+    if (op == "aten::add") return finish(in_place ? self.add_(other, alpha) : self.add(other, alpha));
+    return finish(in_place ? self.sub_(other, alpha) : self.sub(other, alpha));
+  }
+  if (op == "aten::addcmul" || op == "aten::addcdiv") {  // self, tensor1, tensor2, value
+    const at::Tensor self = a[0].toTensor(), scaled = times(a[1].toTensor(), 3);
+    const at::Tensor term = op == "aten::addcmul" ? scaled.mul(a[2].toTensor()) : scaled.div(a[2].toTensor());
+    return finish(in_place ? self.add_(term) : self.add(term));
+  }
+  if (op == "aten::lerp") {  // self, end, weight; which of two forms eager takes depends on the weight
+    const at::Tensor self = a[0].toTensor(), end = a[1].toTensor();
+    if (!self.is_floating_point()) refuse();
+    const uint32_t w = *capture::step_of(a[2].toSymFloat());
+    auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
+    const bool small = numbers->compare(Numbers::Compare::Lt, w, constant(0.5)) && numbers->compare(Numbers::Compare::Lt, constant(-0.5), w);
+    const at::Tensor distance = end.sub(self);
+    if (small) {
+      const at::Tensor step = distance.mul(T(2));
+      return finish(in_place ? self.add_(step) : self.add(step));
+    }
+    const uint32_t rest = *numbers->add({Numbers::Op::Sub, constant(1), w});
+    const at::Tensor r = end.sub(distance.mul(number_tensor(capture::to_sym_float(numbers, rest))));
+    return finish(in_place ? self.copy_(r) : r);
+  }
+  if (op == "aten::clamp" || op == "aten::clamp_min" || op == "aten::clamp_max") {
+    std::optional<at::Tensor> low, high;
+    if (op == "aten::clamp_max") {
+      high = T(1);
+    } else {
+      if (!a[1].isNone()) low = T(1);
+      if (n > 2 && !a[2].isNone()) high = T(2);
+    }
+    const at::Tensor self = a[0].toTensor(), r = self.clamp(low, high);
+    return finish(in_place ? self.copy_(r) : r);
+  }
+  if (op == "aten::fill") {
+    const at::Tensor self = a[0].toTensor();
+    if (in_place) return finish(self.copy_(T(1)));
+    return finish(at::empty_like(self).copy_(T(1)));
+  }
+  if (op == "aten::full" || op == "aten::full_like" || op == "aten::new_full" || op == "aten::scalar_tensor") {
+    at::Tensor t;
+    Stack plain = a;
+    IValue value;
+    for (IValue& v : plain)
+      if (is_live(v)) value = std::exchange(v, IValue(0.0));
+    info.op.callBoxed(&plain);
+    return finish(plain[0].toTensor().copy_(number_tensor(value)));
+  }
+  // The rest computes with a tensor in the number's place what it computes with the number.
+  auto form = tensor_form(schema);
+  if (op == "aten::pow" && schema.overload_name() == "Scalar") form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
+  if (op == "aten::masked_fill") form = c10::Dispatcher::singleton().findSchema({base, "Tensor"});
+  if (!form) refuse();
+  Stack call = a;
+  for (size_t i = 0; i < n; ++i)
+    if (is_live(call[i])) call[i] = number_tensor(call[i]);
+  form->callBoxed(&call);
+  finish(call[0].toTensor());
+}
+
+// ATen's own loops over the lists.
+void Tracer::Impl::decompose_list(const OpInfo& info, Stack* stack) {
+  if (!info.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) fail(fmt::format("calls {}, which cannot be captured", info.name));
+  const size_t n = info.args.size();
+  std::vector<at::Tensor> written;
+  for (size_t i = 0; i < n; ++i) {
+    const IValue& v = (*stack)[stack->size() - n + i];
+    auto* alias = info.op.schema().arguments()[i].alias_info();
+    if (!alias || !alias->isWrite()) continue;
+    if (!v.isTensorList()) fail(fmt::format("calls {}, which cannot be captured", info.name));
+    for (const at::Tensor& t : v.toTensorVector()) written.push_back(t);
+  }
+  info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+  // Eager's kernels count one write, however many ops they are here; for other ops the layer above does.
+  for (const at::Tensor& t : written) {
+    const at::Tensor f = fake_of(t);
+    if (!f.is_inference()) f.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace vitrify
