@@ -147,6 +147,8 @@ class Floats:
     def __init__(self, groups, live):
         self.values, self.where = [], []  # (group, key, value); per float: (group, key, index in a tuple or -1)
         self.replaced = []
+        # The fused ops take numbers only; what they compute is what the loop over the parameters computes.
+        self.values += [(group, "fused", True, name) for group, name in groups if group.get("fused") is True]
         for group, name in groups:
             for k, v in group.items():
                 if live(group, k):
@@ -156,7 +158,9 @@ class Floats:
     def replace(self, session):
         n = 0
         for group, k, v, name in self.values:
-            if type(v) is float:
+            if k == "fused":
+                new = False
+            elif type(v) is float:
                 new = session.live_number(n, v)
                 n += 1
             else:

@@ -1,0 +1,9 @@
+import pytest
+import vitrify
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    vitrify.reset()
+    yield
+    vitrify.reset()
