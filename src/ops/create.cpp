@@ -232,6 +232,8 @@ const OpRow kRows[] = {
     {"aten::uniform", ir::kRandom, nullptr, nullptr},
     {"aten::exponential", ir::kRandom, nullptr, nullptr},
     {"aten::multinomial", ir::kRandom, nullptr, nullptr},
+    {"vitrify::bernoulli", ir::kRandom, nullptr, nullptr},
+    {"vitrify::uniform", ir::kRandom, nullptr, nullptr},
 };
 
 }  // namespace

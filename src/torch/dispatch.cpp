@@ -6,6 +6,7 @@
 #include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
+#include "torch/random.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -323,8 +324,39 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         call.types[i].strides = ops::strides_for(format, call.types[i].sizes);
   }
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
-  call.node = append(info, std::move(converted), call.types);
+  call.node = draw_in_bulk(info, converted, call.types);
+  if (!call.node) call.node = append(info, std::move(converted), call.types);
   return call;
+}
+
+// Draws from the default CPU generator as ops of ours, where those give the same numbers: a mask is kept as a byte, and nothing reads the memory that
+// is drawn into. Null where they do not.
+ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>& args, const Types& types) {
+  if (!(info.flags & ir::kRandom) || types.size() != 1 || !is_native(types[0].dtype) || types[0].device.kind != DeviceKind::CPU ||
+      !types[0].is_contiguous())
+    return nullptr;
+  const TensorType& type = types[0];
+  for (const Arg& a : args)
+    if (std::holds_alternative<ir::OpaqueArg>(a)) return nullptr;  // a generator of the program's
+  auto number = [&](size_t i) {
+    auto* d = std::get_if<double>(&args[i]);
+    return d ? *d : -1.0;
+  };
+  const bool coins = info.name == "aten::bernoulli.p" && number(1) >= 0 && number(1) <= 1;
+  const bool uniform = type.dtype == DType::F32 && (info.name == "aten::rand" || info.name == "aten::rand_like" ||
+                                                    (info.name == "aten::uniform" && number(1) == 0 && number(2) == 1));
+  if (!coins && !uniform) return nullptr;
+  {
+    capture::Paused paused;
+    if (!draws_as_aten()) return nullptr;
+  }
+  const std::vector<sym::Int> sizes(type.sizes.begin(), type.sizes.end());
+  if (uniform) return append("vitrify::uniform", {sizes}, {type});
+  TensorType coin = type;
+  coin.dtype = DType::Bool;
+  coin.wrapped_number = false;
+  const Value mask = append("vitrify::bernoulli", {sizes, number(1)}, {coin})->out();
+  return cast(mask, type).node;
 }
 
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {

@@ -123,6 +123,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize, bool real = false);
   bool same_sizes(const ir::Dims&, const ir::Dims&);  // guards
   Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
+  ir::Node* draw_in_bulk(const OpInfo&, const std::vector<ir::Arg>& args, const Types&);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
   ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);
 
