@@ -4,6 +4,7 @@
 
 #include "ops/activation.h"
 #include "ops/norm.h"
+#include "ops/pool.h"
 
 namespace vitrify::ops {
 namespace {
@@ -12,7 +13,7 @@ const std::unordered_map<std::string_view, const OpRow*>& table() {
   static const auto rows = [] {
     std::unordered_map<std::string_view, const OpRow*> m;
     for (auto family : {pointwise_rows(), activation_rows(), activation_gradient_rows(), reduction_rows(), norm_rows(), norm_gradient_rows(),
-                        loss_rows(), view_rows(), create_rows(), concat_rows(), index_rows(), pool_rows(), extern_rows()})
+                        loss_rows(), view_rows(), create_rows(), concat_rows(), index_rows(), pool_rows(), pool_gradient_rows(), extern_rows()})
       for (auto& row : family) {
         const bool fresh = m.emplace(row.name, &row).second;
         VT_CHECK(fresh, "two rows for {}", row.name);

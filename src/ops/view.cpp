@@ -1,6 +1,8 @@
 // Views and their inverses (scatters of a slice). A view moves no data: it rewrites indices.
 #include "ops/view.h"
 
+#include <algorithm>
+
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -253,6 +255,73 @@ bool lower_diagonal_backward(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// Memory without gaps or overlaps: dims from the outermost, those of size 1 left out.
+std::optional<std::vector<size_t>> dense_order(const Dims& sizes, const Dims& strides) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (!sizes[d].is_const() || !strides[d].is_const() || sizes[d].value() == 0) return std::nullopt;
+    if (!sizes[d].is(1)) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t x, size_t y) { return strides[x].value() > strides[y].value(); });
+  int64_t expect = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    if (strides[order[k]].value() != expect) return std::nullopt;
+    expect *= sizes[order[k]].value();
+  }
+  return order;
+}
+// The index that lies at place `p` of such memory.
+Index index_at(Int p, const Dims& sizes, const Dims& strides, const std::vector<size_t>& order) {
+  Index i(sizes.size(), Int(0));
+  for (size_t k = 0; k < order.size(); ++k) {
+    const Int q = sym::floordiv(p, strides[order[k]]);
+    i[order[k]] = k == 0 ? q : sym::mod(q, sizes[order[k]]);
+  }
+  return i;
+}
+Int place_of(const Index& i, const Dims& strides) {
+  Int p = 0;
+  for (size_t d = 0; d < i.size(); ++d) p += i[d] * strides[d];
+  return p;
+}
+Int numel_of(const Dims& sizes) {
+  Int n = 1;
+  for (Int s : sizes) n = n * s;
+  return n;
+}
+Dims dims_of(const std::vector<Int>& v) { return {v.begin(), v.end()}; }
+
+// Another geometry on the memory of a dense tensor, from where that begins.
+bool lower_as_strided(const Args& a, std::vector<Tensor>& r) {
+  Tensor x = a.tensor(0);
+  const TensorType& type = *type_of(a.n.args[0]);
+  const auto order = dense_order(type.sizes, type.strides);
+  const Dims strides = dims_of(a.ints(2));
+  if (!order || (!a.none(3) && !a.integer(3).is(0))) return false;
+  for (size_t d = 0; d < strides.size(); ++d)
+    if (!strides[d].is_const() || !a.out().sizes[d].is_const()) return false;
+  if (x.sizes == a.out().sizes && dense_order(a.out().sizes, strides) == order) {  // other strides of dims of size 1
+    r.push_back(x);
+    return true;
+  }
+  r.push_back(a.L.view(x, a.out().sizes, [=, sizes = type.sizes, own = type.strides, order = *order](const Index& i) {
+    return index_at(place_of(i, strides), sizes, own, order);
+  }));
+  return true;
+}
+// (self, src, size, stride, offset), where src goes over all of self
+bool lower_as_strided_scatter(const Args& a, std::vector<Tensor>& r) {
+  Tensor src = a.tensor(1);
+  const TensorType& type = *type_of(a.n.args[0]);
+  const Dims sizes = dims_of(a.ints(2)), strides = dims_of(a.ints(3));
+  const auto own = dense_order(type.sizes, type.strides), order = dense_order(sizes, strides);
+  if (!own || !order || !(numel_of(type.sizes) == numel_of(sizes)) || (!a.none(4) && !a.integer(4).is(0)) || src.dtype != a.out().dtype) return false;
+  r.push_back(a.L.view(src, a.out().sizes, [=, own_strides = type.strides, order = *order](const Index& i) {
+    return index_at(place_of(i, own_strides), sizes, strides, order);
+  }));
+  return true;
+}
+
 constexpr uint32_t V = ir::kView;
 const OpRow kRows[] = {
     {"aten::view", V, shape_view, lower<lower_reshape>},
@@ -316,7 +385,8 @@ const OpRow kRows[] = {
     {"aten::slice_backward", 0, shape_backward_of_view, lower<lower_slice_backward>},
     {"aten::select_backward", 0, shape_backward_of_view, lower<lower_select_backward>},
     {"aten::diagonal_backward", 0, shape_backward_of_view, lower<lower_diagonal_backward>},
-    {"aten::as_strided", V, shape_as_strided, nullptr},
+    {"aten::as_strided", V, shape_as_strided, lower<lower_as_strided>},
+    {"aten::as_strided_scatter", 0, nullptr, lower<lower_as_strided_scatter>},
     {"aten::view_as_real", V, nullptr, nullptr},
     {"aten::view_as_complex", V, nullptr, nullptr},
 };
