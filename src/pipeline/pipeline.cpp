@@ -75,7 +75,8 @@ void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
   if (changed && wants_dump(o, "graph")) dump(o, s.name, "graph", ir::print(g));
 }
 
-std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra) {
+std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra,
+                                       const schedule::Destinations& destinations) {
   if (wants_dump(o, "graph")) dump(o, "capture", "graph", ir::print(*graph));
   if (o.verify) ir::verify(*graph);
   for (auto& s : graph_stages()) run_stage(s, *graph, o);
@@ -83,7 +84,7 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
   if (!extra.empty())
     for (auto& s : graph_stages()) run_stage(s, *graph, o);  // what the door's passes opened up
 
-  schedule::Scheduled sched = timed("schedule", [&] { return schedule::schedule(graph, o); });
+  schedule::Scheduled sched = timed("schedule", [&] { return schedule::schedule(graph, o, destinations); });
   if (wants_dump(o, "loops")) {
     std::string text = schedule::print(*sched.plan);
     for (auto& k : sched.kernels) text += loop::print(k) + "\n";

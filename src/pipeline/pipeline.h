@@ -7,6 +7,7 @@
 
 #include "ir/graph.h"
 #include "runtime/plan.h"
+#include "schedule/schedule.h"
 #include "support/options.h"
 
 namespace vitrify::pipeline {
@@ -24,6 +25,7 @@ const std::vector<Stage>& graph_stages();
 void run_stage(const Stage&, ir::Graph&, const Options&);
 
 // Runs every stage and the code generator.
-std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph>, const Options&, const std::vector<Stage>& extra_graph_stages = {});
+std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph>, const Options&, const std::vector<Stage>& extra_graph_stages = {},
+                                       const schedule::Destinations& = {});
 
 }  // namespace vitrify::pipeline

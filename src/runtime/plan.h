@@ -43,6 +43,7 @@ struct TensorRef {
 struct Launch {
   uint32_t kernel = 0;          // index into Plan::kernels
   std::vector<uint32_t> slots;  // one per non-scratch buffer
+  std::vector<char> writes;     // parallel to slots
   std::vector<Int> sizes;       // kernel size arguments
   Int iterations = 0;           // flattened parallel iterations
   Int scratch_bytes = 0;        // per thread
@@ -69,7 +70,8 @@ struct KernelRef {
 
 struct Output {
   bool defined = true;
-  TensorRef ref;  // an Output slot whole, or a view of an Input, Constant or Extern slot
+  bool in_place = false;  // made in the memory of the input it goes to, which `ref` is
+  TensorRef ref;          // an Output slot whole, or a view of an Input, Constant or Extern slot
 };
 
 struct Plan {

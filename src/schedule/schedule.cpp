@@ -20,11 +20,14 @@ std::vector<Int> to_vector(const Dims& d) { return {d.begin(), d.end()}; }
 struct PlanBuilder {
   const LoopProgram& program;
   runtime::Plan& plan;
+  const std::vector<int32_t>& overwritten;  // by buffer: the input in whose memory it is made, or -1
   std::vector<int32_t> slot_of;
 
-  explicit PlanBuilder(const LoopProgram& p, runtime::Plan& out) : program(p), plan(out), slot_of(p.buffers.size(), -1) {}
+  PlanBuilder(const LoopProgram& p, runtime::Plan& out, const std::vector<int32_t>& overwritten_)
+      : program(p), plan(out), overwritten(overwritten_), slot_of(p.buffers.size(), -1) {}
 
   uint32_t slot(uint32_t b) {
+    if (overwritten[b] >= 0) b = static_cast<uint32_t>(overwritten[b]);
     if (slot_of[b] >= 0) return static_cast<uint32_t>(slot_of[b]);
     const BufferInfo& info = program.buffers[b];
     runtime::Slot s;
@@ -59,9 +62,68 @@ struct PlanBuilder {
   TensorRef ref(const Tensor& t) { return {slot(static_cast<uint32_t>(t.buffer)), to_vector(t.sizes), to_vector(t.strides), t.offset}; }
 };
 
+// Does this group write `b`, element by element, after it has read for the last time what `b` overwrites?
+bool overwrites_elementwise(const Group& g, uint32_t b, uint32_t old) {
+  if (g.ext || g.reduces || g.parts.front().node.scatter) return false;
+  const loop::Instr* store = nullptr;
+  for (const Part& p : g.parts) {
+    for (const loop::Instr& i : p.node.body.instrs) {
+      if (i.op != loop::Op::store || i.buf != b) continue;
+      if (store || i.b != loop::kNoValue) return false;
+      store = &i;
+    }
+    if (!p.node.epilogue.empty()) return false;
+  }
+  if (!store) return false;
+  bool stored = false;
+  for (const Part& p : g.parts)
+    for (const loop::Instr& i : p.node.body.instrs) {
+      if (i.op == loop::Op::load && i.buf == old && (stored || !(i.at == store->at))) return false;
+      if (i.op == loop::Op::store && i.buf == old) return false;
+      stored = stored || &i == store;
+    }
+  return true;
+}
+
+// Outputs that can be made in the memory they will go to. From the first such write on nothing may fail: the call could not be taken back.
+std::vector<int32_t> find_in_place(const LoopProgram& program, const std::vector<Group>& groups, const Destinations& destinations) {
+  std::vector<int32_t> overwritten(program.buffers.size(), -1);
+  if (destinations.empty()) return overwritten;
+  size_t safe = 0;  // groups from here on do not fail
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const bool faults = std::any_of(groups[g].parts.begin(), groups[g].parts.end(), [](const Part& p) { return p.node.body.may_fault; });
+    if (groups[g].ext || faults) safe = g + 1;
+  }
+  std::vector<std::vector<size_t>> readers(program.buffers.size()), writers(program.buffers.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].ext)
+      for (auto& t : groups[g].ext->operands) readers[static_cast<size_t>(t.buffer)].push_back(g);
+    for (auto& p : groups[g].parts) {
+      for (uint32_t b : p.node.reads) readers[b].push_back(g);
+      for (uint32_t b : p.node.writes) writers[b].push_back(g);
+    }
+  }
+  std::vector<char> taken(program.buffers.size());  // inputs that are results as they are, or written already
+  for (auto& o : program.outputs)
+    if (o) taken[static_cast<size_t>(o->buffer)] = 1;
+  for (size_t o = 0; o < destinations.size(); ++o) {
+    if (destinations[o] < 0 || !program.outputs[o]) continue;
+    const auto b = static_cast<uint32_t>(program.outputs[o]->buffer), old = program.inputs[static_cast<size_t>(destinations[o])];
+    const BufferInfo &made = program.buffers[b], &place = program.buffers[old];
+    if (made.role != BufferRole::Output || made.dtype != place.dtype || !(made.sizes == place.sizes) || !(made.strides == place.strides)) continue;
+    if (taken[old] || writers[b].size() != 1) continue;
+    const size_t w = writers[b][0];
+    const bool last = std::all_of(readers[old].begin(), readers[old].end(), [w](size_t g) { return g <= w; });
+    if (w < safe || !last || !overwrites_elementwise(groups[w], b, old)) continue;
+    overwritten[b] = static_cast<int32_t>(old);
+    taken[old] = 1;
+  }
+  return overwritten;
+}
+
 }  // namespace
 
-Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
+Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, const Destinations& destinations) {
   LoopProgram program = lower_graph(*graph);
   FuseOptions fo;
   fo.enabled = options.fusion != "off" && !options.disabled("fuse");
@@ -96,7 +158,8 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
   out.plan = std::make_shared<runtime::Plan>();
   runtime::Plan& plan = *out.plan;
   plan.graph = graph;
-  PlanBuilder pb(program, plan);
+  const std::vector<int32_t> overwritten = find_in_place(program, groups, destinations);
+  PlanBuilder pb(program, plan, overwritten);
   for (uint32_t b : program.inputs)
     if (b != UINT32_MAX) pb.slot(b);
   std::unordered_multimap<uint64_t, uint32_t> known;
@@ -116,6 +179,12 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
         }))
       continue;
     BuiltKernel built = build_kernel(program, g, needed);
+    for (size_t k = 0; k < built.buffers.size(); ++k) {
+      const int32_t old = overwritten[built.buffers[k]];
+      if (old < 0) continue;
+      const auto at = std::find(built.buffers.begin(), built.buffers.end(), static_cast<uint32_t>(old));
+      if (at != built.buffers.end()) built.kernel.buffers[k].inplace_of = static_cast<int32_t>(at - built.buffers.begin());
+    }
     if (options.verify) loop::verify(built.kernel);
     const uint64_t h = loop::structural_hash(built.kernel);
     uint32_t index = UINT32_MAX;
@@ -133,6 +202,8 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
     runtime::Launch l;
     l.kernel = index;
     for (uint32_t b : built.buffers) l.slots.push_back(pb.slot(b));
+    for (auto& b : built.kernel.buffers)
+      if (b.kind != loop::BufferKind::Scratch) l.writes.push_back(b.kind != loop::BufferKind::In);
     l.sizes = built.kernel.sizes;
     l.iterations = built.iterations;
     l.grain = built.grain;
@@ -143,9 +214,9 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options) {
   }
   for (auto& o : program.outputs) {
     if (!o)
-      plan.outputs.push_back({false, {}});
+      plan.outputs.push_back({false, false, {}});
     else
-      plan.outputs.push_back({true, pb.ref(*o)});
+      plan.outputs.push_back({true, overwritten[static_cast<size_t>(o->buffer)] >= 0, pb.ref(*o)});
   }
   for (uint32_t id = 0; id < program.ctx->num_symbols(); ++id) {  // also those no slot has: a size may be read as a number only
     const auto kind = program.ctx->symbol_info(program.ctx->symbol_at(id)).kind;

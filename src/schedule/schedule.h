@@ -13,7 +13,10 @@ struct Scheduled {
   std::vector<loop::Kernel> kernels;    // distinct ones; plan->kernels is parallel to it
 };
 
-Scheduled schedule(std::shared_ptr<ir::Graph>, const Options&);
+// Per graph output, the input whose memory it goes to once the plan has run, or -1; empty: none does. A plan makes it there at once if it can.
+using Destinations = std::vector<int32_t>;
+
+Scheduled schedule(std::shared_ptr<ir::Graph>, const Options&, const Destinations& = {});
 std::string print(const runtime::Plan&);
 
 }  // namespace vitrify::schedule

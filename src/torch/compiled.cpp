@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -31,6 +32,8 @@ struct Context {
   std::vector<at::Tensor> live;  // one per Program::live
   std::vector<double> numbers;
   std::vector<std::shared_ptr<const FrozenValues>> frozen;
+  std::vector<const void*> addresses;  // of the inputs, when it was last seen that those overwritten overlap no other
+  std::vector<at::Tensor> stand_ins;   // copies of those overwritten, when they do
 };
 
 // Contexts not in use. The common case, one caller at a time, is one atomic exchange.
@@ -91,6 +94,19 @@ double estimate(const runtime::Plan& plan) {
   return us;
 }
 
+// Values written back may be made where they go to, unless they are results as well.
+schedule::Destinations destinations_of(const Program& p) {
+  std::vector<int32_t> times(p.graph->outputs.size());
+  for (const Mutation& m : p.mutations)
+    if (!m.metadata_only) ++times[m.output];
+  for (const ResultSpec& r : p.results)
+    if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) times[r.index] = 0;
+  schedule::Destinations to(times.size(), -1);
+  for (const Mutation& m : p.mutations)
+    if (!m.metadata_only && times[m.output] == 1) to[m.output] = static_cast<int32_t>(m.input);
+  return to;
+}
+
 class Compiled final : public CompiledGraph {
  public:
   Compiled(Program program, const Options& options) : program_(std::move(program)) {
@@ -111,12 +127,13 @@ class Compiled final : public CompiledGraph {
       if (sym::Int s = graph.ctx().symbol_at(i);
           graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args))
         found.push_back(s);
+    const schedule::Destinations destinations = destinations_of(program_);
     {
       struct DefaultFloat {  // rules of types ask for it while lowering too
         DType before = std::exchange(ops::default_float(), to_dtype(c10::get_default_dtype_as_scalartype()));
         ~DefaultFloat() { ops::default_float() = before; }
       } default_float;
-      plan_ = pipeline::compile(program_.graph, options, torch_stages(state));
+      plan_ = pipeline::compile(program_.graph, options, torch_stages(state), destinations);
     }
     for (sym::Int s : found) {
       auto at = size_of_input(graph, s, program_.num_args, static_cast<uint32_t>(graph.inputs.size()));
@@ -133,6 +150,8 @@ class Compiled final : public CompiledGraph {
     find_copies();
     for (size_t i = 0; i < program_.live.size(); ++i)
       if (program_.live[i].grad_of >= 0) grads_.push_back(i);
+    for (const Mutation& m : program_.mutations)
+      if (!m.metadata_only && plan_->outputs[m.output].in_place) overwritten_.push_back(m.input);
     estimated_us_ = estimate(*plan_);
   }
 
@@ -156,6 +175,7 @@ class Compiled final : public CompiledGraph {
       ~Lease() {
         c->outputs.clear();
         for (size_t i : grads_) c->live[i].reset();
+        c->stand_ins.clear();
         pool.give_back(std::move(c));
       }
       const std::vector<size_t>& grads_;
@@ -168,9 +188,11 @@ class Compiled final : public CompiledGraph {
     {
       PlanGuard guard;
       if (!frozen_.empty()) refresh(c);
+      StandIns stand_ins(*this, c);
       c.run.run(c.inputs.data(), c.outputs, owned);
       if (c.run.learned) learned_ = true;
       for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
+      stand_ins.put_back();
       write_back(c);
     }
     results_.make(c.outputs, c.inputs, out);
@@ -290,7 +312,7 @@ class Compiled final : public CompiledGraph {
     std::vector<char> written(program_.graph->inputs.size());
     for (const Mutation& m : program_.mutations) written[m.input] = 1;
     for (uint32_t o = 0; o < plan_->outputs.size(); ++o) {
-      if (!plan_->outputs[o].defined) continue;
+      if (!plan_->outputs[o].defined || plan_->outputs[o].in_place) continue;
       const uint32_t slot = plan_->outputs[o].ref.slot;
       const runtime::Slot& s = plan_->slots[slot];
       bool copy = false;
@@ -304,17 +326,79 @@ class Compiled final : public CompiledGraph {
     }
   }
 
+  // Memory that is overwritten while the plan runs must not be read as another input, or overwritten as another: such calls run on copies.
+  class StandIns {
+   public:
+    StandIns(const Compiled& g, Context& c) : graph_(g), c_(c) {
+      if (g.overwritten_.empty() || g.apart(c)) return;
+      for (uint32_t i : g.overwritten_) {
+        real_.push_back(c.inputs[i]);
+        c.stand_ins.push_back(c.inputs[i]->clone());
+      }
+      for (size_t k = 0; k < real_.size(); ++k) c.inputs[g.overwritten_[k]] = &c.stand_ins[k];
+    }
+    void put_back() {
+      for (size_t k = 0; k < real_.size(); ++k) c_.inputs[graph_.overwritten_[k]] = real_[k];
+      real_.clear();
+    }
+    ~StandIns() { put_back(); }
+    StandIns(const StandIns&) = delete;
+
+   private:
+    const Compiled& graph_;
+    Context& c_;
+    std::vector<const at::Tensor*> real_;
+  };
+
+  bool apart(Context& c) const {
+    bool known = !plan_->dynamic && c.addresses.size() == c.inputs.size();
+    c.addresses.resize(c.inputs.size());
+    for (size_t i = 0; i < c.inputs.size(); ++i) {
+      const void* p = c.inputs[i]->has_storage() ? c.inputs[i]->const_data_ptr() : nullptr;
+      known = known && c.addresses[i] == p;
+      c.addresses[i] = p;
+    }
+    if (known) return true;
+    struct Span {
+      const char *begin, *end;
+      bool written;
+    };
+    std::vector<Span> spans;
+    std::vector<char> written(c.inputs.size());
+    for (uint32_t w : overwritten_) written[w] = 1;
+    for (size_t i = 0; i < c.inputs.size(); ++i) {
+      const at::Tensor& t = *c.inputs[i];
+      if (!c.addresses[i] || t.numel() == 0) continue;
+      int64_t extent = 1;
+      for (int64_t d = 0; d < t.dim(); ++d) extent += (t.size(d) - 1) * t.stride(d);
+      const char* p = static_cast<const char*>(c.addresses[i]);
+      spans.push_back({p, p + extent * static_cast<int64_t>(t.element_size()), written[i] != 0});
+    }
+    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    const char *end = nullptr, *written_end = nullptr;
+    for (const Span& s : spans) {
+      if (s.begin < written_end || (s.written && s.begin < end)) {
+        c.addresses.clear();
+        return false;
+      }
+      end = std::max(end, s.end);
+      if (s.written) written_end = std::max(written_end, s.end);
+    }
+    return true;
+  }
+
   void write_back(Context& c) {
     for (size_t i = 0; i < program_.mutations.size(); ++i) {
       const Mutation& m = program_.mutations[i];
       const at::Tensor& real = *c.inputs[m.input];
       if (m.metadata_only)
         follow(mutation_paths_[i], real);
-      else
+      else if (!plan_->outputs[m.output].in_place || !c.stand_ins.empty())
         real.copy_(c.outputs[m.output]);
       if (!real.is_inference())
         for (int32_t k = 0; k < m.version_bumps; ++k) real.unsafeGetTensorImpl()->bump_version();
     }
+    c.stand_ins.clear();
   }
 
   Program program_;
@@ -324,8 +408,9 @@ class Compiled final : public CompiledGraph {
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
   ResultMaker results_{{}};
   std::vector<ViewPath> mutation_paths_;
-  std::vector<size_t> grads_;     // which of Program::live are gradients
-  std::vector<uint32_t> copies_;  // outputs to be given memory of their own
+  std::vector<size_t> grads_;          // which of Program::live are gradients
+  std::vector<uint32_t> copies_;       // outputs to be given memory of their own
+  std::vector<uint32_t> overwritten_;  // inputs whose final value the plan makes in place
   double estimated_us_ = 0;
   std::atomic<bool> learned_{false};
   ContextPool pool_;

@@ -86,7 +86,10 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
   return t;
 }
 
-PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()) {
+PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
+    : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
+  for (const runtime::Output& o : plan_->outputs)
+    if (o.in_place) written_[o.ref.slot] = 1;
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
     random_ = random_ || (e.node->op->flags & ir::kRandom);
@@ -95,6 +98,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)), ten
   launch_run_.resize(plan_->steps.size());
   for (size_t k = plan_->steps.size(); k-- > 0;)
     if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() ? launch_run_[k + 1] : 0);
+  find_waits();
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
     if (slot.kind == SlotKind::Input) input_slots_.push_back(s);
@@ -169,6 +173,40 @@ void PlanRun::find_in_place() {
     in_place_[i] = times == 1 && from.kind == SlotKind::Extern && to.kind == SlotKind::Extern && from.last_step == static_cast<int32_t>(k) &&
                    r.offset.is(0) && r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides &&
                    from.dtype == to.dtype;
+  }
+}
+
+// Launches between two that wait may run in any order, or at once.
+void PlanRun::find_waits() {
+  waits_.assign(plan_->steps.size(), 1);
+  if (plan_->dynamic) return;  // where the arena's slots lie is not known yet
+  enum : char { kIdle, kRead, kWritten };
+  std::vector<char> used(plan_->slots.size(), kIdle);
+  std::vector<uint32_t> touched;
+  auto in_the_way = [&](uint32_t slot, bool writes) {
+    if (used[slot] == kWritten || (writes && used[slot] == kRead)) return true;
+    const runtime::Slot& s = plan_->slots[slot];
+    if (s.kind != SlotKind::Arena) return false;
+    return std::any_of(touched.begin(), touched.end(), [&](uint32_t t) {
+      const runtime::Slot& o = plan_->slots[t];
+      if (t == slot || o.kind != SlotKind::Arena || !(writes || used[t] == kWritten)) return false;
+      return s.arena_offset < o.arena_offset + o.bytes.value() && o.arena_offset < s.arena_offset + s.bytes.value();
+    });
+  };
+  for (size_t k = 0; k < plan_->steps.size(); ++k) {
+    const bool launch = plan_->steps[k].kind == Step::Kind::Launch;
+    bool wait = !launch;
+    const runtime::Launch* l = launch ? &plan_->launches[plan_->steps[k].index] : nullptr;
+    for (size_t a = 0; launch && !wait && a < l->slots.size(); ++a) wait = in_the_way(l->slots[a], l->writes[a]);
+    if (wait) {
+      for (uint32_t t : touched) used[t] = kIdle;
+      touched.clear();
+    }
+    waits_[k] = wait;
+    for (size_t a = 0; launch && a < l->slots.size(); ++a) {
+      touched.push_back(l->slots[a]);
+      used[l->slots[a]] = std::max<char>(used[l->slots[a]], l->writes[a] ? kWritten : kRead);
+    }
   }
 }
 
@@ -409,28 +447,40 @@ void PlanRun::run_chunk(Frame& f, uint32_t i, int thread, int64_t b, int64_t e) 
   k.fn(args, s.sizes.data(), b, e);
 }
 
-// Consecutive launches in one parallel region with barriers between: the team is woken once. False when they are better run one by one.
+// Consecutive launches in one parallel region, with a barrier before each that waits: the team is woken once. False when they are better run one by
+// one.
 bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
   const int64_t limit = threads_now();
   if (limit == 1) return false;
   int64_t threads = 1, shared = 0;
+  double together = 0, most = 0;  // threads that launches between barriers are worth
   for (size_t k = step; k < step + count; ++k) {
     const uint32_t i = plan_->steps[k].index;
-    const int64_t t = cut(f.launches[i].iterations, plan_->launches[i].grain, limit).threads;
+    const int64_t n = f.launches[i].iterations, grain = std::max<int64_t>(plan_->launches[i].grain, 1);
+    const int64_t t = cut(n, grain, limit).threads;
     threads = std::max(threads, t);
     shared += t > 1;
+    if (waits_[k]) together = 0;
+    together += static_cast<double>(n) / static_cast<double>(grain);
+    most = std::max(most, together);
   }
-  if (shared < 2) return false;
+  if (shared < 2 && most < 2) return false;
+  threads = std::max(threads, std::min(limit, static_cast<int64_t>(most)));
   reserve_scratch(limit);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    int64_t first = 0;  // whose turn it is: small launches go round
     for (size_t k = step; k < step + count; ++k) {
+      if (waits_[k] && k > step) {
+#pragma omp barrier
+      }
       const uint32_t i = plan_->steps[k].index;
       const int64_t n = f.launches[i].iterations;
       const Cut c = cut(n, plan_->launches[i].grain, threads);
-      for (int64_t t = me; t * c.chunk < n; t += team) run_chunk(f, i, static_cast<int>(me), t * c.chunk, std::min(n, (t + 1) * c.chunk));
-#pragma omp barrier
+      for (int64_t t = (me + team - first) % team; t * c.chunk < n; t += team)
+        run_chunk(f, i, static_cast<int>(me), t * c.chunk, std::min(n, (t + 1) * c.chunk));
+      first = (first + (n + c.chunk - 1) / c.chunk) % team;
     }
   }
   if (fault_ != 0) raise_fault(std::exchange(fault_, 0));
@@ -609,7 +659,10 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
 
 void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned) {
   for (uint32_t s : input_slots_)
-    if (input_pointer_[s]) set_pointer(f, s, const_cast<void*>(inputs[plan_->slots[s].index]->const_data_ptr()));
+    if (input_pointer_[s]) {
+      const at::Tensor& t = *inputs[plan_->slots[s].index];
+      set_pointer(f, s, written_[s] ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
+    }
   auto start = [&](size_t k) {
     for (uint32_t s : first_[k])
       if (f.slots[s].ready && !tensors_[s].defined()) allocate_output(f, s);

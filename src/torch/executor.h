@@ -80,6 +80,7 @@ class PlanRun {
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
   void place_arena(Frame&);
   void find_in_place();
+  void find_waits();
   bool prepare_slot(Frame&, uint32_t slot);
   bool prepare_launch(Frame&, uint32_t launch, bool patch);
   bool prepare_extern(Frame&, uint32_t ext, bool patch);
@@ -101,6 +102,7 @@ class PlanRun {
   std::vector<char> in_place_;                       // by extern call
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
+  std::vector<char> waits_;  // by step: a launch that needs, or takes the memory of, one since the last that waits
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;
@@ -111,6 +113,7 @@ class PlanRun {
   std::vector<at::Tensor> tensors_;          // per slot: outputs, extern results and constants
   std::vector<uint32_t> input_slots_, output_slots_;
   std::vector<char> input_pointer_;  // per slot: some kernel or window needs the address
+  std::vector<char> written_;        // per slot: an input that kernels write
   bool late_ = false;                // some sizes are known only while running
   bool random_ = false;              // some call draws random numbers
   bool may_fault_ = false;

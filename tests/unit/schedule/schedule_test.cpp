@@ -55,10 +55,10 @@ void for_each_index(const runtime::TensorRef& r, F&& f) {
 }
 
 // Inputs are contiguous f32. Memory of the plan starts as NaN, so that nothing unwritten can pass for a result.
-Ran run(const std::string& text, const std::vector<Data>& inputs, Options options = {}) {
+Ran run(const std::string& text, const std::vector<Data>& inputs, Options options = {}, const schedule::Destinations& to = {}) {
   options.verify = true;
   auto graph = std::make_shared<ir::Graph>(ir::parse(text));
-  Ran r{schedule::schedule(graph, options), {}};
+  Ran r{schedule::schedule(graph, options, to), {}};
   runtime::Plan& plan = *r.scheduled.plan;
   std::vector<const loop::Kernel*> kernels;
   for (auto& k : r.scheduled.kernels) kernels.push_back(&k);
@@ -381,6 +381,59 @@ TEST(Schedule, StridesOfOutputsArePromises) {
   EXPECT_EQ(number(r.plan().outputs[0].ref.strides[0]), 10);
   EXPECT_EQ(number(r.plan().outputs[0].ref.strides[1]), 2);
   EXPECT_EQ(number(r.plan().outputs[1].ref.strides[0]), 5);
+}
+
+TEST(Schedule, ElementwiseOutputsAreMadeWhereTheyGo) {
+  const Data m = random(600), g = random(600);
+  auto r = run(R"(graph @g(%0: f32[20,30] arg "m", %1: f32[20,30] arg "g") {
+  %2: f32[20,30] = aten::mul.Tensor(%0, %1)
+  %3: f32[20,30] = aten::add.Tensor(%2, %0, 1)
+  %4: f32[20,30] = aten::mul.Tensor(%3, %3)
+  return %3, %4
+})",
+               {m, g}, {}, {0, -1});
+  EXPECT_EQ(r.plan().launches.size(), 1u);
+  EXPECT_TRUE(r.plan().outputs[0].in_place);
+  EXPECT_FALSE(r.plan().outputs[1].in_place);
+  for (size_t i = 0; i < 600; ++i) {
+    EXPECT_FLOAT_EQ(r.outputs[0][i], m[i] * g[i] + m[i]);
+    EXPECT_FLOAT_EQ(r.outputs[1][i], r.outputs[0][i] * r.outputs[0][i]);
+  }
+}
+
+TEST(Schedule, WhatIsStillReadIsNotOverwritten) {
+  const char* texts[] = {// read at another index
+                         R"(graph @g(%0: f32[24,24] arg "x") {
+  %1: f32[24,24]{1,24} = aten::t(%0)
+  %2: f32[24,24] = aten::add.Tensor(%0, %1, 1)
+  return %2
+})",
+                         // read by a kernel that runs later
+                         R"(graph @g(%0: f32[24,24] arg "x") {
+  %1: f32[24,24] = aten::mul.Tensor(%0, %0)
+  %2: f32[] = aten::sum(%1, none)
+  %3: f32[24,24] = aten::add.Tensor(%0, %2, 1)
+  %4: f32[24,24] = aten::mul.Tensor(%0, %3)
+  %5: f32[24] = aten::amax(%4, [0], false)
+  %6: f32[24,24] = aten::sub.Tensor(%0, %5, 1)
+  return %1, %6
+})",
+                         // is a result itself
+                         R"(graph @g(%0: f32[24,24] arg "x") {
+  %1: f32[24,24] = aten::mul.Tensor(%0, %0)
+  return %1, %0
+})",
+                         // before a call that may fail
+                         R"(graph @g(%0: f32[24,24] arg "x") {
+  %1: f32[24,24] = aten::mul.Tensor(%0, %0)
+  %2: (f32[24,24], i64[24,24]) = aten::sort(%1, 0, false)
+  return %1, %2
+})"};
+  for (const char* text : texts) {
+    auto graph = std::make_shared<ir::Graph>(ir::parse(text));
+    auto s = schedule::schedule(graph, {}, {0, -1});
+    EXPECT_FALSE(s.plan->outputs[0].in_place) << text;
+  }
 }
 
 TEST(Schedule, ExternOperandsHaveTheStridesOfTheGraph) {
