@@ -40,16 +40,29 @@ def measure_network(name: str, size: str, seconds: float, peers: bool) -> dict:
     return row
 
 
-def measure_memory(name: str, size: str, which: str) -> dict:
+def measure_training(name: str, size: str, seconds: float, peers: bool) -> dict:
+    from vitrify import demo
+    return demo.measure_training(name, size, seconds, demo.load_peers() if peers else {}) | {"stages_ms": stage_times()}
+
+
+def measure_memory(name: str, size: str, which: str, training: bool) -> dict:
     """Peak resident memory of one kind of run alone in its process."""
     import torch
     import vitrify
     from vitrify import demo, networks
     module, inputs = networks.build(name, size)
     call = module if which == "eager" else vitrify.compile(module) if which == "vitrify" else demo.load_peers()[which](module)
-    with torch.no_grad():
-        for _ in range(3):
-            call(*inputs)
+    if training:
+        module.train()
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+        for _ in range(4):
+            optimizer.zero_grad()
+            networks.loss(name, call(*inputs), inputs).backward()
+            optimizer.step()
+    else:
+        with torch.no_grad():
+            for _ in range(3):
+                call(*inputs)
     return {"network": name, "which": which, "peak_rss_mib": round(peak_rss_mib(), 1)}
 
 
@@ -125,7 +138,9 @@ def child(task: dict) -> dict:
     if kind == "network":
         return measure_network(task["name"], task["size"], task["seconds"], task["peers"])
     if kind == "memory":
-        return measure_memory(task["name"], task["size"], task["which"])
+        return measure_memory(task["name"], task["size"], task["which"], task.get("training", False))
+    if kind == "training":
+        return measure_training(task["name"], task["size"], task["seconds"], task["peers"])
     if kind == "call":
         return measure_call(task["name"], task["seconds"], task["peers"])
     if kind == "bandwidth":
@@ -172,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, memory")
+    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, training, memory")
     parser.add_argument("--json", metavar="FILE", default="build/bench.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -184,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     from rich.console import Console
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     peers = not args.no_peers
-    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "memory"}
+    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "training", "memory"}
     names = [] if args.models == "none" else args.models.split(",") if args.models else [n for n in networks.NETWORKS if not networks.NETWORKS[n].missing()]
     common = {"seconds": args.seconds, "peers": peers, "threads": args.threads, "size": args.size}
 
@@ -194,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.time()
     here = task(kind="machine")
     console.print(", ".join(f"{k} {v}" for k, v in here.items()))
-    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "memory": [], "bandwidth": {}}
+    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "memory": [], "memory_training": [], "bandwidth": {}}
     if "calls" in only:
         report["calls"] = [task(kind="call", name=name) for name in CALLS]
         table("\ncall overhead, microseconds", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels"], console)
@@ -213,19 +228,26 @@ def main(argv: list[str] | None = None) -> int:
             for stage, ms in row.get("stages_ms", {}).items():
                 stages[stage] = stages.get(stage, 0.0) + ms
         table("\ncompile time by stage, all networks, ms", [{"stage": k, "ms": v} for k, v in sorted(stages.items(), key=lambda kv: -kv[1])], ["stage", "ms"], console)
-    if "memory" in only:
+    if "training" in only:
+        report["training"] = [task(kind="training", name=name) for name in names]
+        table("\na step of training (forward, loss, backward, AdamW), float32: milliseconds (first: above an eager step)", report["training"],
+              ["network", "first_ms", "eager_ms", "compiled_ms", "speedup", *(["torch.compile_first_ms", "torch.compile_ms"] if peers else []),
+               "loss_difference", "kernels", "externs", "fallbacks"], console)
+    for training in (False, True) if "memory" in only else ():
+        rows = report["memory_training" if training else "memory"]
         for name in names:
             row = {"network": name}
             for which in ["eager", "vitrify", *(["torch.compile"] if peers else [])]:
-                row[which] = task(kind="memory", name=name, which=which).get("peak_rss_mib")
-            report["memory"].append(row)
-        table("\npeak resident memory of a process that makes three calls, MiB", report["memory"], ["network", "eager", "vitrify", *(["torch.compile"] if peers else [])], console)
+                row[which] = task(kind="memory", name=name, which=which, training=training).get("peak_rss_mib")
+            rows.append(row)
+        table(f"\npeak resident memory of a process that makes {'four steps of training' if training else 'three calls'}, MiB", rows,
+              ["network", "eager", "vitrify", *(["torch.compile"] if peers else [])], console)
     report["seconds"] = round(time.time() - started, 1)
     path = Path(args.json)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"\n{report['seconds']} s; written to {path}")
-    failed = [r for part in ("calls", "networks") for r in report[part] if "failed" in r]
+    failed = [r for part in ("calls", "networks", "training") for r in report[part] if "failed" in r]
     return 1 if failed else 0
 
 

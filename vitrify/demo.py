@@ -13,6 +13,9 @@ from pathlib import Path
 COLUMNS = [("network", 20), ("first call", 11), ("eager", 9), ("compiled", 9), ("speed-up", 8), ("error", 9), ("eager's", 9), ("kernels", 7), ("externs", 7), ("fallbacks", 9)]
 
 
+TRAINING_COLUMNS = [("training step", 20), ("first step", 11), ("eager", 9), ("compiled", 9), ("speed-up", 8), ("loss differs", 12), ("kernels", 7), ("externs", 7), ("fallbacks", 9)]
+
+
 def load_peers():
     """bench/peers.py of the checkout: other compilers, measured beside us. They are no part of the package."""
     path = Path(__file__).resolve().parent.parent / "bench" / "peers.py"
@@ -106,22 +109,72 @@ def measure_training(name: str, size: str, seconds: float, peers=None) -> dict:
     return row
 
 
-def cells(row: dict, peers) -> list[str]:
-    from vitrify import networks
+def ms(value):
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms" if value >= 0.1 else f"{1e3 * value:.1f} us"
 
-    def ms(value):
-        return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms" if value >= 0.1 else f"{1e3 * value:.1f} us"
+
+def cells(row: dict, peers, training=False) -> list[str]:
+    from vitrify import networks
+    accuracy = [f"{row['loss_difference']:.1e}"] if training else [f"{row['error']:.1e}", f"{row['error_eager']:.1e}"]
     text = [networks.NETWORKS[row["network"]].title, f"{row['first_ms']:+.0f} ms", ms(row["eager_ms"]), ms(row["compiled_ms"]), f"{row['speedup']:.2f}x",
-            f"{row['error']:.1e}", f"{row['error_eager']:.1e}", str(row["kernels"]), str(row["externs"]), str(row["fallbacks"])]
+            *accuracy, str(row["kernels"]), str(row["externs"]), str(row["fallbacks"])]
     for peer in peers:
         text += [f"{row[peer + '_first_ms'] / 1e3:+.1f} s", ms(row[f"{peer}_ms"])]
     return text
+
+
+class Table:
+    """Rows as they are measured; a network that fails must not hide the others."""
+
+    def __init__(self, console, columns, peers, training=False):
+        self.console, self.peers, self.training = console, peers, training
+        self.columns = columns + [c for peer in peers for c in ((f"{peer} first", len(peer) + 6), (peer, max(9, len(peer))))]
+        self.rows, self.failed = [], []
+        self.line([c for c, _ in self.columns], ["bold"] * len(self.columns))
+
+    def line(self, values, styles=()):
+        from rich.text import Text
+        text = Text()
+        for i, (value, (_, width)) in enumerate(zip(values, self.columns)):
+            text.append((f"{value:<{width}}" if i == 0 else f"{value:>{width}}") + "  ", style=styles[i] if i < len(styles) else "")
+        self.console.print(text, soft_wrap=True)
+
+    def add(self, name, run):
+        from vitrify import networks
+        network = networks.NETWORKS[name]
+        if network.missing():
+            return self.line([network.title, f"needs {network.needs} (pip install)"])
+        noise = io.StringIO()
+        try:
+            with self.console.status(network.title), warnings.catch_warnings(), contextlib.redirect_stdout(noise):
+                warnings.simplefilter("ignore", DeprecationWarning)
+                row = run(name)
+        except Exception as problem:
+            self.failed.append(name)
+            return self.console.print(f"{network.title:<20}  failed: {type(problem).__name__}: {problem}", style="red", soft_wrap=True)
+        self.rows.append(row)
+        styles = [""] * len(self.columns)
+        styles[4] = "green" if row["speedup"] >= 1 else "red"
+        styles[5] = "" if self.training or row["accurate"] else "red"
+        self.line(cells(row, self.peers, self.training), styles)
+
+    def close(self):
+        product = 1.0
+        for row in self.rows:
+            product *= row["speedup"]
+        if self.rows:
+            self.console.print(f"geometric mean of the speed-ups: {product ** (1 / len(self.rows)):.2f}x over {len(self.rows)} networks\n")
+        wrong = [r["network"] for r in self.rows if not r.get("accurate", True)]
+        if wrong:
+            self.console.print(f"less accurate than the rule allows (twice eager's error): {', '.join(wrong)}", style="red")
+        self.failed += wrong
 
 
 def main(argv: list[str] | None = None) -> int:
     from vitrify import networks
     parser = argparse.ArgumentParser(prog="python -m vitrify demo", description="Networks that people use: eager beside compiled.")
     parser.add_argument("--models", help="comma-separated, of: " + ", ".join(networks.NETWORKS))
+    parser.add_argument("--what", default="both", choices=["inference", "training", "both"])
     parser.add_argument("--size", default="s", choices=["xs", "s", "l"])
     parser.add_argument("--seconds", type=float, default=3.0, help="time for the steady measurement of each network")
     parser.add_argument("--threads", type=int, help="threads of torch")
@@ -135,54 +188,29 @@ def main(argv: list[str] | None = None) -> int:
 
     import torch
     from rich.console import Console
-    from rich.text import Text
     from vitrify import measure as m
     if args.threads:
         torch.set_num_threads(args.threads)
     peers = load_peers() if args.peers else {}
-    columns = COLUMNS + [c for peer in peers for c in ((f"{peer} first", len(peer) + 6), (peer, max(9, len(peer))))]
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 40 + sum(w + 2 for _, w in columns))
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
     here = m.machine()
-
-    def line(values, styles=()):
-        text = Text()
-        for i, (value, (_, width)) in enumerate(zip(values, columns)):
-            text.append((f"{value:<{width}}" if i == 0 else f"{value:>{width}}") + "  ", style=styles[i] if i < len(styles) else "")
-        console.print(text, soft_wrap=True)
-
-    console.print(f"{here['cpu']}, {here['threads']} threads, torch {here['torch']}, Python {here['python']}; inference, float32, random weights\n")
-    line([c for c, _ in columns], ["bold"] * len(columns))
-    rows, failed = [], []
-    for name in names:
-        if networks.NETWORKS[name].missing():
-            line([networks.NETWORKS[name].title, f"needs {networks.NETWORKS[name].needs} (pip install)"])
-            continue
-        noise = io.StringIO()
-        try:
-            with console.status(networks.NETWORKS[name].title), warnings.catch_warnings(), contextlib.redirect_stdout(noise):
-                warnings.simplefilter("ignore", DeprecationWarning)
-                row = measure(name, args.size, args.seconds, peers)
-        except Exception as problem:  # one network that fails must not hide the others
-            failed.append(name)
-            console.print(f"{networks.NETWORKS[name].title:<20}  failed: {type(problem).__name__}: {problem}", style="red", soft_wrap=True)
-            continue
-        rows.append(row)
-        styles = [""] * len(columns)
-        styles[4] = "green" if row["speedup"] >= 1 else "red"
-        styles[5] = "" if row["accurate"] else "red"
-        line(cells(row, peers), styles)
-    if rows:
-        product = 1.0
-        for row in rows:
-            product *= row["speedup"]
-        console.print(f"\ngeometric mean of the speed-ups: {product ** (1 / len(rows)):.2f}x over {len(rows)} networks")
-        wrong = [r["network"] for r in rows if not r["accurate"]]
-        if wrong:
-            console.print(f"less accurate than the rule allows (twice eager's error): {', '.join(wrong)}", style="red")
-        failed += wrong
-    console.print("first call: time above an eager call. error: largest difference from an fp64 run, relative. kernels, externs, fallbacks: of one call.", style="dim", soft_wrap=True)
+    console.print(f"{here['cpu']}, {here['threads']} threads, torch {here['torch']}, Python {here['python']}; float32, random weights\n")
+    tables = {}
+    if args.what in ("inference", "both"):
+        tables["rows"] = Table(console, COLUMNS, peers)
+        for name in names:
+            tables["rows"].add(name, lambda name: measure(name, args.size, args.seconds, peers))
+        tables["rows"].close()
+    if args.what in ("training", "both"):
+        tables["training"] = Table(console, TRAINING_COLUMNS, peers, training=True)
+        for name in names:
+            tables["training"].add(name, lambda name: measure_training(name, args.size, args.seconds, peers))
+        tables["training"].close()
+    failed = [name for t in tables.values() for name in t.failed]
+    console.print("first call, first step: time above eager's. error: largest difference from an fp64 run, relative. A step: forward, loss, backward, AdamW. "
+                  "kernels, externs, fallbacks: of one call.", style="dim", soft_wrap=True)
     if args.json:
-        Path(args.json).write_text(json.dumps({"machine": here, "rows": rows, "failed": failed}, indent=1) + "\n")
+        Path(args.json).write_text(json.dumps({"machine": here, **{k: t.rows for k, t in tables.items()}, "failed": failed}, indent=1) + "\n")
     return 1 if failed else 0
 
 

@@ -357,8 +357,7 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
 }
 
 std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
-                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched_grads,
-                                   std::vector<Live::Float> floats) {
+                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats) {
   auto e = std::make_shared<Entry>();
   e->guards = std::move(g);
   e->graph = std::move(graph);

@@ -231,7 +231,8 @@ void bind_capture(py::module_& m) {
            [](Session& s, const at::Tensor& t, int kind, const std::string& name) { s.tracer->declare_source(t, (ir::InputKind)kind, name); })
       .def("declare_grad", [](Session& s, const at::Tensor& of, const at::Tensor& grad) { s.tracer->declare_grad(of, grad); })
       .def("live_number", [](Session& s, uint32_t index, double now) { return py::cast(s.tracer->live_number(index, now)); })
-      .def("note_grad", [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
+      .def("note_grad",
+           [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
       .def("start", [](Session& s) { s.tracer->start(); })
       .def("finish",

@@ -179,7 +179,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 }
 
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
-// `real`: the kernel itself is asked, on zeros; many of ATen's Meta kernels are written in Python, and there may be none in the process.
+// `real`: the kernel itself is asked, on zeros: many of ATen's Meta kernels are written in Python, and a C++ process has none of those.
 Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize, bool real) {
   if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) || info.op.schema().is_mutable()
            : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
@@ -255,7 +255,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   try {
     info.op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& e) {
-    if (!real) return run_meta(info, args, device, specialize, true);
+    if (!real && !options.python_mode) return run_meta(info, args, device, specialize, true);
     fail(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
   }
   return metas;

@@ -102,7 +102,7 @@ class PlanRun {
   std::vector<char> in_place_;                       // by extern call
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
-  std::vector<char> waits_;  // by step: a launch that needs, or takes the memory of, one since the last that waits
+  std::vector<char> waits_;                          // by step: a launch that needs, or takes the memory of, one since the last that waits
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;

@@ -30,8 +30,7 @@ std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
     if (!h || h->schema().arguments().size() < s.arguments().size()) continue;
     bool same = true;
     const auto &a = s.arguments(), &b = h->schema().arguments();
-    for (size_t i = 0; i < b.size(); ++i)
-      same = same && (i < a.size() ? a[i].name() == b[i].name() : b[i].default_value().has_value());
+    for (size_t i = 0; i < b.size(); ++i) same = same && (i < a.size() ? a[i].name() == b[i].name() : b[i].default_value().has_value());
     if (same) return h;
   }
   return std::nullopt;
@@ -70,9 +69,7 @@ std::optional<uint32_t> Tracer::Impl::step_of_value(Value v) {
   const bool exact = type.dtype == DType::F64 || type.dtype == DType::F32;
   const ir::Node& n = *v.node;
   const std::string& name = n.op->name;
-  auto rounded = [&](std::optional<uint32_t> s) {
-    return s && type.dtype != DType::F64 ? numbers->add({Op::Round, *s, 0, 0, scalar_type}) : s;
-  };
+  auto rounded = [&](std::optional<uint32_t> s) { return s && type.dtype != DType::F64 ? numbers->add({Op::Round, *s, 0, 0, scalar_type}) : s; };
   auto operand = [&](const ir::Arg& a) -> std::optional<uint32_t> {
     if (auto* d = std::get_if<double>(&a)) return rounded(numbers->add({Op::Constant, 0, 0, *d}));
     if (auto* i = std::get_if<sym::Int>(&a)) return i->is_const() ? rounded(numbers->add({Op::Constant, 0, 0, double(i->value())})) : std::nullopt;
@@ -220,7 +217,8 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   }
   // The rest computes with a tensor in the number's place what it computes with the number.
   auto form = tensor_form(schema);
-  if (op == "aten::pow" && schema.overload_name() == "Scalar") form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
+  if (op == "aten::pow" && schema.overload_name() == "Scalar")
+    form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
   if (op == "aten::masked_fill") form = c10::Dispatcher::singleton().findSchema({base, "Tensor"});
   if (!form) refuse();
   Stack call = a;
@@ -232,7 +230,8 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
 
 // ATen's own loops over the lists.
 void Tracer::Impl::decompose_list(const OpInfo& info, Stack* stack) {
-  if (!info.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) fail(fmt::format("calls {}, which cannot be captured", info.name));
+  if (!info.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
+    fail(fmt::format("calls {}, which cannot be captured", info.name));
   const size_t n = info.args.size();
   std::vector<at::Tensor> written;
   for (size_t i = 0; i < n; ++i) {

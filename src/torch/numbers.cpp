@@ -189,9 +189,12 @@ class NumberNode final : public c10::SymNodeImpl {
       if (o->kind == Kind::Float) return static_cast<uint32_t>(o->value);
       return *numbers->add({Op::Constant, 0, 0, static_cast<double>(o->value)});
     }
-    return *numbers->add({Op::Constant, 0, 0, n->is_int() ? static_cast<double>(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__)});
+    return *numbers->add(
+        {Op::Constant, 0, 0, n->is_int() ? static_cast<double>(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__)});
   }
-  uint32_t own() const { return kind == Kind::Float ? static_cast<uint32_t>(value) : *numbers->add({Op::Constant, 0, 0, static_cast<double>(value)}); }
+  uint32_t own() const {
+    return kind == Kind::Float ? static_cast<uint32_t>(value) : *numbers->add({Op::Constant, 0, 0, static_cast<double>(value)});
+  }
   SymNode binary(Op op, const SymNode& o) const { return step({op, own(), id(o)}); }
   SymNode truth(Compare how, uint32_t a, uint32_t b) const { return make(Kind::Bool, numbers->compare(how, a, b)); }
 

@@ -15,9 +15,9 @@ struct Numbers {
   enum class Op : uint8_t { Constant, Live, Item, Add, Sub, Mul, Div, Pow, FloorDiv, Mod, Min, Max, Neg, Sqrt, Floor, Ceil, Round };
   struct Step {
     Op op;
-    uint32_t a = 0, b = 0;                                  // earlier steps; Live: which one; Item: graph input
-    double constant = 0;                                    // Constant
-    at::ScalarType type = at::kDouble;                      // Round: to this type
+    uint32_t a = 0, b = 0;              // earlier steps; Live: which one; Item: graph input
+    double constant = 0;                // Constant
+    at::ScalarType type = at::kDouble;  // Round: to this type
   };
   enum class Compare : uint8_t { Eq, Ne, Lt, Le };
   struct Check {  // a comparison that the program's control flow followed

@@ -1,9 +1,9 @@
 #include "torch/program.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ScalarOps.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>

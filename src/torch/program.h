@@ -64,7 +64,7 @@ struct Program {
   std::vector<LiveInput> live;
   std::shared_ptr<const Numbers> numbers;  // null: none
   std::vector<GradWrite> grad_writes;
-  std::vector<uint32_t> spent;  // results whose graph the program's own backward() has freed
+  std::vector<uint32_t> spent;    // results whose graph the program's own backward() has freed
   bool lenient = false;           // results of calls in other layouts than recorded are copied (nobody sees them)
   bool trained = false;           // captured parameters that need gradients change from call to call
   std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in

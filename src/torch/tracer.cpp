@@ -249,9 +249,7 @@ void Tracer::declare_grad(const at::Tensor& of, const at::Tensor& grad) {
   known->second = &m.sources.back();
 }
 
-void Tracer::note_grad(const at::Tensor& of, const at::Tensor& grad) {
-  impl_->new_grads.emplace_back(of, grad);
-}
+void Tracer::note_grad(const at::Tensor& of, const at::Tensor& grad) { impl_->new_grads.emplace_back(of, grad); }
 
 c10::SymFloat Tracer::live_number(uint32_t index, double now) {
   auto step = impl_->numbers->add({Numbers::Op::Live, index}, now);

@@ -26,10 +26,10 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = 0;    // when met
-    int64_t bumps = 0;           // versions counted during the capture
-    torch::autograd::Edge edge;  // where its gradient goes, when it needs one
-    Source* grad_of = nullptr;   // it is the .grad of that one, found anew by every call
+    int64_t real_version = 0;        // when met
+    int64_t bumps = 0;               // versions counted during the capture
+    torch::autograd::Edge edge;      // where its gradient goes, when it needs one
+    Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call
     std::optional<uint32_t> number;  // it is this step of `numbers`
   };
 
@@ -52,9 +52,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
   std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
   std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
-  std::unordered_map<uint32_t, ir::Value> number_values;  // graph inputs that are steps of `numbers`
+  std::unordered_map<uint32_t, ir::Value> number_values;     // graph inputs that are steps of `numbers`
   std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
-  std::vector<std::pair<ir::Value, ir::Value>> masks;         // masks indexed with, and the positions they set
+  std::vector<std::pair<ir::Value, ir::Value>> masks;        // masks indexed with, and the positions they set
 
   // --- process state put back at the end
   struct Saved {

@@ -167,7 +167,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
     }
     variable_list all;
-    next->run(given, all, {});
+    next->run(given, all);
     return all;
   }
 

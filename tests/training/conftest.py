@@ -1,5 +1,10 @@
+import sys
+from pathlib import Path
+
 import pytest
 import vitrify
+
+sys.path.insert(0, str(Path(__file__).parent))  # for trainers
 
 
 @pytest.fixture(autouse=True)
