@@ -260,7 +260,7 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("stats", [](CompiledGraph& g) {
         auto s = g.stats();
         return py::dict(py::arg("kernels") = s.kernels, py::arg("launches") = s.launches, py::arg("externs") = s.externs,
-                        py::arg("arena_bytes") = s.arena_bytes);
+                        py::arg("arena_bytes") = s.arena_bytes, py::arg("kept_bytes") = s.kept_bytes);
       });
   m.def("compile", [](Program& p, const Options& o) {
     Program copy = p;  // the door keeps its own for the reproducer

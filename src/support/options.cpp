@@ -113,10 +113,12 @@ void check_choice(std::string_view name, const std::string& v) {
     throw OptionError(fmt::format("option '{}' cannot be \"{}\": {}", name, v, suggestion(v, valid)));
 }
 void check(std::string_view, bool) {}
+void check(std::string_view name, double v) {
+  if (name == "memory_budget" && !(v >= 0 && v <= 1)) throw OptionError(fmt::format("option '{}' is a share, from 0 to 1, got {}", name, v));
+}
 void check(std::string_view name, int64_t v) {
   if (v < 0) throw OptionError(fmt::format("option '{}' cannot be negative, got {}", name, v));
 }
-[[maybe_unused]] void check(std::string_view, double) {}
 void check(std::string_view name, const std::string& v) { check_choice(name, v); }
 void check(std::string_view name, const std::vector<std::string>& v) {
   for (const std::string& s : v) check_choice(name, s);

@@ -42,6 +42,7 @@ class CompiledGraph {
   struct Stats {
     uint32_t kernels = 0, launches = 0, externs = 0;
     int64_t arena_bytes = 0;
+    int64_t kept_bytes = 0;  // by each call for its backward, besides what it was given and what it returns
   };
   virtual Stats stats() const = 0;
   virtual double estimated_us() const = 0;   // rough cost of a run: callers release the GIL above about 50

@@ -1,6 +1,7 @@
 #include "torch/split.h"
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -30,6 +31,44 @@ bool is_extern(const ir::Node& n) {
 bool recomputable(const ir::Node& n) {
   if (n.op->flags & ir::kView) return true;
   return !(n.op->flags & (kUnordered | ir::kDataDependent)) && ops::is_elementwise(n.op->name);
+}
+
+double hint_of(sym::Int i) { return i.is_const() ? static_cast<double>(i.value()) : sym::has_hint(i) ? static_cast<double>(sym::hint(i)) : 1024; }
+double bytes_of(const ir::TensorType& t) {
+  double n = static_cast<double>(size_of(t.dtype));
+  for (sym::Int i : t.sizes) n *= hint_of(i);
+  return n;
+}
+// How many products each number of a result is the sum of, for products and convolutions.
+double depth_of(const ir::Node& n) {
+  double depth = 1;
+  const bool convolution = n.op->name == "aten::convolution";
+  ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
+    const ir::Dims& sizes = v.type().sizes;
+    if (sizes.size() < 2) return;
+    if (!convolution)
+      depth = std::max(depth, hint_of(sizes.back()));
+    else if (v == std::get<Value>(n.args[1]))
+      depth = bytes_of(v.type()) / static_cast<double>(size_of(v.type().dtype)) / hint_of(sizes[0]);
+  });
+  return depth;
+}
+
+// Each node right before the first that needs it, where the order does not matter: what is computed again then lives as short as it can.
+void compute_late(ir::Graph& g, const std::unordered_set<ir::Node*>& again) {
+  std::vector<ir::Node*> order;
+  std::unordered_set<ir::Node*> placed;
+  std::function<void(ir::Node*)> place = [&](ir::Node* n) {
+    if (!placed.insert(n).second) return;
+    ir::for_each_input(*n, [&](Value& v) { place(v.node); });
+    order.push_back(n);
+  };
+  for (ir::Node* n : g.nodes())
+    if (n->op->name.starts_with("graph::")) place(n);
+  for (ir::Node* n : g.nodes())
+    if (!again.contains(n)) place(n);
+  for (ir::Node* n : g.nodes()) place(n);
+  g.set_order(std::move(order));
 }
 
 struct Splitter {
@@ -84,20 +123,69 @@ struct Splitter {
       }
   }
 
+  // Of values that are neither given nor results.
+  double kept_bytes(const passes::Partition& p) const {
+    double bytes = 0;
+    for (Value v : p.saved)
+      if (!is_input(*v.node) &&
+          std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) == joint->outputs.begin() + j.num_forward)
+        bytes += bytes_of(v.type());
+    return bytes;
+  }
+
+  // What the forward computes and could compute again, by time for each byte that need not be kept.
+  std::vector<const ir::Node*> by_price() const {
+    std::vector<std::pair<double, const ir::Node*>> all;
+    for (ir::Node* n : joint->nodes()) {
+      if (late.contains(n) || n->op->name.starts_with("graph::") || n->outs.empty() || (n->op->flags & (kUnordered | ir::kDataDependent | ir::kView)))
+        continue;
+      double out = 0, in = 0;
+      for (const ir::TensorType& t : n->outs) out += bytes_of(t);
+      ir::for_each_input(*n, [&](Value& v) { in += bytes_of(v.type()); });
+      const double moved = (in + out) / 10e9, computed = is_extern(*n) ? out / 4 * depth_of(*n) * 2 / 100e9 : 0;  // seconds, roughly
+      all.emplace_back((moved + computed) / std::max(out, 1.0), n);
+    }
+    std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    std::vector<const ir::Node*> r;
+    for (auto& [price, n] : all) r.push_back(n);
+    return r;
+  }
+
   void cut() {
     std::unordered_set<const ir::Node*> read_by_calls, read_by_late_calls;
     for (ir::Node* n : joint->nodes())
       if (is_extern(*n)) ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
-    parts = passes::partition({
-        .graph = *joint,
-        .num_forward = j.num_forward,
-        .first_tangent = num_given(),
-        .in_backward = [&](const ir::Node& n) { return late.contains(&n); },
-        // What a call reads in the forward and in the backward is cheaper kept than made twice.
-        .recomputable = [&](const ir::Node& n) { return recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)); },
-        .materialized = [&](const ir::Node& n) { return is_extern(n) || read_by_calls.contains(&n); },
-        .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
-    });
+    auto cut_with = [&](const std::unordered_set<const ir::Node*>& twice) {
+      return passes::partition({
+          .graph = *joint,
+          .num_forward = j.num_forward,
+          .first_tangent = num_given(),
+          .in_backward = [&](const ir::Node& n) { return late.contains(&n); },
+          // What a call reads in the forward and in the backward is cheaper kept than made twice.
+          .recomputable =
+              [&](const ir::Node& n) {
+                return twice.contains(&n) || (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
+              },
+          .materialized = [&](const ir::Node& n) { return is_extern(n) || read_by_calls.contains(&n); },
+          .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
+      });
+    };
+    parts = cut_with({});
+    if (options.memory_budget < 1) {
+      // The cheapest to make again for what they weigh, as few as bring the cut under the budget.
+      const std::vector<const ir::Node*> candidates = by_price();
+      const double limit = options.memory_budget * kept_bytes(parts);
+      auto with = [&](size_t n) { return cut_with({candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(n)}); };
+      size_t low = 0, high = candidates.size();
+      while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (kept_bytes(with(middle)) <= limit)
+          high = middle;
+        else
+          low = middle + 1;
+      }
+      parts = with(low);
+    }
     // Symbols that the backward could not read from anything else.
     std::vector<Value> known = parts.saved;
     for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
@@ -128,6 +216,7 @@ struct Splitter {
       }
       if (s.kind == Saved::Kind::Private) {
         s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
+        out.kept_bytes += static_cast<int64_t>(bytes_of(v.type()));
         forward_outputs.push_back(v);
       }
       out.saved.push_back(s);
@@ -162,7 +251,12 @@ struct Splitter {
   void make_backward() {
     std::vector<Value> given = saved_values, grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
     for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
-    out.backward.graph = extract(*joint, grads, given, unordered(true));
+    std::unordered_map<Value, Value> copies;
+    out.backward.graph = extract(*joint, grads, given, unordered(true), &copies);
+    std::unordered_set<ir::Node*> again;
+    for (auto& [from, to] : copies)
+      if (!parts.backward[from.node->id]) again.insert(to.node);
+    compute_late(*out.backward.graph, again);
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
       out.backward.results.push_back(g.how);

@@ -25,6 +25,7 @@ struct Split {
   Program
       forward;  // results: a value for each output of the joint program's forward (undefined where only a write needs it), then the private values
   std::vector<Saved> saved;
+  int64_t kept_bytes = 0;    // of the private ones
   BackwardProgram backward;  // for all tangents
 };
 

@@ -71,6 +71,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       : joint_(std::move(j)), trace_(std::move(trace)), options_(options) {
     Split s = split(joint_, options_);
     saved_ = std::move(s.saved);
+    kept_bytes_ = s.kept_bytes;
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
     const std::vector<char> all(joint_.roots.size(), 1);
@@ -173,7 +174,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   const std::vector<Saved>& saved() const { return saved_; }
   const Program& program() const override { return joint_.program; }
-  Stats stats() const override { return forward_->stats(); }
+  Stats stats() const override {
+    Stats s = forward_->stats();
+    s.kept_bytes = kept_bytes_;
+    return s;
+  }
   double estimated_us() const override { return std::max(100.0, forward_->estimated_us()); }
   std::string describe() const override {
     std::string s = "forward:\n" + forward_->describe();
@@ -263,6 +268,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable std::mutex mutex_;
   mutable std::map<std::vector<char>, std::shared_ptr<Backward>> backwards_;  // by which tangents are defined
   mutable std::map<std::vector<char>, std::shared_ptr<Training>> next_;
+  int64_t kept_bytes_ = 0;
   mutable int renewals_ = 0;
   bool built_ = false;
 };
