@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, _messages, _trees, _twin  # noqa: F401  (_trees installs its hook)
+from . import _C, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
 from ._marks import UNBOUNDED
 from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer

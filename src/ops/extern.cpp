@@ -1,4 +1,5 @@
 // Ops that stay calls: matmul, convolution, attention, scans, sorting. Only their shape rules are here.
+#include "ops/gradient_shapes.h"
 #include "ops/matmul.h"
 #include "ops/rules.h"
 
@@ -152,7 +153,7 @@ const OpRow kRows[] = {
     {"aten::dot", 0, shape_dot, nullptr},
     {"aten::linear", 0, shape_linear, nullptr},
     {"aten::convolution", 0, shape_convolution, nullptr},
-    {"aten::convolution_backward", 0, nullptr, nullptr},
+    {"aten::convolution_backward", 0, shape_convolution_backward, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", 0, shape_flash_cpu, nullptr},
     {"aten::cumsum", 0, shape_scan, nullptr},
     {"aten::cumprod", 0, shape_scan, nullptr},

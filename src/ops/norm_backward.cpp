@@ -1,4 +1,5 @@
 // Gradients of normalisations and softmax.
+#include "ops/gradient_shapes.h"
 #include "ops/norm.h"
 
 namespace vitrify::ops {
@@ -188,10 +189,10 @@ Shape shape_softmax_backward(sym::Context&, ArgSpan args) {
 }
 
 const OpRow kRows[] = {
-    {"aten::native_layer_norm_backward", 0, nullptr, lower<lower_layer_norm_backward>},
+    {"aten::native_layer_norm_backward", 0, shape_layer_norm_backward, lower<lower_layer_norm_backward>},
     {"aten::_fused_rms_norm_backward", 0, nullptr, lower<lower_rms_norm_backward>},
-    {"aten::native_batch_norm_backward", 0, nullptr, lower<lower_batch_norm_backward>},
-    {"aten::native_group_norm_backward", 0, nullptr, lower<lower_group_norm_backward>},
+    {"aten::native_batch_norm_backward", 0, shape_batch_norm_backward, lower<lower_batch_norm_backward>},
+    {"aten::native_group_norm_backward", 0, shape_group_norm_backward, lower<lower_group_norm_backward>},
     {"aten::_softmax_backward_data", 0, shape_softmax_backward, lower<lower_softmax_backward<false>>},
     {"aten::_log_softmax_backward_data", 0, shape_softmax_backward, lower<lower_softmax_backward<true>>},
 };

@@ -1,4 +1,5 @@
 // Losses. Reduction: 0 none, 1 mean, 2 sum.
+#include "ops/gradient_shapes.h"
 #include "ops/norm.h"
 
 namespace vitrify::ops {
@@ -206,14 +207,14 @@ const OpRow kRows[] = {
     {"aten::l1_loss", 0, nullptr, lower<lower_l1>},
     {"aten::smooth_l1_loss", 0, shape_pair_loss, lower<lower_smooth_l1>},
     {"aten::huber_loss", 0, shape_huber, lower<lower_huber>},
-    {"aten::mse_loss_backward", 0, nullptr, lower<lower_mse_backward>},
-    {"aten::smooth_l1_loss_backward", 0, nullptr, lower<lower_smooth_l1_backward>},
-    {"aten::huber_loss_backward", 0, nullptr, lower<lower_huber_backward>},
+    {"aten::mse_loss_backward", 0, shape_loss_backward, lower<lower_mse_backward>},
+    {"aten::smooth_l1_loss_backward", 0, shape_loss_backward, lower<lower_smooth_l1_backward>},
+    {"aten::huber_loss_backward", 0, shape_loss_backward, lower<lower_huber_backward>},
     {"aten::binary_cross_entropy_with_logits", 0, nullptr, lower<lower_bce_with_logits>},
     {"aten::nll_loss_forward", 0, shape_nll, lower<lower_nll>},
     {"aten::nll_loss2d_forward", 0, nullptr, lower<lower_nll>},
-    {"aten::nll_loss_backward", 0, nullptr, lower<lower_nll_backward>},
-    {"aten::nll_loss2d_backward", 0, nullptr, lower<lower_nll_backward>},
+    {"aten::nll_loss_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
+    {"aten::nll_loss2d_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
 };
 
 }  // namespace

@@ -390,7 +390,7 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
   }
   const Program* p = e->graph ? &e->graph->program() : nullptr;
   if (!watched_grads.empty() || !floats.empty() || (p && (!p->live.empty() || !p->grad_writes.empty() || p->numbers)))
-    e->live = std::make_unique<Live>(p, s->tensors, watched_grads, std::move(floats));
+    e->live = std::make_unique<Live>(e->graph, s->tensors, watched_grads, std::move(floats));
   s->tensors.clear();
   s->objects.clear();
   e->signature = std::move(s);

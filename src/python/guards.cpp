@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -42,7 +43,8 @@ ModeState ModeState::current() {
   m.included = raw.included_;
   m.excluded = raw.excluded_;
   auto& a = c10::AutogradState::get_tls_state();
-  m.autograd = a.get_grad_mode() | a.get_inference_mode() << 1 | a.get_fw_grad_mode() << 2 | a.get_view_replay_enabled() << 3;
+  m.autograd = a.get_grad_mode() | a.get_inference_mode() << 1 | a.get_fw_grad_mode() << 2 | a.get_view_replay_enabled() << 3 |
+               torch::autograd::AnomalyMode::is_enabled() << 4;
   if (raw.excluded_ & c10::autocast_dispatch_keyset.raw_repr())  // stored inverted: a set bit is a device with autocast on
     m.autocast = 1 | (uint32_t)at::autocast::get_autocast_dtype(at::kCPU) << 8 | (uint32_t)at::autocast::get_autocast_dtype(at::kCUDA) << 16 |
                  (uint32_t)at::autocast::is_autocast_cache_enabled() << 24;
@@ -65,6 +67,7 @@ const char* ModeState::refusal() const {
       inc.has(DispatchKey::FuncTorchBatched) || inc.has(DispatchKey::FuncTorchVmapMode) || inc.has(DispatchKey::FuncTorchGradWrapper))
     return "the call is inside a torch.func transform";
   if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
+  if (grad() && autograd & 1 << 4) return "detect_anomaly is on";
   if (device_context < 0) return "a TorchFunctionMode is active";
   if (function_modes) return "__torch_function__ is disabled here";
   return nullptr;

@@ -13,7 +13,7 @@ namespace vitrify::python {
 // Everything outside the arguments that decides which ATen ops run: compared as one block.
 struct ModeState {
   uint64_t included = 0, excluded = 0;
-  uint32_t autograd = 0;  // grad, inference, forward-AD, view replay bits
+  uint32_t autograd = 0;  // grad, inference, forward-AD, view replay, anomaly bits
   uint32_t autocast = 0;  // dtypes and cache flag, when autocast is on
   int32_t threads = 0;
   uint16_t default_dtype = 0;

@@ -15,9 +15,10 @@ bool hooked(const at::Tensor& t) { return !torch::autograd::impl::hooks(t).empty
 
 }  // namespace
 
-Live::Live(const Program* p, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
-    : program_(p), floats_(std::move(floats)) {
+Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
+    : graph_(std::move(graph)), program_(graph_ ? &graph_->program() : nullptr), floats_(std::move(floats)) {
   for (const at::Tensor& t : watched) grads_.push_back({t, -1, t.grad().defined()});
+  const Program* p = program_;
   if (!p) return;
   auto of_input = [&](uint32_t input) -> Grad& {
     Grad g;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "python/tree.h"
-#include "torch/program.h"
+#include "torch/compiled.h"
 
 namespace vitrify::python {
 
@@ -15,7 +15,7 @@ class Live {
     int64_t index = -1;
   };
   // `watched`: tensors whose .grad the program may look at. `args` as they are now.
-  Live(const Program*, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats);
+  Live(std::shared_ptr<CompiledGraph>, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats);
   // Gradients and floats are as the plan needs them. `floats`: what they are now.
   bool check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const;
   void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
@@ -27,7 +27,8 @@ class Live {
     bool defined = false, written = false, read = false;
     TensorMeta meta;  // when read
   };
-  const Program* program_;  // of the entry's graph
+  std::shared_ptr<CompiledGraph> graph_;
+  const Program* program_ = nullptr;  // of the graph
   std::vector<Grad> grads_;
   std::vector<Float> floats_;
   bool apart_ = false;  // gradients are written in place: each has memory of its own

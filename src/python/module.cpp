@@ -13,6 +13,7 @@
 #include "support/options.h"
 #include "torch/compiled.h"
 #include "torch/mode.h"
+#include "torch/number_hooks.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 
@@ -205,6 +206,45 @@ void bind_guards(py::module_& m) {
       .def("undo_writes", &Guards::undo_writes);
 }
 
+// Made by vitrify/_numbers.py.
+PyObject* number_class = nullptr;
+
+void bind_numbers(py::module_& m) {
+  auto n = py::class_<Numbers, std::shared_ptr<Numbers>>(m, "Numbers");
+  n.def("constant", [](Numbers& n, double v) { return n.add({Numbers::Op::Constant, 0, 0, v}); })
+      .def("step",
+           [](Numbers& n, const std::string& op, uint32_t a, uint32_t b) {
+             using Op = Numbers::Op;
+             static const std::unordered_map<std::string, Op> ops = {{"add", Op::Add}, {"sub", Op::Sub}, {"mul", Op::Mul},           {"div", Op::Div},
+                                                                     {"pow", Op::Pow}, {"mod", Op::Mod}, {"floordiv", Op::FloorDiv}, {"min", Op::Min},
+                                                                     {"max", Op::Max}, {"neg", Op::Neg}};
+             return n.add({ops.at(op), a, b});
+           })
+      .def("compare", [](Numbers& n, const std::string& how, uint32_t a, uint32_t b) {
+        using C = Numbers::Compare;
+        static const std::unordered_map<std::string, C> all = {{"eq", C::Eq}, {"ne", C::Ne}, {"lt", C::Lt}, {"le", C::Le}};
+        return n.compare(all.at(how), a, b);
+      });
+  // Also where torch turns the exception into another one.
+  m.def("refuse", [](const std::string& why) {
+    if (Tracer* t = Tracer::current()) t->note_failure(why);
+    throw CaptureError(why);
+  });
+  m.def("set_number_class", [](py::object c) { Py_XSETREF(number_class, c.release().ptr()); });
+  capture::NumberHooks hooks;
+  hooks.wrap = [](const std::shared_ptr<Numbers>& n, uint32_t step) {
+    py::gil_scoped_acquire gil;
+    return py::reinterpret_borrow<py::object>(number_class)(n, step).cast<c10::SymFloat>();
+  };
+  hooks.step_of = [](const c10::SymFloat& f) -> std::optional<uint32_t> {
+    py::gil_scoped_acquire gil;
+    auto* node = dynamic_cast<torch::impl::PythonSymNodeImpl*>(f.toSymNodeImplUnowned());
+    if (!node || !py::hasattr(node->getPyObj(), "step")) return std::nullopt;
+    return node->getPyObj().attr("step").cast<uint32_t>();
+  };
+  capture::set_number_hooks(hooks);
+}
+
 void bind_capture(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def_property_readonly("graph", [](Program& p) { return ir::print(*p.graph); })
@@ -393,6 +433,7 @@ PYBIND11_MODULE(_C, m) {
   bind_options(m);
   bind_signature(m);
   bind_guards(m);
+  bind_numbers(m);
   bind_capture(m);
   bind_states(m);
 }

@@ -27,6 +27,10 @@ bool is_singleton(PyObject* o) { return o == Py_None || o == Py_True || o == Py_
 bool is_shared_object(PyObject* o) { return is_singleton(o) || PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o) || PyModule_Check(o); }
 
 bool grad_of(const c10::TensorImpl* t) { return t->autograd_meta() && t->grad().defined(); }
+bool is_dual(const c10::TensorImpl* t) {  // within a level of forward-mode differentiation
+  const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
+  return m && m->fw_grad_ && !m->fw_grad_->empty();
+}
 
 }  // namespace
 
@@ -59,6 +63,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.device = t.device();
   m.requires_grad = t.requires_grad();
   m.has_grad = grad_of(t.unsafeGetTensorImpl());
+  m.dual = is_dual(t.unsafeGetTensorImpl());
   m.argument = type != nullptr;
   if (t.layout() == at::kStrided && !t.is_nested() && t.unsafeGetTensorImpl()->has_storage()) {
     m.sizes.assign(t.sizes().begin(), t.sizes().end());
@@ -71,7 +76,8 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
 }
 
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
-  if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad) return false;
+  if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad || is_dual(t) != dual)
+    return false;
   if (argument && grad_of(t) != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();

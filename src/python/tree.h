@@ -17,6 +17,7 @@ struct TensorMeta {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
+  bool dual = false;
   bool argument = false;  // not met through the program's variables: then the program may read its .grad
   bool has_grad = false;
   bool exact_offset = false;

@@ -511,12 +511,21 @@ class GraphLowering final : public Lowering {
     lower_extern(n);
   }
 
+  bool same_by_guards(const Dims& a, const Dims& b) {
+    if (a.size() != b.size()) return false;
+    auto equal = [&](Int p, Int q) { return p == q || (sym::has_hint(p) && sym::has_hint(q) && ctx_->guard_eq(p, q)); };
+    for (size_t i = 0; i < a.size(); ++i)
+      if (!equal(a[i], b[i])) return false;
+    return true;
+  }
+
   void define(Value v, Tensor t) {
     const ir::TensorType& type = v.type();
     if (!t) {  // a result nobody uses may be left out
       VT_CHECK(uses(v) == 0, "{} left out a result that is used", v.node->op->name);
       return;
     }
+    if (same_by_guards(t.sizes, type.sizes)) t.sizes = type.sizes;  // of another operand, with symbols of its own
     VT_CHECK(t.dtype == type.dtype && t.sizes == type.sizes, "{} lowered to {}[{}] instead of {}[{}]", v.node->op->name, to_string(t.dtype),
              show(t.sizes), to_string(type.dtype), show(type.sizes));
     if (t.buffer < 0 && t.lazy < 0) {

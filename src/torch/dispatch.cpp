@@ -307,7 +307,13 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       }
     }
   }
-  if (ruled) call.types = std::move(*ruled);
+  if (ruled) {
+    call.types = std::move(*ruled);
+    for (size_t i = 0; i < converted.size(); ++i)
+      if (auto* mask = std::get_if<std::vector<bool>>(&converted[i]); mask && info.op.schema().arguments()[i].name() == "output_mask")
+        for (size_t k = 0; k < mask->size() && k < call.types.size(); ++k)
+          if (!(*mask)[k]) call.types[k] = undefined_type();
+  }
   if (call.types.empty() && !(info.flags & ir::kEffect)) return call;  // an answer about metadata
   bool has_tensor = false;
   for (const Arg& a : converted) has_tensor |= std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a);

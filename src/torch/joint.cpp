@@ -36,10 +36,32 @@ class BackwardState {
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
 };
 
-// Python hooks would run once, on placeholders.
-void refuse_hooks(const std::vector<Edge>& roots) {
+// Hooks of the tensors that gradients are for run when a gradient arrives, as in eager: not now, on placeholders.
+class WithoutHooks {
+ public:
+  explicit WithoutHooks(const std::vector<Edge>& to) {
+    std::unordered_set<Node*> seen;
+    for (const Edge& e : to)
+      if (e.function && seen.insert(e.function.get()).second && !e.function->tensor_pre_hooks().empty()) {
+        kept_.emplace_back(e.function, Hooks());
+        kept_.back().second.swap(e.function->tensor_pre_hooks());
+      }
+  }
+  ~WithoutHooks() {
+    for (auto& [node, hooks] : kept_) hooks.swap(node->tensor_pre_hooks());
+  }
+  WithoutHooks(const WithoutHooks&) = delete;
+
+ private:
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  std::vector<std::pair<std::shared_ptr<Node>, Hooks>> kept_;
+};
+
+// Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
+void refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;
+  for (const Edge& e : to) seen.insert(e.function.get());
   auto add = [&](const Edge& e) {
     if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
   };
@@ -132,12 +154,12 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (!j.roots.empty()) {
     if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
-    refuse_hooks(level.from);
     for (Source* s : inputs) {
       if (!s->fake.defined() || !s->edge.function) continue;
       level.to.push_back(s->edge);
       level.of.push_back(graph->inputs[s->input].value);
     }
+    refuse_hooks(level.from, level.to);
     j.backward = graph->next_id();
     std::vector<Value> values;
     in_backward = true;
@@ -150,6 +172,10 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
+  for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
+    by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
+    inputs[i]->real = at::Tensor();
+  }
   if (j.roots.empty()) graph->remove_dead();  // otherwise the trace may go on
   return j;
 }
@@ -207,6 +233,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (level.to.empty() || from.empty()) return std::vector<at::Tensor>(level.to.size());
   auto run = [&] {
     BackwardState state;
+    WithoutHooks no_hooks(level.to);
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
@@ -272,7 +299,7 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     failure.reset();
     OldVersions versions;
     for (Source& s : sources)
-      if (s.fake.defined() && !s.real.is_inference()) versions.set(s.real, s.real_version);
+      if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) versions.set(s.real, s.real_version);
     resume();
     in_backward = true;
     last_forward_states = states();

@@ -110,6 +110,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     View& v = *f->view;
     StorageState* s = v.storage.get();
     auto [same, first] = by_impl.try_emplace(fakes[i].unsafeGetTensorImpl(), i);
+    if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() &&
+        f != as_fake(inputs[s->input]->fake))
+      fail("returns a leaf that needs gradients, which it makes");
     auto emit_view_of_output = [&] {
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
       if (fresh) {

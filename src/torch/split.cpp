@@ -71,6 +71,17 @@ void compute_late(ir::Graph& g, const std::unordered_set<ir::Node*>& again) {
   g.set_order(std::move(order));
 }
 
+// What the nodes of a derivative read, as far as users can change it.
+void find_reads(const JointProgram& j, uint32_t first, BackwardProgram& b) {
+  std::unordered_set<Value> read;
+  for (const ir::Node* n : j.program.graph->nodes())
+    if (n->id >= first) ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { read.insert(root_of(v)); });
+  for (uint32_t i = 0; i < j.given.size(); ++i)
+    if (read.contains(j.given[i])) b.reads_given.push_back(i);
+  for (uint32_t o = 0; o < j.num_forward; ++o)
+    if (j.outputs[o] && read.contains(root_of(j.outputs[o]))) b.reads_outputs.push_back(o);
+}
+
 struct Splitter {
   const JointProgram& j;
   const Options& options;
@@ -111,13 +122,13 @@ struct Splitter {
 
   // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
   void find_fixed() {
-    std::unordered_set<Value> read;
-    for (const ir::Node* n : j.program.graph->nodes())
-      if (n->id >= j.backward) ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { read.insert(root_of(v)); });
-    for (size_t i = 0; i < num_given(); ++i)
-      if (!read.contains(j.given[i]) && !j.level) fixed.insert(given(i));
+    find_reads(j, j.backward, out.backward);
+    const std::unordered_set<uint32_t> of_given(out.backward.reads_given.begin(), out.backward.reads_given.end());
+    const std::unordered_set<uint32_t> of_outputs(out.backward.reads_outputs.begin(), out.backward.reads_outputs.end());
+    for (uint32_t i = 0; i < num_given(); ++i)
+      if (!of_given.contains(i) && !j.level) fixed.insert(given(i));
     for (uint32_t o = 0; o < j.num_forward; ++o)
-      if (returned[o] && j.outputs[o] && !read.contains(root_of(j.outputs[o]))) {
+      if (returned[o] && j.outputs[o] && !of_outputs.contains(o)) {
         fixed.insert(joint->outputs[o]);
         fixed.insert(root_of(joint->outputs[o]));
       }
@@ -257,6 +268,7 @@ struct Splitter {
     for (auto& [from, to] : copies)
       if (!parts.backward[from.node->id]) again.insert(to.node);
     compute_late(*out.backward.graph, again);
+    for (uint32_t k = 0; k < saved_values.size(); ++k) out.backward.saved.push_back(k);
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
       out.backward.results.push_back(g.how);
@@ -288,6 +300,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     b.gradients.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
     b.results.push_back(std::move(made.how));
   }
+  find_reads(j, first, b);
   std::vector<Value> given;
   for (const Saved& s : saved) given.push_back(s.value);
   for (size_t k = 0; k < defined.size(); ++k)
@@ -296,6 +309,18 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   for (ir::Node* n : j.program.graph->nodes())
     if (n->id >= first && (n->op->flags & kUnordered)) unordered.push_back(n);
   b.graph = extract(*j.program.graph, values, given, unordered);
+  // What is not read here may have been changed since.
+  std::unordered_set<Value> read(b.graph->outputs.begin(), b.graph->outputs.end());
+  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v); });
+  std::vector<Value> needed;
+  for (uint32_t k = 0; k < given.size(); ++k) {
+    const auto& sizes = given[k].type().sizes;
+    const bool tangent = k >= saved.size(), symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
+    if (!tangent && !symbolic && !read.contains(b.graph->inputs[k].value)) continue;
+    needed.push_back(given[k]);
+    if (!tangent) b.saved.push_back(k);
+  }
+  if (needed.size() < given.size()) b.graph = extract(*j.program.graph, values, needed, unordered);
   return b;
 }
 

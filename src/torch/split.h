@@ -19,6 +19,9 @@ struct BackwardProgram {
   std::shared_ptr<ir::Graph> graph;  // inputs: what is kept, then the tangents that are defined
   std::vector<ResultSpec> results;   // from the outputs of `graph`
   std::vector<uint32_t> gradients;   // per result: which of JointProgram::gradients
+  std::vector<uint32_t> saved;       // which of Split::saved its inputs are
+  // What eager would have saved for these gradients, whether we keep it or not: indices of JointProgram::given, and of the forward's outputs.
+  std::vector<uint32_t> reads_given, reads_outputs;
 };
 
 struct Split {

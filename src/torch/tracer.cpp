@@ -98,6 +98,10 @@ void Tracer::Impl::save_process_state() {
   ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
   at::autocast::set_autocast_cache_enabled(false);
+  s.saved_tensor_hooks = at::SavedTensorDefaultHooks::get_tls_state();
+  auto no_hooks = s.saved_tensor_hooks;
+  no_hooks.stack = {};
+  at::SavedTensorDefaultHooks::set_tls_state(no_hooks);
   auto keep = [&](at::Generator g) {
     std::lock_guard<std::mutex> lock(g.mutex());
     s.generators.push_back({g, g.get_state(), {}});
@@ -151,6 +155,7 @@ void Tracer::Impl::restore_process_state() {
   if (!failure && moved) failure = "sets the state of a random number generator";
   ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
+  at::SavedTensorDefaultHooks::set_tls_state(saved->saved_tensor_hooks);
   for (auto& [g, before, during] : saved->generators) {
     std::lock_guard<std::mutex> lock(g.mutex());
     if (moved || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
@@ -174,6 +179,7 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
   if (keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::FuncTorchBatched)) no("a tensor of a functorch transform");
   if (t.is_conj() || t.is_neg() || t._is_zerotensor()) no("a conjugate, negative or zero view");
   if (!t.has_storage()) no("a tensor without storage");
+  if (t._fw_grad(0).defined()) no("a dual number of forward-mode differentiation");
 }
 
 at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims) {
@@ -378,7 +384,7 @@ void Tracer::Impl::stop() {
   count_versions();
   // A real tensor the program wrote to was not written, but the layer above us counted it.
   for (Source& s : sources)
-    if (s.fake.defined() && !s.real.is_inference()) {
+    if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) {
       c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
       counter.set_version(s.real_version);
     }
@@ -397,7 +403,7 @@ void Tracer::Impl::stop() {
 
 void Tracer::Impl::count_versions() {
   for (Source& s : sources)
-    if (s.fake.defined() && !s.real.is_inference()) s.bumps = version_of(s.fake) + version_of(s.real) - s.real_version;
+    if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) s.bumps = version_of(s.fake) + version_of(s.real) - s.real_version;
 }
 
 void Tracer::abort() { impl_->stop(); }

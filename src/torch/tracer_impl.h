@@ -1,5 +1,6 @@
 // The state of one capture. Split over tracer.cpp (public calls), dispatch.cpp (one op arrives), functionalize.cpp (storages, views, writes).
 #pragma once
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/MT19937RNGEngine.h>
 
 #include <deque>
@@ -60,6 +61,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   struct Saved {
     DType default_float = DType::F32;
     bool autocast_cache = true;
+    at::impl::SavedTensorDefaultHooksTLS saved_tensor_hooks;  // around the call: they are for what a call saves
     struct Generator {
       mutable at::Generator g;    // for its mutex
       at::Tensor before, during;  // states; during: what it is left in while the program runs

@@ -7,10 +7,13 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "support/counters.h"
+#include "torch/convert.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/view_path.h"
@@ -42,15 +45,28 @@ class RegionNode final : public torch::autograd::Node {
     given_.push_back(t);
     versions_.push_back(t.is_inference() ? 0 : static_cast<int64_t>(t._version()));
   }
+  // Eager would have saved it: it may not change, though nothing of it is kept here.
+  void watch(const at::Tensor& t, bool is_output, uint32_t index) {
+    if (!t.defined() || t.is_inference()) return;
+    watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), static_cast<int64_t>(t._version()), is_output, index});
+  }
 
  private:
-  std::vector<at::Tensor> unpack();
+  struct Watched {
+    c10::VariableVersion version;
+    int64_t expected;
+    bool is_output;
+    uint32_t index;
+  };
+  std::vector<at::Tensor> unpack(const std::vector<uint32_t>& which);
   void forget();
+  void check_versions(const BackwardProgram&) const;
   std::shared_ptr<const Training> region_;
   std::vector<SavedVariable> visible_;  // in the order of Training::saved(), those that users can reach
   std::vector<at::Tensor> own_;         // the others
   std::vector<at::Tensor> given_;       // what the call was given: for gradients of gradients
   std::vector<int64_t> versions_;
+  std::vector<Watched> watched_;
   bool hooked_;  // private ones are among the visible: hooks may want to move them
   bool released_ = false;
 };
@@ -65,6 +81,13 @@ class WriteNode final : public torch::autograd::Node {
   std::string name() const override { return "VitrifyWriteBackward"; }
 };
 
+// Sizes and strides, and no elements.
+at::Tensor sizes_of(const at::Tensor& t) {
+  at::Tensor r = at::empty({0}, t.options().requires_grad(false));
+  r.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
+  return r;
+}
+
 class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
  public:
   Training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options)
@@ -75,6 +98,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
     const std::vector<char> all(joint_.roots.size(), 1);
+    find_watched(s.backward);
     backwards_[all] = std::make_shared<Backward>(Backward{std::move(s.backward), nullptr});
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (joint_.program.graph->ctx().num_symbols()) backward_for(all);
@@ -116,7 +140,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
           node->save(*given[s.index], false);
           break;
         case Saved::Kind::Sizes:
-          node->save_private(at::zeros({}, given[s.index]->options()).expand(given[s.index]->sizes()));
+          node->save_private(sizes_of(*given[s.index]));
           break;
         case Saved::Kind::Result:
           node->save(values[s.index], values[s.index].grad_fn() == node);
@@ -127,16 +151,22 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
           else
             node->save_private(std::move(values[joint_.num_forward + s.index]));
       }
-    for (const at::Tensor* t : given) node->save_given(*t);
+    std::vector<char> rebased(given.size());
+    for (const JointProgram::Root& r : joint_.roots)
+      if (r.written >= 0) rebased[r.written] = 1;
+    for (size_t i = 0; i < given.size(); ++i) node->save_given(rebased[i] ? at::Tensor() : *given[i]);  // it holds the node: not the node it
+    for (uint32_t i : watched_given_) node->watch(*given[i], false, i);
+    for (uint32_t o : watched_outputs_) node->watch(values[o], true, o);
     results_.make(values, given, out);
   }
 
-  // Gradients for the defined tangents: one per edge, undefined where there is none.
-  variable_list backward(std::vector<at::Tensor> saved, variable_list tangents) const {
+  // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
+  template <class F>
+  variable_list backward(F&& unpack, variable_list tangents) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     const std::vector<char> defined = defined_of(tangents);
     std::shared_ptr<const Backward> b = backward_for(defined);
-    std::vector<at::Tensor> grads;
+    std::vector<at::Tensor> saved = unpack(b->program), grads;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(as_recorded(tangents[k], k));
     tangents.clear();
@@ -173,6 +203,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   const std::vector<Saved>& saved() const { return saved_; }
+  const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
+    return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
+  }
   const Program& program() const override { return joint_.program; }
   Stats stats() const override {
     Stats s = forward_->stats();
@@ -193,6 +226,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     BackwardProgram program;
     std::shared_ptr<CompiledGraph> plan;  // made when first needed
   };
+
+  // What the backward reads in eager and is not among what is saved here.
+  void find_watched(const BackwardProgram& b) {
+    std::vector<char> written(joint_.given.size()), returned(joint_.num_forward);
+    for (const Mutation& m : joint_.program.mutations) written[m.input] = 1;  // what it was before is what eager read
+    for (const ResultSpec& r : joint_.program.results)
+      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
+    auto kept = [&](Saved::Kind kind, uint32_t index) {
+      return std::any_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.kind == kind && s.index == index; });
+    };
+    for (uint32_t i : b.reads_given)
+      if (!written[i] && !kept(Saved::Kind::Given, i)) watched_given_.push_back(i);
+    for (uint32_t o : b.reads_outputs)
+      if (returned[o] && !kept(Saved::Kind::Result, o)) watched_outputs_.push_back(o);
+  }
 
   static std::vector<char> defined_of(const variable_list& tangents) {
     std::vector<char> r;
@@ -265,6 +313,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
+  std::vector<uint32_t> watched_given_, watched_outputs_;
   mutable std::mutex mutex_;
   mutable std::map<std::vector<char>, std::shared_ptr<Backward>> backwards_;  // by which tangents are defined
   mutable std::map<std::vector<char>, std::shared_ptr<Training>> next_;
@@ -273,24 +322,55 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool built_ = false;
 };
 
-std::vector<at::Tensor> RegionNode::unpack() {
+// `which`: in ascending order.
+std::vector<at::Tensor> RegionNode::unpack(const std::vector<uint32_t>& which) {
   std::vector<at::Tensor> saved;
-  size_t visible = 0, own = 0;
-  for (const Saved& s : region_->saved()) {
+  size_t visible = 0, own = 0, next = 0;
+  for (uint32_t k = 0; k < region_->saved().size(); ++k) {
+    const Saved& s = region_->saved()[k];
     const bool is_own = s.kind == Saved::Kind::Sizes || (s.kind == Saved::Kind::Private && !hooked_);
-    saved.push_back(is_own ? own_[own++] : visible_[visible++].unpack(shared_from_this()));
+    if (next < which.size() && which[next] == k) {
+      saved.push_back(is_own ? own_[own] : visible_[visible].unpack(shared_from_this()));
+      ++next;
+    }
+    ++(is_own ? own : visible);
   }
   return saved;
+}
+
+void RegionNode::check_versions(const BackwardProgram& b) const {
+  for (const Watched& w : watched_) {
+    const std::vector<uint32_t>& reads = w.is_output ? b.reads_outputs : b.reads_given;
+    if (static_cast<int64_t>(w.version.current_version()) == w.expected || std::find(reads.begin(), reads.end(), w.index) == reads.end()) continue;
+    const ir::TensorType& type = region_->type_of_watched(w.is_output, w.index);
+    std::vector<std::string> sizes;
+    for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
+    TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.",
+                c10::toString(scalar_type_of(type)), "Tensor [", fmt::format("{}", fmt::join(sizes, ", ")), "]]",
+                w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", " is at version ",
+                w.version.current_version(), "; expected version ", w.expected,
+                " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+                "torch.autograd.set_detect_anomaly(True, check_nan=False).");
+  }
 }
 
 variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-  std::vector<at::Tensor> saved = unpack();
   if (!c10::GradMode::is_enabled()) {
-    if (!torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
-    return region_->backward(std::move(saved), std::move(tangents));
+    auto needed = [&](const BackwardProgram& b) {
+      check_versions(b);
+      std::vector<at::Tensor> saved = unpack(b.saved);
+      if (!torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
+      return saved;
+    };
+    return region_->backward(needed, std::move(tangents));
   }
+  std::vector<uint32_t> all(region_->saved().size());
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<at::Tensor> saved = unpack(all);
+  for (size_t i = 0; i < given_.size(); ++i)
+    TORCH_CHECK(given_[i].defined(), "vitrify: a gradient of a gradient of a program that writes to its arguments");
   for (size_t i = 0; i < given_.size(); ++i)
     TORCH_CHECK(given_[i].is_inference() || static_cast<int64_t>(given_[i]._version()) == versions_[i],
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled program is "
@@ -308,6 +388,7 @@ void RegionNode::forget() {
   for (SavedVariable& v : visible_) v.reset_data();
   own_.clear();
   given_.clear();
+  watched_.clear();
   released_ = true;
 }
 

@@ -175,7 +175,7 @@ class Program:
         def move(made, seed):
             from compare import steps
             if made.is_floating_point():
-                made.mul_(steps(made, seed))
+                made.data.mul_(steps(made, seed))  # no write that autograd would see
             return made
         scope = {"torch": torch, "F32": torch.float64 if wide else torch.float32, "F64": torch.float64, "move": move, "moved": lambda made: move(made, 1000 * jolts + 999)}
         name = f"<fuzz {self.seed}{' wide' if wide else ''}>"

@@ -1,0 +1,65 @@
+// Shapes of derivatives that follow an operand whatever its sizes are.
+#include "ops/gradient_shapes.h"
+
+namespace vitrify::ops {
+namespace {
+
+const TensorType* float_arg(ArgSpan args, size_t i) {
+  const TensorType* t = tensor_arg(args, i);
+  return t && is_float(t->dtype) ? t : nullptr;
+}
+TensorType plain(const TensorType& like, Dims sizes) { return contiguous_type(like.dtype, like.device, std::move(sizes)); }
+TensorType of_format(sym::Context& ctx, const TensorType& like) {
+  TensorType t = plain(like, like.sizes);
+  t.strides = strides_for(suggest_memory_format(ctx, like), like.sizes);
+  return t;
+}
+// The gradient of x and of the affine parameters, which are of the weight's type or, without one, of x's.
+Shape with_affine(TensorType dx, const TensorType& x, const TensorType* w, const Dims& of, int count) {
+  Types r{std::move(dx)};
+  for (int i = 0; i < count; ++i) r.push_back(plain(w ? *w : x, of));
+  return r;
+}
+Shape over_normalized(ArgSpan args, size_t w, int count) {
+  const TensorType* x = float_arg(args, 1);
+  auto* shape = args.size() > w ? std::get_if<std::vector<Int>>(&args[2]) : nullptr;
+  if (!x || !shape) return {};
+  return with_affine(plain(*x, x->sizes), *x, tensor_arg(args, w), Dims(shape->begin(), shape->end()), count);
+}
+
+}  // namespace
+
+Shape shape_layer_norm_backward(sym::Context&, ArgSpan args) { return over_normalized(args, 5, 2); }
+
+Shape shape_batch_norm_backward(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = float_arg(args, 1);
+  if (!x || x->sizes.size() < 2) return {};
+  return with_affine(of_format(ctx, *x), *x, tensor_arg(args, 2), {x->sizes[1]}, 2);
+}
+
+Shape shape_group_norm_backward(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = float_arg(args, 1);
+  if (!x || x->sizes.size() < 2) return {};
+  return with_affine(of_format(ctx, *x), *x, tensor_arg(args, 4), {x->sizes[1]}, 2);
+}
+
+Shape shape_nll_backward(sym::Context&, ArgSpan args) {
+  const TensorType* x = float_arg(args, 1);
+  return x ? one(plain(*x, x->sizes)) : Shape();
+}
+
+Shape shape_loss_backward(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 3) return {};
+  const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1), *y = float_arg(args, 2);
+  if (!g || !x || !y || g->dtype != x->dtype || y->dtype != x->dtype) return {};
+  const TensorType* operands[] = {x, y, g};
+  return one(elementwise_type(ctx, operands, x->dtype, x->dtype));
+}
+
+Shape shape_convolution_backward(sym::Context& ctx, ArgSpan args) {
+  const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1), *w = float_arg(args, 2);
+  if (!g || !x || !w || x->sizes.size() != 4 || g->sizes.size() != 4 || x->dtype != w->dtype || x->dtype != g->dtype) return {};
+  return Types{of_format(ctx, *x), of_format(ctx, *w), plain(*w, {g->sizes[1]})};
+}
+
+}  // namespace vitrify::ops

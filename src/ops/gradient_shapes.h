@@ -1,0 +1,14 @@
+// Shape rules of derivatives. Results that `output_mask` leaves out have a type as well.
+#pragma once
+#include "ops/shapes.h"
+
+namespace vitrify::ops {
+
+Shape shape_layer_norm_backward(sym::Context&, ArgSpan);
+Shape shape_batch_norm_backward(sym::Context&, ArgSpan);
+Shape shape_group_norm_backward(sym::Context&, ArgSpan);
+Shape shape_nll_backward(sym::Context&, ArgSpan);
+Shape shape_loss_backward(sym::Context&, ArgSpan);
+Shape shape_convolution_backward(sym::Context&, ArgSpan);
+
+}  // namespace vitrify::ops

@@ -1,0 +1,102 @@
+"""Random programs in grad mode, compiled beside eager: writes, views, dropout, regions without gradients, several results of which some are used.
+
+trained.py [--n N] [--seed S] [--length L] [--print]
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "ops")]
+import graphs  # noqa: E402
+import opinfo_grad  # noqa: E402
+
+
+class Program(graphs.Program):
+    """A random program whose float inputs need gradients. It writes to copies of them: eager refuses to write to a leaf."""
+
+    def __init__(self, seed, length):
+        super().__init__(seed, length)
+        choose = self.random
+        for t in self.inputs:
+            if t.is_floating_point() and choose.random() < 0.8:
+                t.requires_grad_()
+        lines = []
+        for line in self.lines:
+            lines.append(line)
+            name = line.split(" = ")[0]
+            if not name.startswith("v"):
+                continue
+            roll = choose.random()
+            if roll < 0.06:
+                lines.append(f"{name} = torch.nn.functional.dropout({name}.to(torch.get_default_dtype()), {choose.choice([0.0, 0.2, 0.5])})")
+            elif roll < 0.10:
+                lines.append(f"{name} = {name}.detach()")
+            elif roll < 0.14:
+                lines[-1] = f"with torch.no_grad(): {line}"
+        self.lines = [f"x{i} = x{i}.clone()" for i in range(len(self.inputs)) if choose.random() < 0.9 or any(f"x{i}" in line for line in lines)] + lines
+        self.inner = {}
+        self.fraction = choose.choice([None, None, 0.5])
+
+    def used(self, count):
+        """Through which of the results that have one the gradient comes."""
+        if self.fraction is None or count < 2:
+            return range(count)
+        return [i for i in range(count) if (self.seed + i) % 2] or [0]
+
+    def function(self, wide=False, jolts=0):
+        return opinfo_grad.with_gradient(super().function(wide, jolts), self.used)
+
+    def plain(self):
+        return super().function()
+
+
+def check(program) -> str:
+    """"ok", "inconclusive", "raises" (as eager does) or "eager" (it was not compiled: nothing was compared); raises compare.Mismatch."""
+    import vitrify
+    from compare import attempt, copied
+    try:
+        mixed = any(op in program.source for op in ("_norm(", "softmax(", "logsumexp(", ".mean(", ".var(", ".std("))
+        did = opinfo_grad.compare(program.plain(), program.sample, True, graphs.reference_of(program), "mixed" if mixed else True, program.used)
+        if attempt(program.function(), *copied(program.sample))[1] is not None:
+            return "raises"
+        return "inconclusive" if did["unclear"] else "eager" if did.get("fallbacks") or did.get("eager_calls") else "ok"
+    finally:
+        vitrify.reset()
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=int, default=12, help="lines of a program, at most")
+    parser.add_argument("--print", action="store_true", help="print every program")
+    args = parser.parse_args(argv)
+    from compare import Mismatch, internal_errors_raise
+    warnings.simplefilter("ignore")
+    internal_errors_raise()
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    count, start = {"ok": 0, "inconclusive": 0, "eager": 0, "raises": 0, "failed": 0}, time.time()
+    for seed in range(args.seed, args.seed + args.n):
+        program = Program(seed, 1 + seed % args.length)
+        if args.print:
+            print(program.describe(), flush=True)
+        try:
+            count[check(program)] += 1
+        except Mismatch as wrong:
+            count["failed"] += 1
+            print(f"seed {seed}: {wrong}\n{program.describe()}", flush=True)
+        if (seed - args.seed + 1) % 100 == 0:
+            print(f"{seed - args.seed + 1} of {args.n} programs, seeds from {args.seed}: {count}", flush=True)
+    print(f"{args.n} programs from seed {args.seed}: {count} ({time.time() - start:.0f} s)")
+    return 1 if count["failed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,190 @@
+"""A program compiled beside eager in grad mode, forward and backward: everything that eager promises of both."""
+import contextlib
+import gc
+import re
+import warnings
+
+import beside
+import compare
+import torch
+import vitrify
+
+
+def leaf(*size, seed=1, dtype=torch.float32, grad=True, low=0.5):
+    """Positive and away from zero: for logarithms too."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.rand(size, generator=g, dtype=torch.float64) + low).to(dtype).requires_grad_(grad)
+
+
+def leaves(*sizes, **more):
+    return lambda: [leaf(*s, seed=i + 1, **more) for i, s in enumerate(sizes)]
+
+
+def weights(out):
+    """What the results are weighed with: no two elements alike, so that a transposed or swapped gradient shows."""
+    return [torch.randn(t.shape, generator=torch.Generator().manual_seed(40 + i), dtype=torch.float64).to(t.dtype) for i, t in enumerate(out)]
+
+
+def differentiable(out):
+    return [t for _, t in compare.tensors_of(out) if t.requires_grad]
+
+
+def backward(out, args):
+    """Through every result that has a gradient."""
+    heads = differentiable(out)
+    if heads:
+        torch.autograd.backward(heads, weights(heads))
+
+
+def only(*indices):
+    """Through some of the results."""
+    def run(out, args):
+        heads = [compare.tensors_of(out)[i][1] for i in indices]
+        torch.autograd.backward(heads, weights(heads))
+    return run
+
+
+class Run:
+    """One call and what follows it: result, exceptions, gradients, versions, random state, launches of each half."""
+
+    def __init__(self, fn, given, then=backward, before=None, extra=()):
+        torch.manual_seed(7)
+        self.given, self.extra = given, extra
+        self.args = before(*given) if before else given
+        tensors = [t for _, t in compare.tensors_of(self.args)]
+        versions = [t._version for t in tensors]
+        self.out, self.error, self.told, self.later = None, None, None, None
+        self.forward, self.backward = {}, {}
+        try:
+            self.out, self.forward = launched(lambda: fn(*self.args))
+        except Exception as e:
+            self.error = e
+        self.bumps = [t._version - v for t, v in zip(tensors, versions)]
+        self.state = torch.get_rng_state()
+        if self.error is None:
+            try:
+                self.told, self.backward = launched(lambda: then(self.out, self.args))
+            except Exception as e:
+                self.later = e
+        self.later_state = torch.get_rng_state()
+
+    @property
+    def grads(self):
+        return [t.grad for _, t in [*compare.tensors_of(self.given), *compare.tensors_of(self.extra)] if t.is_leaf]
+
+
+def launched(fn):
+    before = dict(vitrify.counters)
+    result = fn()
+    return result, {k: v - before[k] for k, v in vitrify.counters.items()}
+
+
+def line(error):
+    """Version errors name a tensor that a node saved: ours saves others, and eager's own number grows where a tensor is shared by calls."""
+    text = re.sub(r"\[torch\.\w+ \[.*?\]\](, which is output \d+ of \w+,)? is at version \d+; expected version \d+ instead", "T was written", str(error).partition("\n")[0])
+    return type(error), text
+
+
+def same(ours, eager, values=torch.testing.assert_close):
+    assert line(ours.error) == line(eager.error)
+    assert line(ours.later) == line(eager.later)
+    assert ours.bumps == eager.bumps
+    assert torch.equal(ours.state, eager.state) and torch.equal(ours.later_state, eager.later_state)
+    left, right = compare.flat([ours.out, ours.told]), compare.flat([eager.out, eager.told])
+    assert [p for p, _ in left] == [p for p, _ in right]
+    for (where, a), (_, b) in zip(left + compare.flat(ours.args, "in"), right + compare.flat(eager.args, "in")):
+        if isinstance(b, torch.Tensor):
+            compare.check_meta(where, a, b)
+            values(a.detach(), b.detach(), equal_nan=True)
+            assert (a.grad_fn is None) == (b.grad_fn is None) and a.is_leaf == b.is_leaf, where
+        else:
+            assert type(a) is type(b) and (a is b or a == b), where
+    assert compare.alias_pattern(ours.out, ours.args) == compare.alias_pattern(eager.out, eager.args)
+    assert beside.bases(ours.out, ours.args) == beside.bases(eager.out, eager.args)
+    same_grads(ours.grads, eager.grads, values)
+
+
+def same_grads(ours, eager, values=torch.testing.assert_close):
+    """Values, None where eager has None, dtype, strides; no two share memory unless eager's do."""
+    assert [g is None for g in ours] == [g is None for g in eager]
+    for i, (a, b) in enumerate(zip(ours, eager)):
+        if b is not None:
+            compare.check_meta(f"grad[{i}]", a, b)
+            values(a, b, equal_nan=True)
+    shared = lambda grads: [[a is not None and b is not None and compare.storage(a) == compare.storage(b) for a in grads] for b in grads]  # noqa: E731
+    assert shared(ours) == shared(eager)
+
+
+def check(fn, make, reason=None, *, then=backward, before=None, around=contextlib.nullcontext, native="both", calls=3, values=torch.testing.assert_close, extra=None, inner=contextlib.nullcontext):
+    """`fn` compiled beside itself, `calls` times, each on fresh tensors of make().
+
+    reason: part of the one warning; "" if there is none and eager's exception is all there is; None: compiled, without a warning.
+    native: which halves must launch kernels of ours: "both", "forward", "none". before: what makes the arguments of what make() gave.
+    extra: leaves that the program reads besides its arguments; their gradients are those of one call. inner: a context around each call alone."""
+    compiled, start = vitrify.compile(fn), dict(vitrify.counters)
+    extra, compiled_calls = extra or (), 0
+
+    def run(f):
+        for t in extra:
+            t.grad = None
+        with inner():
+            r = Run(f, make(), then, before, extra)
+        kept = [g.clone() if g is not None else None for g in r.grads]  # with the strides they have
+        return r, kept
+    with warnings.catch_warnings(record=True) as log, around():
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            ours, kept = run(compiled)
+            if extra:
+                eager, theirs = run(fn)
+                same_grads(kept, theirs, values)
+                ours.extra = eager.extra = ()
+            else:
+                eager, _ = run(fn)
+            same(ours, eager, values)
+            compiled_calls += ours.forward.get("compiled_calls", 0)
+            if reason is None and ours.error is None and native != "none":
+                assert ours.forward["kernels_launched"] > 0, "no kernel ran in the forward"
+                if native == "both" and ours.later is None:
+                    assert ours.backward["kernels_launched"] > 0, "no kernel ran in the backward"
+    messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
+    did = {k: v - start[k] for k, v in vitrify.counters.items()}
+    if reason is None:
+        assert messages == [], messages
+        assert compiled_calls == calls and did["eager_calls"] == 0 and did["fallbacks"] == 0, did
+    else:
+        assert did["compiled_calls"] == 0 and len(messages) == bool(reason) and all(reason in m for m in messages), messages
+
+
+def either(fn, make, *, then=backward, before=None, calls=3, extra=(), may_run_eagerly=""):
+    """Compiled, or refused with one warning (that says `may_run_eagerly`): in both cases everything is eager's."""
+    compiled, start = vitrify.compile(fn), dict(vitrify.counters)
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            runs = []
+            for f in (compiled, fn):
+                for t in extra:
+                    t.grad = None
+                r = Run(f, make(), then, before, extra)
+                runs.append((r, [g if g is None else g.clone() for g in r.grads]))
+            (ours, a), (eager, b) = runs
+            same_grads(a, b)
+            ours.extra = eager.extra = ()
+            same(ours, eager)
+    messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
+    did = {k: v - start[k] for k, v in vitrify.counters.items()}
+    if messages or did["eager_calls"]:
+        assert did["compiled_calls"] == 0 and len(messages) <= 1, (messages, did)
+        assert not messages or (may_run_eagerly and re.search(may_run_eagerly, messages[0])), messages
+    else:
+        assert did["compiled_calls"] >= calls, did
+
+
+def exact(a, b, **_):
+    assert compare.bits_equal(a, b)
+
+
+def collected(ref):
+    gc.collect()
+    return ref() is None

@@ -1,0 +1,53 @@
+"""Gradients of torch's op database: a subset on every run, all of it with ./x test --all (tests/ops/run_opinfo.py --grad writes the report)."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "ops")]
+import opinfo  # noqa: E402
+import opinfo_grad  # noqa: E402
+from compare import Mismatch  # noqa: E402
+
+QUICK = {
+    "add", "sub", "mul", "div.no_rounding_mode", "pow", "exp", "log", "sin", "tanh", "sigmoid", "erf", "sqrt", "abs", "clamp", "where", "maximum", "nn.functional.relu", "nn.functional.gelu",
+    "nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.linear", "nn.functional.embedding", "nn.functional.cross_entropy", "softmax", "log_softmax", "sum", "mean", "amax", "var",
+    "cumsum", "matmul", "addmm", "cat", "split", "view", "permute", "expand", "index_select", "gather", "scatter_add", "masked_fill",
+}
+OPS = {}
+for _op in opinfo.database():
+    OPS.setdefault(opinfo.name_of(_op), _op)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_gradient(name):
+    result = opinfo_grad.run_op(OPS[name], samples=2)
+    assert result.failures == []
+    assert result.passed == result.samples > 0
+    assert result.fallback == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(n for n in set(OPS) - QUICK if OPS[n].supports_autograd))
+def test_every_gradient(name):
+    assert opinfo_grad.run_op(OPS[name]).failures == []
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0].cos() * (1 + 3e-6)
+    monkeypatch.setattr("vitrify.compile", lambda fn: lambda x, *_: Wrong.apply(x))
+    sample = (torch.randn(64, requires_grad=True), (), {})
+    from compare import fp64_run
+    with pytest.raises(Mismatch, match="gradient"):
+        opinfo_grad.compare(lambda x, a, k: x.sin(), sample, True, fp64_run, True)
