@@ -99,7 +99,6 @@ REFUSED = [
     ("x.requires_grad_(); return x.detach() * 2", {"reason": "changes the requires_grad"}),
     ("x.tag = 3; return x + 1", {"reason": "sets attributes of a tensor (tag)"}),
     ("z = x + 1; z.tag = 3; return z", {"reason": "attributes of its own (tag)"}),
-    ("x.grad = y; return x + 1", {"make": steps((2,), (2,))}),
     ("return x + x.data_ptr() * 0", {"reason": "data cannot be read"}),
     ("return x + len(repr(x))", {"reason": "data cannot be read"}),
     ("return x + float(x.numpy()[0, 0])", {"reason": "data cannot be read"}),
