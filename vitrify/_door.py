@@ -248,6 +248,8 @@ class Door:
         for t in signature.tensors:
             if t.is_leaf and t.grad is not None:
                 session.declare_grad(t, t.grad)
+        if "backward" in sources.live and any(t._backward_hooks or t._post_accumulate_grad_hooks for t in (*sources.grads(), *signature.tensors)):
+            raise _C.CaptureError("a tensor has gradient hooks, which backward() inside the program would run on placeholders")
         for g in sources.generators:
             session.declare_generator(g)
         placeholders = Tensors(fakes)

@@ -134,6 +134,8 @@ class Sources:
             self.generators.append(o)
         elif isinstance(o, torch.optim.Optimizer):
             self.todo.append(lambda: self.optimizer(o, name))
+        elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+            self.todo.append(lambda: self.instance(o, name))  # they write to themselves
         elif t is types.ModuleType or is_library(t.__module__):
             pass
         elif not callable(o) or hasattr(o, "__dict__"):

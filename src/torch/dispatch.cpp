@@ -1,6 +1,8 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <torch/csrc/autograd/function.h>
+
 #include <unordered_set>
 
 #include "ops/shapes.h"
@@ -48,6 +50,7 @@ bool is_random_attention(const std::string& name) { return name.find("scaled_dot
 
 void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = ops.get(op);
+  if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
   try {
     if (info.kind == OpKind::Composite) {
       decompose(info, stack);

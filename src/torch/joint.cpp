@@ -97,8 +97,6 @@ const at::Tensor& Tracer::Impl::seen_by_autograd(const Source& s) const { return
 
 // A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
 void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
-  const bool went_back = !p.grad_writes.empty() || std::any_of(inputs.begin(), inputs.end(),
-                                                               [](Source* s) { return s->grad_of && as_fake(s->fake)->view->storage->generation; });
   if (!went_back) return;
   Level trial;
   for (Source* s : inputs)

@@ -263,3 +263,143 @@ def test_memory_is_flat():
     steps(step, 30)
     gc.collect()
     assert count() <= before + 2
+
+
+def test_updates_written_out():
+    def make():
+        model = Net()
+
+        def step(x, y):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None
+            return loss
+
+        return model, step
+
+    counted, _, (_, losses) = both(make)
+    ran(counted, eager=0)
+    assert all(loss.requires_grad for loss in losses)
+
+
+def test_gradients_asked_for():
+    def make():
+        model = Net()
+
+        def step(x, y):
+            loss = nn.functional.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), grads):
+                    p.sub_(g, alpha=0.1)
+            return loss
+
+        return model, step
+
+    counted, _, _ = both(make)
+    ran(counted, eager=0)
+
+
+def test_several_backwards_and_optimizers():
+    def make():
+        one, two = Net(), Net()
+        opts = [optim.Adam(m.parameters(), lr=1e-3) for m in (one, two)]
+
+        def step(x, y):
+            opts[0].zero_grad()
+            for a, b in zip(x.split(3), y.split(3)):
+                (nn.functional.cross_entropy(one(a), b) / 3).backward()
+            opts[0].step()
+            opts[1].zero_grad()
+            loss = (two(x) - one(x).detach()).pow(2).mean()
+            loss.backward(retain_graph=True)
+            opts[1].step()
+            return loss.detach()
+
+        return nn.ModuleList([one, two]), step
+
+    counted, _, _ = both(make)
+    ran(counted)
+
+
+def eager_with(make_step, reason):
+    with pytest.warns(vitrify.VitrifyWarning, match=reason):
+        counted, _, _ = both(make_step)
+    assert counted["compiled_calls"] == 0
+
+
+def test_a_scheduler_in_the_step_counts_once_a_step():
+    schedulers = []
+
+    def make():
+        model = Net()
+        opt = optim.SGD(model.parameters(), lr=0.1)
+        schedulers.append(optim.lr_scheduler.StepLR(opt, 2, 0.5))
+
+        def step(x, y, scheduler=schedulers[-1]):
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            opt.step()
+            scheduler.step()
+
+        return model, step
+
+    eager_with(make, "writes Python state on every call")
+    assert schedulers[0].last_epoch == schedulers[1].last_epoch == 5
+    assert schedulers[0].get_last_lr() == schedulers[1].get_last_lr()
+
+
+def test_a_scaler_runs_eagerly():
+    def make():
+        model, scaler = Net(), torch.amp.GradScaler("cpu")
+        opt = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            opt.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.step(opt)
+            scaler.update()
+
+        return model, step
+
+    eager_with(make, "runs eagerly")
+
+
+def test_a_number_read_in_python_runs_eagerly():
+    def make():
+        model = Net()
+        opt = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            return loss.item()
+
+        return model, step
+
+    eager_with(make, "reads a tensor's value: aten::item")
+
+
+def test_statistics_and_draws_are_eagers():
+    def make():
+        model = nn.Sequential(nn.Linear(12, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 7))
+        opt = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            return loss
+
+        return model, step
+
+    counted, (a, _), (b, _) = both(make)
+    ran(counted)
+    for x, y in zip(a.buffers(), b.buffers()):
+        torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-6)
