@@ -109,7 +109,7 @@ class GraphLowering final : public Lowering {
     if (t.buffer >= 0) return t;
     if (t.lazy >= 0) {
       if (lazies_[t.lazy].realized) return *lazies_[t.lazy].realized;
-      const Dims strides = lazies_[t.lazy].strides.size() == t.sizes.size() ? lazies_[t.lazy].strides : ir::contiguous_strides(t.sizes);
+      const Dims strides = lazies_[t.lazy].strides.size() == t.sizes.size() ? lazies_[t.lazy].strides : natural_strides(t);
       Tensor r = realize_as(t, strides);
       lazies_[t.lazy].realized = r;
       return r;
@@ -268,14 +268,37 @@ class GraphLowering final : public Lowering {
     program_.items.push_back({std::move(n), std::nullopt});
   }
 
-  Price price(const Tensor& t) {
-    if (t.buffer >= 0) return {0, 1, false};
+  // One element of t, in a body of its own: dim d of its index is probe_[d].
+  Body probe(const Tensor& t) {
     Body b;
     b.ctx = ctx_;
     while (probe_.size() < t.sizes.size()) probe_.push_back(ctx_->symbol(sym::SymbolKind::Loop, {}, {0, std::numeric_limits<int64_t>::max() >> 20}));
     Index i;
     for (size_t d = 0; d < t.sizes.size(); ++d) i.push_back(t.sizes[d].is(1) ? Int(0) : probe_[d]);
     t.at(b, i);
+    return b;
+  }
+
+  // Dense strides in the order of what t is made of: nests that read both walk them alike, and fuse.
+  Dims natural_strides(const Tensor& t) {
+    const Dims plain = ir::contiguous_strides(t.sizes);
+    if (t.sizes.size() < 2) return plain;
+    for (const Instr& in : probe(t).instrs) {
+      if (in.op != loop::Op::load) continue;
+      ir::TensorType type;
+      type.sizes = t.sizes;
+      for (size_t d = 0; d < t.sizes.size(); ++d) {
+        const auto along = t.sizes[d].is(1) ? std::nullopt : sym::affine_in(in.at, probe_[d]);
+        type.strides.push_back(t.sizes[d].is(1) ? plain[d] : along ? along->first : Int(0));
+      }
+      if (is_dense(type)) return type.strides;
+    }
+    return plain;
+  }
+
+  Price price(const Tensor& t) {
+    if (t.buffer >= 0) return {0, 1, false};
+    const Body b = probe(t);
     Price p;
     for (auto& in : b.instrs) {
       if (in.op == loop::Op::load)
