@@ -237,11 +237,20 @@ class Fuser {
           const size_t g = group_of_[d];
           if (g != x && g != y && reaches(g, y)) return false;
         }
-    Group first = groups_[a], second = groups_[b];
-    if (!align(first, second)) return false;
-    for (Part& p : first.parts)
-      for (Part& q : second.parts)
-        if (!compatible(p, q) || !compatible(q, p)) return false;
+    // A map may walk a reduction's space rows first or columns first: where both are at the same place of memory at the same time. Columns first only
+    // for what is reduced: what follows from the result is better off with rows of its own.
+    Group first, second;
+    auto fits = [&](Order order, bool met) {
+      first = groups_[a], second = groups_[b];
+      if (!align(first, second, order)) return false;
+      for (Part& p : first.parts)
+        for (Part& q : second.parts)
+          if (!compatible(p, q) || !compatible(q, p)) return false;
+      return !met || meet(first, second);
+    };
+    const bool mixed = groups_[a].reduces != groups_[b].reduces && numel(groups_[a]) == numel(groups_[b]);
+    const bool small = hint_or(numel(groups_[a]), 1024) < kSmall;
+    if (!fits(Order::OuterFirst, mixed && !small) && !(mixed && feeds(a, b) && fits(Order::InnerFirst, true))) return false;
     if (first.parts.front().node.origin && second.parts.empty()) return false;
     for (Part& q : second.parts) first.parts.push_back(std::move(q));
     first.reduces = first.reduces || second.reduces;
@@ -316,8 +325,32 @@ class Fuser {
     return true;
   }
 
+  enum class Order : uint8_t { OuterFirst, InnerFirst };
+
+  // Does the reduction of two groups read what the map writes?
+  bool feeds(size_t a, size_t b) const {
+    const Group &map = groups_[a].reduces ? groups_[b] : groups_[a], &red = groups_[a].reduces ? groups_[a] : groups_[b];
+    for (const Part& p : map.parts)
+      for (uint32_t w : p.node.writes)
+        for (const Part& q : red.parts)
+          if (q.kind == PartKind::Reduce && std::find(q.node.reads.begin(), q.node.reads.end(), w) != q.node.reads.end()) return true;
+    return false;
+  }
+
+  // Is some element read or written by both in the same iteration?
+  static bool meet(const Group& a, const Group& b) {
+    auto touches = [](const Instr& i) { return i.op == loop::Op::load || i.op == loop::Op::store; };
+    for (const Part& p : a.parts)
+      for (const Instr& i : p.node.body.instrs)
+        if (touches(i) && !i.at.is_const())
+          for (const Part& q : b.parts)
+            for (const Instr& j : q.node.body.instrs)
+              if (touches(j) && j.buf == i.buf && j.at == i.at) return true;
+    return false;
+  }
+
   // Gives both groups the same loops. False when their spaces have no common refinement.
-  bool align(Group& a, Group& b) {
+  bool align(Group& a, Group& b, Order order) {
     if (a.reduces && b.reduces) {
       auto o = refine(extents(a.outer), extents(b.outer)), i = refine(extents(a.inner), extents(b.inner));
       if (!o || !i) return false;
@@ -333,6 +366,26 @@ class Fuser {
     if (!a.reduces && !b.reduces) return align_outer(a, b);
     Group& red = a.reduces ? a : b;
     Group& flat = a.reduces ? b : a;
+    if (numel(flat) == numel(red) && order == Order::InnerFirst) {
+      std::vector<Int> all = extents(red.inner), out = extents(red.outer);
+      const Int inner_numel = product(red.inner);
+      all.insert(all.end(), out.begin(), out.end());
+      auto r = refine(extents(flat.outer), all);
+      if (!r) return false;
+      size_t split = 0;
+      Int n = 1;
+      while (split < r->size() && !(n == inner_numel)) n = n * (*r)[split++];
+      if (!(n == inner_numel)) return false;
+      std::vector<Loop> inner = loops_for({r->begin(), r->begin() + split}, red.inner), outer = loops_for({r->begin() + split, r->end()}, red.outer);
+      std::vector<Loop> both = inner;
+      both.insert(both.end(), outer.begin(), outer.end());
+      relabel(flat, flat.outer, both);
+      relabel(red, red.outer, outer);
+      relabel(red, red.inner, inner);
+      red.outer = flat.outer = outer;
+      red.inner = flat.inner = inner;
+      return true;
+    }
     if (numel(flat) == numel(red)) {
       std::vector<Int> all = extents(red.outer), in = extents(red.inner);
       const Int inner_numel = product(red.inner);

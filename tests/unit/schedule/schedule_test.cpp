@@ -401,6 +401,32 @@ TEST(Schedule, ElementwiseOutputsAreMadeWhereTheyGo) {
   }
 }
 
+TEST(Schedule, ColumnSumsTakeWhatTheySumFromTheSameKernel) {
+  // Channels-last: the sums run down the columns of [rows, channels].
+  const int64_t rows = 512, channels = 64;
+  const Data x = random(rows * channels), g = random(rows * channels);
+  auto r = run(R"(graph @g(%0: f32[512,64] arg "x", %1: f32[512,64] arg "g") {
+  %2: f32[512,64] = aten::threshold_backward(%1, %0, 0)
+  %3: f32[512,64] = aten::mul.Tensor(%2, %0)
+  %4: f32[64] = aten::sum.dim_IntList(%2, [0], false, none)
+  %5: f32[64] = aten::sum.dim_IntList(%3, [0], false, none)
+  return %2, %4, %5
+})",
+               {x, g});
+  EXPECT_EQ(r.plan().launches.size(), 1u);
+  for (int64_t c = 0; c < channels; ++c) {
+    double sum = 0, product = 0;
+    for (int64_t k = 0; k < rows; ++k) {
+      const size_t i = static_cast<size_t>(k * channels + c);
+      const float kept = x[i] > 0 ? g[i] : 0;
+      EXPECT_EQ(r.outputs[0][i], kept);
+      sum += kept, product += double{kept} * x[i];
+    }
+    EXPECT_NEAR(r.outputs[1][static_cast<size_t>(c)], sum, 1e-3);
+    EXPECT_NEAR(r.outputs[2][static_cast<size_t>(c)], product, 1e-3);
+  }
+}
+
 TEST(Schedule, WhatIsStillReadIsNotOverwritten) {
   const char* texts[] = {// read at another index
                          R"(graph @g(%0: f32[24,24] arg "x") {
