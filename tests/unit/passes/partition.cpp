@@ -10,12 +10,13 @@ using namespace vitrify;
 namespace {
 
 bool elementwise(const ir::Node& n) {
-  static const std::set<std::string, std::less<>> names{"aten::sin", "aten::cos", "aten::mul.Tensor", "aten::add.Tensor", "aten::exp", "aten::relu", "aten::gt.Scalar", "aten::_to_copy"};
+  static const std::set<std::string, std::less<>> names{"aten::sin", "aten::cos",  "aten::mul.Tensor", "aten::add.Tensor",
+                                                        "aten::exp", "aten::relu", "aten::gt.Scalar",  "aten::_to_copy"};
   return names.contains(n.op->name);
 }
 
 struct Given {
-  std::set<uint32_t> never = {};       // ids of nodes whose results may not be kept
+  std::set<uint32_t> never = {};        // ids of nodes whose results may not be kept
   std::set<uint32_t> in_backward = {};  // that the backward recorded, and needs no tangent for
   uint32_t outputs = 1;
 };
@@ -52,10 +53,15 @@ std::vector<uint32_t> kept(const std::string& body, Given given = {}) {
 using Ids = std::vector<uint32_t>;
 
 TEST(Partition, inputs_are_kept_and_pointwise_work_runs_again) {
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::cos(%0)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"), Ids{0});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::cos(%0)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"),
+            Ids{0});
   // a chain is as free as its first link
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::exp(%3)\n  %5: f32[8,8] = aten::cos(%4)\n  %6: f32[8,8] = aten::mul.Tensor(%2, %5)\n  return %5, %6\n"), Ids{0});
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mul.Tensor(%0, %1)\n  %4: f32[8,8] = aten::mul.Tensor(%2, %1)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %0)\n  return %3, %4, %5\n"), (Ids{0, 1}));
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::exp(%3)\n  %5: f32[8,8] = aten::cos(%4)\n  %6: f32[8,8] = "
+                 "aten::mul.Tensor(%2, %5)\n  return %5, %6\n"),
+            Ids{0});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mul.Tensor(%0, %1)\n  %4: f32[8,8] = aten::mul.Tensor(%2, %1)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %0)\n  "
+                 "return %3, %4, %5\n"),
+            (Ids{0, 1}));
 }
 
 TEST(Partition, nothing_is_kept_for_a_backward_that_reads_nothing) {
@@ -65,7 +71,8 @@ TEST(Partition, nothing_is_kept_for_a_backward_that_reads_nothing) {
 
 TEST(Partition, what_is_not_pointwise_runs_once) {
   const char* body =
-      "  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::sin(%3)\n  %5: f32[8,8] = aten::cos(%3)\n  %6: f32[8,8] = aten::mul.Tensor(%2, %5)\n  "
+      "  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::sin(%3)\n  %5: f32[8,8] = aten::cos(%3)\n  %6: f32[8,8] = aten::mul.Tensor(%2, "
+      "%5)\n  "
       "return %4, %6\n";
   EXPECT_EQ(kept(body), Ids{3});
   // a product whose result may not be kept is kept as what is made of it
@@ -84,32 +91,46 @@ TEST(Partition, what_may_not_be_kept_is_not) {
 
 TEST(Partition, the_narrower_value_is_kept) {
   // the mask, not what it is made of
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::relu(%3)\n  %5: bool[8,8] = aten::gt.Scalar(%3, 0)\n  %6: f32[8,8] = aten::mul.Tensor(%2, %5)\n  return %4, %6\n",
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::relu(%3)\n  %5: b8[8,8] = aten::gt.Scalar(%3, 0)\n  %6: f32[8,8] = "
+                 "aten::mul.Tensor(%2, %5)\n  return %4, %6\n",
                  {.never = {3, 4}}),
             Ids{5});
   // one of them already is in memory: keeping it costs that it stays
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::sin(%3)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  %6: f32[8,8] = aten::mul.Tensor(%5, %3)\n  return %4, %6\n"), Ids{3});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::sin(%3)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  %6: f32[8,8] = "
+                 "aten::mul.Tensor(%5, %3)\n  return %4, %6\n"),
+            Ids{3});
   // bytes: half the size wins over a bigger one, though it must be written
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[] = aten::sum(%3, none)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"), Ids{4});
+  EXPECT_EQ(
+      kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[] = aten::sum(%3, none)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"),
+      Ids{4});
 }
 
 TEST(Partition, views_are_kept_as_what_they_look_at) {
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8]{1,8} = aten::t(%3) !view\n  %5: f32[8,8] = aten::mm(%2, %4)\n  return %3, %5\n"), Ids{3});
-  EXPECT_EQ(kept("  %3: f32[8,8]{1,8} = aten::t(%0) !view\n  %4: f32[8,8] = aten::mm(%3, %1)\n  %5: f32[8,8] = aten::mm(%2, %3)\n  return %4, %5\n"), Ids{0});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8]{1,8} = aten::t(%3) !view\n  %5: f32[8,8] = aten::mm(%2, %4)\n  return %3, %5\n"),
+            Ids{3});
+  EXPECT_EQ(kept("  %3: f32[8,8]{1,8} = aten::t(%0) !view\n  %4: f32[8,8] = aten::mm(%3, %1)\n  %5: f32[8,8] = aten::mm(%2, %3)\n  return %4, %5\n"),
+            Ids{0});
 }
 
 TEST(Partition, draws_happen_once) {
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::bernoulli.p(%0, 0.5, none) !random\n  %4: f32[8,8] = aten::mul.Tensor(%0, %3)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %3)\n  return %4, %5\n"), Ids{3});
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::rand_like(%0, none, none, none, none, none) !random\n  %4: bool[8,8] = aten::gt.Scalar(%3, 0.5)\n  %5: f32[8,8] = aten::mul.Tensor(%0, %4)\n  %6: f32[8,8] = "
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::bernoulli.p(%0, 0.5, none) !random\n  %4: f32[8,8] = aten::mul.Tensor(%0, %3)\n  %5: f32[8,8] = "
+                 "aten::mul.Tensor(%2, %3)\n  return %4, %5\n"),
+            Ids{3});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::rand_like(%0, none, none, none, none, none) !random\n  %4: b8[8,8] = aten::gt.Scalar(%3, 0.5)\n  %5: "
+                 "f32[8,8] = aten::mul.Tensor(%0, %4)\n  %6: f32[8,8] = "
                  "aten::mul.Tensor(%2, %4)\n  return %5, %6\n"),
             Ids{4});
   // a draw of the backward is its own
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::rand_like(%0, none, none, none, none, none) !random\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n", {.in_backward = {4}}),
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::rand_like(%0, none, none, none, none, none) !random\n  %5: f32[8,8] = "
+                 "aten::mul.Tensor(%2, %4)\n  return %3, %5\n",
+                 {.in_backward = {4}}),
             Ids{0});
 }
 
 TEST(Partition, what_is_made_of_nothing_is_made_again) {
-  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[] wrapped = aten::scalar_tensor(2, f32, none, none, none)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"), Ids{4});
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[] wrapped = aten::scalar_tensor(2, f32, none, none, none)\n  %5: f32[8,8] = "
+                 "aten::mul.Tensor(%2, %4)\n  return %3, %5\n"),
+            Ids{4});
 }
 
 TEST(Partition, what_can_be_had_in_no_way_is_an_error) {
