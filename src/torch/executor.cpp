@@ -644,11 +644,23 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   // The first run finds what was recorded wrongly, any run a fault in the data; eager then starts from the same random state.
   at::Generator generator = !random_ || (proven_ && !may_fault_) ? at::Generator() : at::detail::getDefaultCPUGenerator();
   at::Tensor random_state = generator.defined() ? generator.get_state() : at::Tensor();
-  try {
-    run_steps(f, inputs, owned);
-  } catch (...) {
+  auto again = [&] {  // eager will
     fault_ = 0;
     if (generator.defined()) generator.set_state(random_state);
+  };
+  try {
+    run_steps(f, inputs, owned);
+  } catch (const InternalError&) {
+    again();
+    throw;
+  } catch (const IndexFault&) {
+    again();
+    throw;
+  } catch (const DivisionFault&) {
+    again();
+    throw;
+  } catch (...) {  // what an op raised: its draws stay drawn, as in eager
+    fault_ = 0;
     throw;
   }
   proven_ = true;

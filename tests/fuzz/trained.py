@@ -31,7 +31,7 @@ class Program(graphs.Program):
         for line in self.lines:
             lines.append(line)
             name = line.split(" = ")[0]
-            if not name.startswith("v"):
+            if not name.startswith("v") or not name.isidentifier() or " = " not in line:
                 continue
             roll = choose.random()
             if roll < 0.06:
@@ -39,7 +39,8 @@ class Program(graphs.Program):
             elif roll < 0.10:
                 lines.append(f"{name} = {name}.detach()")
             elif roll < 0.14:
-                lines[-1] = f"with torch.no_grad(): {line}"
+                # a copy: whether a view made without gradients needs them depends in eager on who asks first
+                lines[-1] = f"with torch.no_grad(): {name} = ({line.split(' = ', 1)[1]}).clone()"
         self.lines = [f"x{i} = x{i}.clone()" for i in range(len(self.inputs)) if choose.random() < 0.9 or any(f"x{i}" in line for line in lines)] + lines
         self.inner = {}
         self.fraction = choose.choice([None, None, 0.5])

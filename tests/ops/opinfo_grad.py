@@ -69,6 +69,9 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None):
     return did | {"unclear": unclear}
 
 
+CANCELS = {"tanh"}  # 1 - y * y: what rounding y costs shows where y is near 1
+
+
 def run_op(op, dtypes=tuple(DTYPES), samples=3) -> opinfo.Result:
     result = opinfo.Result(opinfo.name_of(op))
     if not op.supports_autograd:
@@ -90,7 +93,7 @@ def run_op(op, dtypes=tuple(DTYPES), samples=3) -> opinfo.Result:
             result.samples += 1
             packed = (sample.input, sample.args, sample.kwargs)
             try:
-                opinfo.tally(result, compare(fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise else conditioned_run, pointwise))
+                opinfo.tally(result, compare(fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise else conditioned_run, "mixed" if op.name in CANCELS else pointwise))
                 result.passed += 1
             except Mismatch as wrong:
                 result.failures.append(f"{name} sample {number}: {wrong}")
