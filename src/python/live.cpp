@@ -11,7 +11,9 @@ namespace {
 
 const void* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
-bool hooked(const at::Tensor& t) { return !torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t); }
+bool hooked(const at::Tensor& t) {
+  return torch::autograd::impl::get_autograd_meta(t) && (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t));
+}
 
 }  // namespace
 

@@ -57,6 +57,7 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
 std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& outputs, Program& p) {
   std::vector<at::Tensor> all = outputs;
   auto refuse_hooks = [](const at::Tensor& t) {  // they would run once, on placeholders
+    if (!torch::autograd::impl::get_autograd_meta(t)) return;
     if (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t))
       fail("sets the .grad of a tensor that has gradient hooks");
   };

@@ -218,6 +218,17 @@ def test_gradients_inside(fn, grad):
     check(fn, steps((2, 3)), grad=grad)
 
 
+def test_gradients_are_read_and_set_by_each_call():
+    f, made = vitrify.compile(sets_grad), []
+    with torch.no_grad():
+        for i in range(3):
+            assert torch.equal(f(torch.full((2, 3), float(i))), W * i)
+            made.append(W.grad)
+    assert [g.tolist() for g in made] == [[i] * 3 for i in range(3)]
+    W.grad = None
+    check(reads_grad, with_grad)
+
+
 @pytest.mark.parametrize("fn, reason, more", [
     (default_dtype_inside, "changes the default dtype", {}), (fork, "sets the state of a random number generator", {}), (again, "sets the state of a random number generator", {}), (own_generator, "a generator that the program makes", {}),
     (seeds_reachable, "sets the state of a random number generator", {}), (both_kinds, "both inference tensors and others", {}),

@@ -53,6 +53,7 @@ VIEWS = [
     ("s = x.sum(); s.add_(1); return s, x * s, x[:0].add_(1), x[:0].sum()", {}),
     ("F.relu(x, inplace=True); F.dropout(x, 0.0, training=True, inplace=True); return x.clamp_(max=2)", {}),
     ("torch._foreach_add_([x, y], 1); return [*torch._foreach_mul([x, y], 2), x + y]", {"make": steps((2, 3), (2, 3))}),
+    ("x.grad = y; return x + 1", {"make": steps((2,), (2,))}),
     # out=
     ("o = torch.empty(2, 3); r = torch.mul(x, 2, out=o); return r is o, o", {}),
     ("return torch.mul(x, 2, out=y)", {"make": steps((2, 3), (2, 3))}),
