@@ -226,7 +226,7 @@ const OpRow kRows[] = {
     {"aten::randint.low", ir::kRandom, nullptr, nullptr},
     {"aten::randperm", ir::kRandom, nullptr, nullptr},
     {"aten::bernoulli", ir::kRandom, nullptr, nullptr},
-    {"aten::bernoulli.p", ir::kRandom, nullptr, nullptr},
+    {"aten::bernoulli.p", ir::kRandom, shape_fill, nullptr},
     {"aten::bernoulli.Tensor", ir::kRandom, nullptr, nullptr},
     {"aten::normal_functional", ir::kRandom, nullptr, nullptr},
     {"aten::uniform", ir::kRandom, nullptr, nullptr},

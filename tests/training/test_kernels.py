@@ -151,6 +151,19 @@ def test_a_long_stream_is_eager_s():
         assert torch.equal(a, b)
 
 
+def test_dropout_over_any_size():
+    fn = lambda x: F.dropout(x.tanh(), 0.3, True) * 2  # noqa: E731
+    compiled, before = vitrify.compile(fn), vitrify.counters["captures"]
+    for n in (5, 9, 17, 33):
+        x = torch.randn(n, n + 1)
+        torch.manual_seed(n)
+        ours, state = compiled(x), torch.get_rng_state()
+        torch.manual_seed(n)
+        torch.testing.assert_close(ours, fn(x))
+        assert torch.equal(state, torch.get_rng_state())
+    assert vitrify.counters["captures"] == before + 2
+
+
 def test_a_generator_of_the_program_s_is_left_to_eager():
     g = torch.Generator()
     fn = lambda x: x + torch.empty(9).bernoulli_(0.5, generator=g)  # noqa: E731
