@@ -292,7 +292,13 @@ Int numel_of(const Dims& sizes) {
 Dims dims_of(const std::vector<Int>& v) { return {v.begin(), v.end()}; }
 
 // Another geometry on the memory of a dense tensor, from where that begins.
+// Offsets count from the start of the memory: known to be the start of a value that is no view and was made by the graph.
+bool starts_its_memory(const ir::Arg& arg) {
+  const ir::Op& op = *std::get<ir::Value>(arg).node->op;
+  return !(op.flags & ir::kView) && op.name != "graph::input" && op.name != "graph::constant";
+}
 bool lower_as_strided(const Args& a, std::vector<Tensor>& r) {
+  if (!starts_its_memory(a.n.args[0])) return false;
   Tensor x = a.tensor(0);
   const TensorType& type = *type_of(a.n.args[0]);
   const auto order = dense_order(type.sizes, type.strides);
@@ -311,6 +317,7 @@ bool lower_as_strided(const Args& a, std::vector<Tensor>& r) {
 }
 // (self, src, size, stride, offset), where src goes over all of self
 bool lower_as_strided_scatter(const Args& a, std::vector<Tensor>& r) {
+  if (!starts_its_memory(a.n.args[0])) return false;
   Tensor src = a.tensor(1);
   const TensorType& type = *type_of(a.n.args[0]);
   const Dims sizes = dims_of(a.ints(2)), strides = dims_of(a.ints(3));

@@ -218,14 +218,7 @@ def test_gradients_inside(fn, grad):
     check(fn, steps((2, 3)), grad=grad)
 
 
-def test_gradients_are_read_and_set_by_each_call():
-    f, made = vitrify.compile(sets_grad), []
-    with torch.no_grad():
-        for i in range(3):
-            assert torch.equal(f(torch.full((2, 3), float(i))), W * i)
-            made.append(W.grad)
-    assert [g.tolist() for g in made] == [[i] * 3 for i in range(3)]
-    W.grad = None
+def test_a_gradient_is_read_by_each_call():
     check(reads_grad, with_grad)
 
 

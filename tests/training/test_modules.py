@@ -175,7 +175,7 @@ def test_the_loss_curve_is_eagers(optimizer):
 # ---- random streams
 
 @pytest.mark.parametrize("text", ["return F.dropout(x, 0.3) * y", "return x * torch.rand(2, 3) + torch.randn(2, 3)", "return F.dropout(x, 0.5), F.dropout(y, 0.1)", "return x * torch.rand_like(y)",
-                                  "return x.bernoulli() + x * torch.bernoulli(y * 0.3)", "return F.dropout(x, 0.0) * y", "return F.dropout(x, 1.0) * y", "return F.gumbel_softmax(x, hard=True) * y",
+                                  "return (x * 0.3).bernoulli() + x * torch.bernoulli(y * 0.3)", "return F.dropout(x, 0.0) * y", "return F.dropout(x, 1.0) * y", "return F.gumbel_softmax(x, hard=True) * y",
                                   "return torch.normal(x, y)", "return F.dropout(x.clone(), 0.5, inplace=True) * y", "return F.dropout1d(x[None], 0.5) * y",
                                   "return F.scaled_dot_product_attention(x[None], y[None], y[None], dropout_p=0.4)"])
 def test_random_streams(text):

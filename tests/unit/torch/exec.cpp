@@ -71,7 +71,13 @@ struct Builder {
   void launch(runtime::KernelFn fn, std::vector<uint32_t> slots, Int iterations, std::vector<Int> sizes = {}, size_t scratch = 0,
               bool may_fault = false, int64_t grain = 1) {
     plan->kernels.push_back({fn, scratch, may_fault, "k"});
-    plan->launches.push_back({static_cast<uint32_t>(plan->kernels.size() - 1), std::move(slots), std::move(sizes), iterations, grain});
+    std::vector<char> writes(slots.size(), 1);
+    plan->launches.push_back({.kernel = static_cast<uint32_t>(plan->kernels.size() - 1),
+                              .slots = std::move(slots),
+                              .writes = std::move(writes),
+                              .sizes = std::move(sizes),
+                              .iterations = iterations,
+                              .grain = grain});
     plan->steps.push_back({Step::Kind::Launch, static_cast<uint32_t>(plan->launches.size() - 1)});
   }
   runtime::TensorRef ref(uint32_t s) { return {s, plan->slots[s].sizes, plan->slots[s].strides, 0}; }
@@ -79,7 +85,7 @@ struct Builder {
     plan->externs.push_back({n, std::move(operands), std::move(results)});
     plan->steps.push_back({Step::Kind::Extern, static_cast<uint32_t>(plan->externs.size() - 1)});
   }
-  void output(uint32_t s) { plan->outputs.push_back({true, ref(s)}); }
+  void output(uint32_t s) { plan->outputs.push_back({.ref = ref(s)}); }
   void finish() {
     for (auto& s : plan->slots) s.first_step = s.last_step = -1;
     auto lives = runtime::lifetimes(*plan);
@@ -134,7 +140,7 @@ TEST(Exec, ExternSlotsViewsAndPromisedStrides) {
   auto y = b.slot(SlotKind::Output, type({4}));
   b.launch(add_one, {e, y}, 4);  // reads the extern's memory in its promised order
   b.output(y);
-  b.plan->outputs.push_back({true, {e, {2}, {1}, 2}});
+  b.plan->outputs.push_back({.ref = {e, {2}, {1}, 2}});
   b.finish();
   PlanRun r(b.plan);
   for (int i = 0; i < 2; ++i) {
