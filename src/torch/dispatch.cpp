@@ -1,6 +1,5 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include <ATen/CPUGeneratorImpl.h>
-
 #include <torch/csrc/autograd/function.h>
 
 #include <unordered_set>

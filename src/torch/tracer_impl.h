@@ -154,7 +154,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::vector<Level> levels;
   bool in_backward = false;
-  bool went_back = false;  // the program has run a backward of its own
+  bool went_back = false;                    // the program has run a backward of its own
   void again(const std::function<void()>&);  // goes on with a finished trace
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph);

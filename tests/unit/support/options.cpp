@@ -62,6 +62,7 @@ TEST(Options, key_covers_what_changes_the_output) {
     OptionValue v = get_option(o, i.name);
     if (auto* b = std::get_if<bool>(&v)) v = !*b;
     if (auto* n = std::get_if<int64_t>(&v)) v = *n + 1;
+    if (auto* d = std::get_if<double>(&v)) v = *d / 2;
     if (i.name == "gemm") v = std::string("aten");
     if (i.name == "fusion") v = std::string("off");
     if (i.name == "backend") v = std::string("interp");

@@ -77,6 +77,7 @@ struct Builder {
                               .writes = std::move(writes),
                               .sizes = std::move(sizes),
                               .iterations = iterations,
+                              .scratch_bytes = static_cast<int64_t>(scratch),
                               .grain = grain});
     plan->steps.push_back({Step::Kind::Launch, static_cast<uint32_t>(plan->launches.size() - 1)});
   }
