@@ -415,7 +415,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   auto args = last(*stack, n);
   at::Tensor self = fake_of(args[0].toTensor());
   FakeImpl* fake = as_fake(self);
-  if (info.name == "aten::detach" || info.name == "aten::alias") {
+  if (info.name == "aten::detach") {
     auto keys = fake->key_set();
     at::Tensor r = capture::make_fake(capture::detached_view(fake->view), keys);
     drop(*stack, n);

@@ -120,6 +120,7 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
     }
     return t;
   };
+  if (name == "aten::alias") return value;
   if (name == "aten::select.int") return op("aten::select_scatter", {parent, value, arg(0), arg(1)}, type);
   if (name == "aten::slice.Tensor") {
     if (child.type.sizes == type.sizes) return value;
