@@ -116,15 +116,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       fail("returns a leaf that needs gradients, which it makes");
     auto emit_view_of_output = [&] {
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
-      if (fresh) {
-        graph->outputs.push_back(own_storage(s->base, s, roots));
-        if (root_tensors && fakes[i].requires_grad()) {
-          at::Tensor base;
-          if (fakes[i].is_view()) base = fakes[i]._base();
-          if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
-            fail("returns views of memory that has no tensor of its own");
-          note_root(it->second, base);
-        }
+      if (fresh) graph->outputs.push_back(own_storage(s->base, s, roots));
+      if (root_tensors && fakes[i].requires_grad()) {  // any of the views may be the one that gradients follow
+        at::Tensor base;
+        if (fakes[i].is_view()) base = fakes[i]._base();
+        if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
+          fail("returns views of memory that has no tensor of its own");
+        note_root(it->second, base);
       }
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;
