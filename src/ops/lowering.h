@@ -228,6 +228,7 @@ struct OpRow {
   LowerFn lower;     // null: always extern
 };
 const OpRow* find_op(std::string_view name);
+bool is_extern(std::string_view name);       // has no lowering: always a call
 bool is_elementwise(std::string_view name);  // has a lowering that reads each element of its operands once, or none: it fuses into whatever reads it
 std::vector<const OpRow*> all_ops();
 

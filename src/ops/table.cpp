@@ -30,6 +30,11 @@ const OpRow* find_op(std::string_view name) {
   return it == table().end() ? nullptr : it->second;
 }
 
+bool is_extern(std::string_view name) {
+  const OpRow* row = find_op(name);
+  return !row || !row->lower;
+}
+
 bool is_elementwise(std::string_view name) {
   const OpRow* row = find_op(name);
   auto in = [row](std::span<const OpRow> family) { return row >= family.data() && row < family.data() + family.size(); };

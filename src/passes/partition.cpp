@@ -22,13 +22,6 @@ using Flow = boost::adjacency_list<
 
 constexpr int64_t kNever = int64_t{1} << 50;
 
-int64_t hint_of(sym::Int i) { return i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 1024; }
-int64_t bytes_of(const ir::TensorType& t) {
-  int64_t n = static_cast<int64_t>(size_of(t.dtype));
-  for (sym::Int i : t.sizes) n *= hint_of(i);
-  return n;
-}
-
 class Network {
  public:
   size_t vertex() { return boost::add_vertex(g_); }
@@ -66,6 +59,13 @@ class Network {
 };
 
 }  // namespace
+
+int64_t likely(sym::Int i) { return i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 1024; }
+int64_t likely_bytes(const ir::TensorType& t) {
+  auto n = static_cast<int64_t>(size_of(t.dtype));
+  for (sym::Int i : t.sizes) n *= likely(i);
+  return n;
+}
 
 Partition partition(const JointView& j) {
   auto& g = const_cast<ir::Graph&>(j.graph);
@@ -108,7 +108,7 @@ Partition partition(const JointView& j) {
       const Value v = n->out(i);
       // In memory already: it costs that it stays. Otherwise the forward would have to write it as well.
       const bool there = input || visible.contains(v) || j.materialized(*n);
-      int64_t cost = input ? 1 : std::max<int64_t>(1, bytes_of(v.type()) * (there ? 1 : 2));
+      int64_t cost = input ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there ? 1 : 2));
       if ((n->op->flags & ir::kView) || !j.may_save(v)) cost = kNever;  // a view is kept as what it looks at
       if (nothing && !input && j.recomputable(*n)) cost = kNever;       // made of nothing: never kept
       const Ends e{net.vertex(), net.vertex()};

@@ -9,6 +9,10 @@
 
 namespace vitrify::passes {
 
+// What prices are made of: sizes as they were seen, or a guess.
+int64_t likely(sym::Int);
+int64_t likely_bytes(const ir::TensorType&);
+
 struct JointView {
   const ir::Graph& graph;
   uint32_t num_forward = 0;                           // graph outputs of the forward; the rest are the backward's

@@ -99,11 +99,10 @@ schedule::Destinations destinations_of(const Program& p) {
   std::vector<int32_t> times(p.graph->outputs.size());
   for (const Mutation& m : p.mutations)
     if (!m.metadata_only) ++times[m.output];
-  for (const ResultSpec& r : p.results)
-    if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) times[r.index] = 0;
+  const std::vector<char> returned = returned_outputs(p, times.size());
   schedule::Destinations to(times.size(), -1);
   for (const Mutation& m : p.mutations)
-    if (!m.metadata_only && times[m.output] == 1) to[m.output] = static_cast<int32_t>(m.input);
+    if (!m.metadata_only && times[m.output] == 1 && !returned[m.output]) to[m.output] = static_cast<int32_t>(m.input);
   return to;
 }
 
@@ -306,9 +305,8 @@ class Compiled final : public CompiledGraph {
 
   // Values that must have memory of their own but do not: parts of inputs and constants, and a slot given out twice.
   void find_copies() {
-    std::vector<char> returned(plan_->outputs.size()), used(plan_->slots.size());
-    for (const ResultSpec& r : program_.results)
-      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
+    const std::vector<char> returned = returned_outputs(program_, plan_->outputs.size());
+    std::vector<char> used(plan_->slots.size());
     std::vector<char> written(program_.graph->inputs.size());
     for (const Mutation& m : program_.mutations) written[m.input] = 1;
     for (uint32_t o = 0; o < plan_->outputs.size(); ++o) {

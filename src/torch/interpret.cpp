@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "torch/convert.h"
-#include "torch/learned.h"
 #include "torch/tracer.h"
+#include "torch/view_path.h"
 
 namespace vitrify {
 namespace {
@@ -35,7 +35,7 @@ void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
 
 }  // namespace
 
-std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check, bool learn) {
+std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check) {
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   VT_CHECK(inputs.size() == g.inputs.size(), "{} inputs given, {} expected", inputs.size(), g.inputs.size());
@@ -97,12 +97,6 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
       if (n->outs[i].wrapped_number) results[i].unsafeGetTensorImpl()->set_wrapped_number(true);
       if (check && result_uses.at(n)[i]) check_result(*n, i, results[i]);
     }
-    if (learn) {  // only of calls whose operands are as recorded: what is known of a call is known by them
-      bool as_recorded = true;
-      ir::for_each_input(*n, [&](ir::Value& v) { as_recorded = as_recorded && same_type(v.type(), tensor_of(v)); });
-      for (uint32_t i = 0; as_recorded && i < n->outs.size(); ++i)
-        if (results[i].defined() && !same_type(n->outs[i], results[i])) capture::learn(capture::call_key(name, n->args), i, type_of(results[i]));
-    }
     stack.clear();
     ir::for_each_input(*n, [&](ir::Value& v) {
       if (--uses[v.node] == 0) values.erase(v.node);
@@ -112,22 +106,6 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
   for (const ir::Value& v : g.outputs) outputs.push_back(v ? tensor_of(v) : at::Tensor());
   return outputs;
 }
-
-namespace {
-
-at::Tensor run_path(at::Tensor t, const std::vector<ResultSpec::ViewOp>& path) {
-  for (const ResultSpec::ViewOp& step : path) {
-    auto op = find_operator(step.op);
-    VT_CHECK(op, "torch has no {}", step.op);
-    compat::Stack stack{t};
-    stack.insert(stack.end(), step.args.begin(), step.args.end());
-    op->callBoxed(&stack);
-    t = step.result < 0 ? stack[0].toTensor() : stack[0].toTensorVector().at(step.result);
-  }
-  return t;
-}
-
-}  // namespace
 
 std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor>& args, bool check) {
   VT_CHECK(args.size() == p.num_args);
@@ -142,7 +120,7 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
   for (const Mutation& m : p.mutations) {
     at::Tensor& in = inputs.at(m.input);
     if (m.metadata_only) {
-      run_path(in, m.path);
+      follow(resolve(m.path), in);
       continue;
     }
     {
@@ -153,23 +131,10 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
     if (!in.is_inference())
       for (int32_t i = 0; i < m.version_bumps; ++i) in.unsafeGetTensorImpl()->bump_version();
   }
-  std::vector<at::Tensor> results(p.results.size());
-  for (bool views : {false, true})
-    for (size_t i = 0; i < results.size(); ++i) {
-      const ResultSpec& r = p.results[i];
-      using Kind = ResultSpec::Kind;
-      if (r.kind == Kind::Undefined || (r.kind == Kind::ViewOfValue) != views) continue;
-      if (r.kind == Kind::Value)
-        results[i] = outputs.at(r.index);
-      else if (r.kind == Kind::ViewOfOutput)
-        results[i] = run_path(outputs.at(r.index), r.path);
-      else if (r.kind == Kind::ViewOfValue)
-        results[i] = run_path(results.at(r.index), r.path);
-      else
-        results[i] = run_path(inputs.at(r.index), r.path);
-    }
   std::vector<const at::Tensor*> pointers;
   for (const at::Tensor& t : inputs) pointers.push_back(&t);
+  std::vector<at::Tensor> results;
+  ResultMaker(p.results).make(outputs, pointers, results);
   take_grads(p, pointers.data(), results);
   return results;
 }

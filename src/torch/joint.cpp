@@ -149,6 +149,8 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     add_root(j, level, o, tensors[o]);
     j.roots.back().written = written[o];
   }
+  std::vector<Value> values;
+  std::vector<std::pair<Value, ResultSpec>> grads;
   if (!j.roots.empty()) {
     if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
@@ -159,17 +161,16 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     }
     refuse_hooks(level.from, level.to);
     j.backward = graph->next_id();
-    std::vector<Value> values;
     in_backward = true;
     last_forward_states = states();
-    std::vector<std::pair<Value, ResultSpec>> grads = differentiate(level, level.tangents, values);
+    grads = differentiate(level, level.tangents, values);
     in_backward = false;
-    take_gradients(j, std::move(grads), values);
   }
   stop();
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
+  take_gradients(j, std::move(grads), values);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
     inputs[i]->real = at::Tensor();
@@ -206,16 +207,22 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
   for (Mutation& m : j.program.mutations) m.input = place[m.input];
   for (JointProgram::Root& r : j.roots)
     if (r.written >= 0) r.written = static_cast<int32_t>(place[r.written]);
-  for (Gradient& g : j.gradients) g.given = place[g.given];
 }
+
+namespace {
+
+uint32_t place_of(const JointProgram& j, Value given) {
+  const auto at = std::find(j.given.begin(), j.given.end(), given);
+  VT_CHECK(at != j.given.end(), "a gradient of something that was not given");
+  return static_cast<uint32_t>(at - j.given.begin());
+}
+
+}  // namespace
 
 void Tracer::Impl::take_gradients(JointProgram& j, std::vector<std::pair<Value, ResultSpec>> grads, const std::vector<Value>& values) {
   for (auto& [of, how] : grads) {
     how.index += j.num_forward;
-    const auto at = std::find(j.given.begin(), j.given.end(), of);
-    j.gradients.push_back(
-        {at == j.given.end() ? static_cast<uint32_t>(value_of(std::get<sym::Int>(of.node->args[0]))) : static_cast<uint32_t>(at - j.given.begin()),
-         std::move(how)});
+    j.gradients.push_back({place_of(j, of), std::move(how)});
   }
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
@@ -325,11 +332,7 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     std::vector<at::Tensor> tangents = level.tangents;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (!defined[k]) tangents[k].reset();
-    for (auto& [of, how] : m.differentiate(level, tangents, values)) {
-      const auto at = std::find(j.given.begin(), j.given.end(), of);
-      VT_CHECK(at != j.given.end(), "a gradient of something that was not given");
-      r.push_back({static_cast<uint32_t>(at - j.given.begin()), std::move(how)});
-    }
+    for (auto& [of, how] : m.differentiate(level, tangents, values)) r.push_back({place_of(j, of), std::move(how)});
   });
   return r;
 }

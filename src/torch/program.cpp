@@ -60,6 +60,13 @@ void take_grads(const Program& p, const at::Tensor* const* inputs, std::vector<a
   results.resize(results.size() - made);
 }
 
+std::vector<char> returned_outputs(const Program& p, size_t count) {
+  std::vector<char> r(count);
+  for (const ResultSpec& s : p.results)
+    if (s.kind == ResultSpec::Kind::Value || s.kind == ResultSpec::Kind::ViewOfOutput) r[s.index] = 1;
+  return r;
+}
+
 void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known) {
   const bool mode = c10::InferenceMode::is_enabled();
   size_t made = 0, as_mode = 0;

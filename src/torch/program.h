@@ -76,6 +76,9 @@ std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args
 void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
 at::Tensor number_tensor(double);  // as Python's numbers arrive in ops
 
+// By graph output, of the first `count`: is a result made from it? Users then see its memory.
+std::vector<char> returned_outputs(const Program&, size_t count);
+
 // Completes a program that returned `outputs` with what only the door knows; CaptureError if it draws from a generator that is none of `known`:
 // one that the program makes is made anew by every eager call.
 void complete(Program&, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known = {});

@@ -23,22 +23,12 @@ Value root_of(Value v) {
   while (v.node->op->flags & ir::kView) v = std::get<Value>(v.node->args[0]);
   return v;
 }
-bool is_extern(const ir::Node& n) {
-  const ops::OpRow* row = ops::find_op(n.op->name);
-  return !row || !row->lower;
-}
 // Pointwise work and views fuse into what reads them: as good as free.
 bool recomputable(const ir::Node& n) {
   if (n.op->flags & ir::kView) return true;
   return !(n.op->flags & (kUnordered | ir::kDataDependent)) && ops::is_elementwise(n.op->name);
 }
 
-double hint_of(sym::Int i) { return i.is_const() ? static_cast<double>(i.value()) : sym::has_hint(i) ? static_cast<double>(sym::hint(i)) : 1024; }
-double bytes_of(const ir::TensorType& t) {
-  double n = static_cast<double>(size_of(t.dtype));
-  for (sym::Int i : t.sizes) n *= hint_of(i);
-  return n;
-}
 // How many products each number of a result is the sum of, for products and convolutions.
 double depth_of(const ir::Node& n) {
   double depth = 1;
@@ -47,9 +37,9 @@ double depth_of(const ir::Node& n) {
     const ir::Dims& sizes = v.type().sizes;
     if (sizes.size() < 2) return;
     if (!convolution)
-      depth = std::max(depth, hint_of(sizes.back()));
+      depth = std::max(depth, static_cast<double>(passes::likely(sizes.back())));
     else if (v == std::get<Value>(n.args[1]))
-      depth = bytes_of(v.type()) / static_cast<double>(size_of(v.type().dtype)) / hint_of(sizes[0]);
+      depth = static_cast<double>(passes::likely_bytes(v.type())) / static_cast<double>(size_of(v.type().dtype)) / static_cast<double>(passes::likely(sizes[0]));
   });
   return depth;
 }
@@ -115,9 +105,7 @@ struct Splitter {
     }
     passes::cse(*joint, options, &late);  // what a checkpoint repeats in the backward is not the forward's
     passes::dce(*joint, options);
-    returned.resize(j.num_forward);
-    for (const ResultSpec& r : j.program.results)
-      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
+    returned = returned_outputs(j.program, j.num_forward);
   }
 
   // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
@@ -140,7 +128,7 @@ struct Splitter {
     for (Value v : p.saved)
       if (!is_input(*v.node) &&
           std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) == joint->outputs.begin() + j.num_forward)
-        bytes += bytes_of(v.type());
+        bytes += static_cast<double>(passes::likely_bytes(v.type()));
     return bytes;
   }
 
@@ -151,9 +139,9 @@ struct Splitter {
       if (late.contains(n) || n->op->name.starts_with("graph::") || n->outs.empty() || (n->op->flags & (kUnordered | ir::kDataDependent | ir::kView)))
         continue;
       double out = 0, in = 0;
-      for (const ir::TensorType& t : n->outs) out += bytes_of(t);
-      ir::for_each_input(*n, [&](Value& v) { in += bytes_of(v.type()); });
-      const double moved = (in + out) / 10e9, computed = is_extern(*n) ? out / 4 * depth_of(*n) * 2 / 100e9 : 0;  // seconds, roughly
+      for (const ir::TensorType& t : n->outs) out += static_cast<double>(passes::likely_bytes(t));
+      ir::for_each_input(*n, [&](Value& v) { in += static_cast<double>(passes::likely_bytes(v.type())); });
+      const double moved = (in + out) / 10e9, computed = ops::is_extern(n->op->name) ? out / 4 * depth_of(*n) * 2 / 100e9 : 0;  // seconds, roughly
       all.emplace_back((moved + computed) / std::max(out, 1.0), n);
     }
     std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
@@ -165,7 +153,7 @@ struct Splitter {
   void cut() {
     std::unordered_set<const ir::Node*> read_by_calls, read_by_late_calls;
     for (ir::Node* n : joint->nodes())
-      if (is_extern(*n)) ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
+      if (ops::is_extern(n->op->name)) ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
     auto cut_with = [&](const std::unordered_set<const ir::Node*>& twice) {
       return passes::partition({
           .graph = *joint,
@@ -177,7 +165,7 @@ struct Splitter {
               [&](const ir::Node& n) {
                 return twice.contains(&n) || (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
               },
-          .materialized = [&](const ir::Node& n) { return is_extern(n) || read_by_calls.contains(&n); },
+          .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
       });
     };
@@ -227,7 +215,7 @@ struct Splitter {
       }
       if (s.kind == Saved::Kind::Private) {
         s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
-        out.kept_bytes += static_cast<int64_t>(bytes_of(v.type()));
+        out.kept_bytes += passes::likely_bytes(v.type());
         forward_outputs.push_back(v);
       }
       out.saved.push_back(s);

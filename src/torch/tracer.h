@@ -91,8 +91,7 @@ class Tracer {
 //
 // Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
 // check: every result's dtype, sizes and strides must be those recorded (InternalError if not).
-// learn: layouts that differ from what was recorded are remembered for the next capture.
-std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false, bool learn = false);
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false);
 // Runs a captured program as the compiled one would: graph, write-backs, results. `args`: the declared inputs.
 std::vector<at::Tensor> interpret(const Program&, const std::vector<at::Tensor>& args, bool check = false);
 

@@ -229,10 +229,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // What the backward reads in eager and is not among what is saved here.
   void find_watched(const BackwardProgram& b) {
-    std::vector<char> written(joint_.given.size()), returned(joint_.num_forward);
+    const std::vector<char> returned = returned_outputs(joint_.program, joint_.num_forward);
+    std::vector<char> written(joint_.given.size());
     for (const Mutation& m : joint_.program.mutations) written[m.input] = 1;  // what it was before is what eager read
-    for (const ResultSpec& r : joint_.program.results)
-      if (r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput) returned[r.index] = 1;
     auto kept = [&](Saved::Kind kind, uint32_t index) {
       return std::any_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.kind == kind && s.index == index; });
     };

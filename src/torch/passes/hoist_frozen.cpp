@@ -92,7 +92,7 @@ struct Hoister {
     }
     // Whatever an extern call reads needs memory and a kernel that fills it, however small.
     for (Node* n : g.nodes()) {
-      if (is_own(*n) || frozen.contains(n) || !is_extern(*n)) continue;
+      if (is_own(*n) || frozen.contains(n) || !ops::is_extern(n->op->name)) continue;
       ir::for_each_input(*n, [&](Value& v) {
         if (frozen.contains(v.node) && computes(v.node)) weighty.insert(v.node);
       });
@@ -108,10 +108,6 @@ struct Hoister {
     };
     for (Node* n : g.nodes())
       if (reads_content(*n) && follows_from_integers(g, std::get<Value>(n->args[0]), unwritten)) visit(n);
-  }
-  static bool is_extern(const Node& n) {
-    const ops::OpRow* row = ops::find_op(n.op->name);
-    return !row || !row->lower;
   }
   // Anything but views of inputs in its past.
   bool computes(Node* n) const {
