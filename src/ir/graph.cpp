@@ -131,7 +131,19 @@ Node* Graph::insert_before(Node* at, const Op* op, std::vector<Arg> args, Outs o
   return n;
 }
 
-void Graph::replace_uses(Value from, Value to) { replace_uses(std::unordered_map<Value, Value>{{from, to}}); }
+void Graph::check_replacement(Value from, Value to) const {
+  VT_CHECK(from && from.node->owner == identity_.get(), "replace_uses: the value replaced is not in this graph");
+  VT_CHECK(!to || (to.node->owner == identity_.get() && to.index < to.node->outs.size()), "replace_uses: the new value is not in this graph");
+}
+
+void Graph::replace_uses(Value from, Value to) {
+  check_replacement(from, to);
+  auto replace = [&](Value& v) {
+    if (v == from) v = to;
+  };
+  for (Node* n : order_) for_each_input(*n, replace);
+  for (Value& v : outputs) replace(v);
+}
 
 void Graph::replace_uses(const std::unordered_map<Value, Value>& map) {
   if (map.empty()) return;
@@ -143,10 +155,7 @@ void Graph::replace_uses(const std::unordered_map<Value, Value>& map) {
       VT_CHECK(++steps <= map.size(), "replace_uses: a cycle");
     }
   };
-  for (const auto& [from, to] : map) {
-    VT_CHECK(from && from.node->owner == identity_.get(), "replace_uses: the value replaced is not in this graph");
-    VT_CHECK(!to || (to.node->owner == identity_.get() && to.index < to.node->outs.size()), "replace_uses: the new value is not in this graph");
-  }
+  for (const auto& [from, to] : map) check_replacement(from, to);
   for (Node* n : order_) for_each_input(*n, replace);
   for (Value& v : outputs) replace(v);
 }

@@ -148,6 +148,7 @@ class Graph {
   std::string name = "graph";
 
  private:
+  void check_replacement(Value from, Value to) const;
   friend class TextReader;
   Node* make(uint32_t id, const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
   void check(const Op*, const std::vector<Arg>&, const boost::container::small_vector<TensorType, 1>&) const;

@@ -8,9 +8,6 @@
 #include "ops/view.h"
 
 namespace vitrify::ops {
-namespace {
-
-constexpr int64_t kUnrolled = 30;
 
 std::vector<int64_t> per_dim(const Args& a, size_t i, size_t n, const std::vector<int64_t>& if_empty) {
   auto v = a.constant_ints(i);
@@ -18,6 +15,21 @@ std::vector<int64_t> per_dim(const Args& a, size_t i, size_t n, const std::vecto
   if (v.size() == 1) v.resize(n, v[0]);
   return v;
 }
+
+Int window_numel(const Index& o, const Dims& sizes, const std::vector<int64_t>& stride, const std::vector<int64_t>& pad,
+                 const std::vector<int64_t>& kernel, bool include_pad) {
+  Int count = 1;
+  const size_t n = kernel.size(), lead = o.size() - n;
+  for (size_t d = 0; d < n; ++d) {
+    const Int size = sizes[lead + d], begin = o[lead + d] * stride[d] - pad[d], end = sym::min(begin + kernel[d], size + pad[d]);
+    count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
+  }
+  return count;
+}
+
+namespace {
+
+constexpr int64_t kUnrolled = 30;
 
 struct Window {
   size_t n = 0;  // pooled dims, the last ones
@@ -164,13 +176,7 @@ bool lower_avg_pool(const Args& a, std::vector<Tensor>& r) {
         Val v = s.at(b, i);
         if (divisor) return v / static_cast<double>(*divisor);
         if (!w.clipped()) return v / static_cast<double>(w.taps());
-        Int count = 1;
-        const size_t lead = i.size() - n;
-        for (size_t d = 0; d < n; ++d) {
-          const Int size = sizes[lead + d], begin = i[lead + d] * w.stride[d] - w.pad[d], end = sym::min(begin + w.kernel[d], size + w.pad[d]);
-          count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
-        }
-        return v / cast(b.index(count), t);
+        return v / cast(b.index(window_numel(i, sizes, w.stride, w.pad, w.kernel, include_pad)), t);
       },
       s.cost + 4, s.reads));
   return true;

@@ -6,6 +6,14 @@ namespace vitrify::ops {
 
 std::span<const OpRow> pool_gradient_rows();
 
+// Argument i of a pooling over n dims: a number for each, one for all, or none.
+std::vector<int64_t> per_dim(const Args&, size_t i, size_t n, const std::vector<int64_t>& if_empty);
+
+// Elements under window `o` of an input of `sizes`: of the padded input, or of the input itself. One stride, padding and kernel size for each of the
+// last dims.
+Int window_numel(const Index& o, const Dims& sizes, const std::vector<int64_t>& stride, const std::vector<int64_t>& pad,
+                 const std::vector<int64_t>& kernel, bool include_pad);
+
 Shape shape_max_pool2d(sym::Context&, ArgSpan);
 Shape shape_avg_pool2d(sym::Context&, ArgSpan);
 Shape shape_adaptive_avg_pool2d(sym::Context&, ArgSpan);

@@ -20,16 +20,10 @@ struct Windows {
 };
 
 std::optional<Windows> windows(const Args& a, size_t kernel, size_t stride, size_t pad, size_t n) {
-  auto per_dim = [&](size_t i, const std::vector<int64_t>& if_empty) {
-    auto v = a.constant_ints(i);
-    if (v.empty()) v = if_empty;
-    if (v.size() == 1) v.resize(n, v[0]);
-    return v;
-  };
   Windows w;
-  w.kernel = per_dim(kernel, {});
-  w.stride = per_dim(stride, w.kernel);
-  w.pad = per_dim(pad, std::vector<int64_t>(n, 0));
+  w.kernel = per_dim(a, kernel, n, {});
+  w.stride = per_dim(a, stride, n, w.kernel);
+  w.pad = per_dim(a, pad, n, std::vector<int64_t>(n, 0));
   if (w.kernel.size() != n || w.stride.size() != n || w.pad.size() != n || w.count() > kMaxWindows) return std::nullopt;
   return w;
 }
@@ -105,13 +99,7 @@ bool lower_avg_pool_backward(const Args& a, std::vector<Tensor>& r) {
           Val v = cast(g.at(b, o), t);
           if (divisor) return v / static_cast<double>(*divisor);
           if (!clipped) return v / static_cast<double>(taps);
-          Int count = 1;
-          const size_t lead = o.size() - n;
-          for (size_t d = 0; d < n; ++d) {
-            const Int size = sizes[lead + d], begin = o[lead + d] * w.stride[d] - w.pad[d], end = sym::min(begin + w.kernel[d], size + w.pad[d]);
-            count = count * (include_pad ? end - begin : sym::min(end, size) - sym::max(begin, 0));
-          }
-          return v / cast(b.index(count), t);
+          return v / cast(b.index(window_numel(o, sizes, w.stride, w.pad, w.kernel, include_pad)), t);
         });
       },
       static_cast<int>(w->count()) * 6, static_cast<int>(w->count())));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 namespace vitrify::schedule {
 
@@ -12,8 +13,10 @@ using loop::Loop;
 
 namespace {
 
-constexpr size_t kMaxBuffers = 40, kMaxInstrs = 400;
+constexpr size_t kMaxBuffers = 40;
+constexpr int64_t kMaxInstrs = 400;
 constexpr int64_t kSmallWork = 6'000'000;  // instructions
+constexpr size_t kNearby = 1024;           // items among which small groups look for each other
 constexpr int64_t kSmall = 16384;          // elements below which losing parallelism costs nothing
 
 Int product(const std::vector<Loop>& l) {
@@ -74,13 +77,16 @@ class Fuser {
 
   std::vector<Group> run() {
     const size_t n = program_.items.size();
-    group_of_.resize(n);
     deps_.resize(n);
     find_dependencies();
     for (size_t k = 0; k < n; ++k) {
       groups_.push_back(make_group(k));
-      group_of_[k] = k;
+      group_of_.push_back(k);
+      order_.push_back(k);
+      position_.push_back(k);
+      members_.push_back({k});
     }
+    seen_.resize(n);
     if (options_.enabled)
       for (size_t k = 0; k < n; ++k) merge_into_earlier(k);
     return ordered();
@@ -97,6 +103,7 @@ class Fuser {
 
   void find_dependencies() {
     std::vector<std::vector<size_t>> writers(program_.buffers.size());
+    touching_.resize(program_.buffers.size());
     std::optional<size_t> last_effect;
     for (size_t k = 0; k < program_.items.size(); ++k) {
       const Item& it = program_.items[k];
@@ -110,8 +117,8 @@ class Fuser {
           last_effect = k;
         }
       } else {
-        for (uint32_t b : it.loop->reads) need(b);
-        for (uint32_t b : it.loop->writes) writers[b].push_back(k);
+        for (uint32_t b : it.loop->reads) need(b), touching_[b].emplace_back(k, false);
+        for (uint32_t b : it.loop->writes) writers[b].push_back(k), touching_[b].emplace_back(k, true);
       }
       std::sort(d.begin(), d.end());
       d.erase(std::unique(d.begin(), d.end()), d.end());
@@ -134,6 +141,7 @@ class Fuser {
     g.reduces = !n.accums.empty();
     g.closed = n.scatter;
     collapse(g);
+    measure(g);
     return g;
   }
 
@@ -164,29 +172,60 @@ class Fuser {
     return y && x->first == y->first * b.extent && !sym::contains(x->first, b.var);
   }
 
-  // Would running `from` after something that depends on `on` be needed? True if `from`'s group reaches `on`'s group through dependencies.
-  bool reaches(size_t from_group, size_t on_group) {
-    std::vector<char> seen(program_.items.size());
-    std::vector<size_t> stack{from_group};
+  // Does `from` depend on `on`, by whatever is between them? A dependency lies earlier in order_, so nothing before `on` is looked at.
+  bool reaches(size_t from, size_t on) {
+    if (from == on) return true;
+    std::vector<size_t> stack{from};
+    ++visit_;
     while (!stack.empty()) {
       const size_t g = stack.back();
       stack.pop_back();
-      if (g == on_group) return true;
-      if (seen[g]) continue;
-      seen[g] = 1;
       for (size_t k : members(g))
-        for (size_t d : deps_[k])
-          if (group_of_[d] != g) stack.push_back(group_of_[d]);
+        for (size_t d : deps_[k]) {
+          const size_t next = group_of_[d];
+          if (next == on) return true;
+          if (seen_[next] == visit_ || position_[next] < position_[on]) continue;
+          seen_[next] = visit_;
+          stack.push_back(next);
+        }
     }
     return false;
   }
-  const std::vector<size_t>& members(size_t g) {
-    if (members_.size() < program_.items.size()) {
-      members_.resize(program_.items.size());
-      for (size_t k = 0; k < members_.size(); ++k) members_[k] = {k};
+  // Gives the group that a and b are becoming one place in order_: that of the later one. What stands between and needs the earlier one moves behind
+  // it.
+  void reorder(size_t a, size_t b) {
+    const size_t lo = std::min(position_[a], position_[b]), hi = std::max(position_[a], position_[b]);
+    const size_t early = order_[lo];
+    ++visit_;
+    seen_[early] = visit_;
+    auto needs_early = [&](size_t g) {
+      for (size_t k : members(g))
+        for (size_t d : deps_[k])
+          if (group_of_[d] != g && seen_[group_of_[d]] == visit_) return true;
+      return false;
+    };
+    std::vector<size_t> behind;
+    size_t at = lo;
+    for (size_t i = lo + 1; i < hi; ++i) {
+      const size_t g = order_[i];
+      if (members(g).empty()) continue;  // merged away
+      if (needs_early(g)) {
+        seen_[g] = visit_;
+        behind.push_back(g);
+      } else {
+        order_[at] = g;
+        position_[g] = at++;
+      }
     }
-    return members_[g];
+    order_[at] = a;
+    position_[a] = at++;
+    for (size_t g : behind) {
+      order_[at] = g;
+      position_[g] = at++;
+    }
+    for (; at <= hi; ++at) order_[at] = b;  // merged away: only fills the place
   }
+  const std::vector<size_t>& members(size_t g) const { return members_[g]; }
 
   void merge_into_earlier(size_t k) {
     bool again = true;
@@ -194,27 +233,20 @@ class Fuser {
       again = false;
       const size_t h = group_of_[k];
       if (groups_[h].closed) return;
-      // earlier groups that share memory with this one, most bytes first
+      // Earlier groups that share memory with this one, most bytes first.
       std::unordered_map<size_t, int64_t> shared;
-      std::vector<char> mine(program_.buffers.size());
-      for (Part& p : groups_[h].parts) {
-        for (uint32_t b : p.node.reads) mine[b] = 1;
-        for (uint32_t b : p.node.writes) mine[b] = 1;
-      }
-      for (size_t j = 0; j < k; ++j) {
-        const size_t g = group_of_[j];
-        if (g == h || groups_[g].closed || program_.items[j].ext) continue;
-        const LoopNode& n = *program_.items[j].loop;
-        int64_t bytes = 0;
-        for (uint32_t b : n.writes)
-          if (mine[b]) bytes += 2 * bytes_of(b);
-        for (uint32_t b : n.reads)
-          if (mine[b]) bytes += bytes_of(b);
-        if (bytes > 0)
-          shared[g] += bytes;
-        else if (is_small(groups_[g]) && is_small(groups_[h]))
-          shared.try_emplace(g, 0);
-      }
+      std::vector<uint32_t> mine;
+      for (Part& p : groups_[h].parts)
+        for (auto* list : {&p.node.reads, &p.node.writes}) mine.insert(mine.end(), list->begin(), list->end());
+      std::sort(mine.begin(), mine.end());
+      mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+      for (uint32_t b : mine)
+        for (auto [j, writes] : touching_[b]) {
+          if (j >= k) break;
+          const size_t g = group_of_[j];
+          if (g != h && !groups_[g].closed) shared[g] += (writes ? 2 : 1) * std::max<int64_t>(bytes_of(b), 1);
+        }
+      if (is_small(groups_[h])) add_small(k, h, shared);
       std::vector<std::pair<int64_t, size_t>> order;
       for (auto& [g, bytes] : shared) order.emplace_back(bytes, g);
       std::sort(order.rbegin(), order.rend());
@@ -224,6 +256,33 @@ class Fuser {
           break;
         }
     }
+  }
+  // Small groups nearby that neither shares memory with h nor stands before it in time.
+  void add_small(size_t k, size_t h, std::unordered_map<size_t, int64_t>& shared) {
+    std::vector<size_t> found;
+    size_t first = position_[h];
+    for (size_t j = k - std::min(k, kNearby); j < k; ++j) {
+      const size_t g = group_of_[j];
+      if (g == h || groups_[g].closed || shared.contains(g) || !is_small(groups_[g]) || !space_may_match(groups_[g], groups_[h])) continue;
+      found.push_back(g);
+      first = std::min(first, position_[g]);
+    }
+    if (found.empty()) return;
+    std::vector<size_t> stack{h};
+    ++visit_;
+    while (!stack.empty()) {
+      const size_t g = stack.back();
+      stack.pop_back();
+      for (size_t m : members(g))
+        for (size_t d : deps_[m]) {
+          const size_t next = group_of_[d];
+          if (seen_[next] == visit_ || position_[next] < first) continue;
+          seen_[next] = visit_;
+          stack.push_back(next);
+        }
+    }
+    for (size_t g : found)
+      if (seen_[g] != visit_) shared.try_emplace(g, 0);
   }
   int64_t bytes_of(uint32_t b) { return hint_or(program_.buffers[b].extent, 1024) * static_cast<int64_t>(size_of(program_.buffers[b].dtype)); }
 
@@ -248,19 +307,19 @@ class Fuser {
           if (!compatible(p, q) || !compatible(q, p)) return false;
       return !met || meet(first, second);
     };
-    const bool mixed = groups_[a].reduces != groups_[b].reduces && numel(groups_[a]) == numel(groups_[b]);
-    const bool small = hint_or(numel(groups_[a]), 1024) < kSmall;
+    const bool mixed = groups_[a].reduces != groups_[b].reduces && groups_[a].numel == groups_[b].numel;
+    const bool small = hint_or(groups_[a].numel, 1024) < kSmall;
     if (!fits(Order::OuterFirst, mixed && !small) && !(mixed && feeds(a, b) && fits(Order::InnerFirst, true))) return false;
     if (first.parts.front().node.origin && second.parts.empty()) return false;
     for (Part& q : second.parts) first.parts.push_back(std::move(q));
     first.reduces = first.reduces || second.reduces;
     first.first_item = std::min(first.first_item, second.first_item);
-    members(a);
-    auto moved = std::move(members_[b]);
+    reorder(a, b);
+    const auto moved = std::exchange(members_[b], {});
     for (size_t k : moved) group_of_[k] = a;
     members_[a].insert(members_[a].end(), moved.begin(), moved.end());
-    members_[b].clear();
     sort_parts(first, members_[a]);
+    measure(first);
     groups_[a] = std::move(first);
     groups_[b].parts.clear();
     return true;
@@ -282,37 +341,35 @@ class Fuser {
   }
 
   // Little enough work that starting a kernel counts: worth merging with any other group of the same space.
-  static bool is_small(const Group& g) {
-    int64_t instrs = 0;
-    for (auto& p : g.parts) instrs += static_cast<int64_t>(p.node.body.instrs.size());
-    return hint_or(numel(g), kSmallWork) * instrs < kSmallWork;
+  static bool is_small(const Group& g) { return hint_or(g.numel, kSmallWork) * g.instrs < kSmallWork; }
+  static void measure(Group& g) {
+    g.outer_numel = product(g.outer);
+    g.numel = g.outer_numel * product(g.inner);
+    g.instrs = 0;
+    for (auto& p : g.parts) g.instrs += static_cast<int64_t>(p.node.body.instrs.size());
   }
-  static Int numel(const Group& g) { return product(g.outer) * product(g.inner); }
 
   bool space_may_match(const Group& a, const Group& b) {
-    const Int na = numel(a), nb = numel(b);
-    if (a.reduces && b.reduces) return product(a.outer) == product(b.outer) && product(a.inner) == product(b.inner);
+    if (a.reduces && b.reduces) return a.outer_numel == b.outer_numel && a.numel == b.numel && product(a.inner) == product(b.inner);
     const Group& r = a.reduces ? a : b;
     const Group& f = a.reduces ? b : a;
-    if (!r.reduces) return na == nb;
-    const Int o = product(r.outer);
-    if (!(numel(f) == numel(r)) && !(numel(f) == o)) return false;
+    if (!r.reduces) return a.numel == b.numel;
+    if (!(f.numel == r.numel) && !(f.numel == r.outer_numel)) return false;
     // a long map would lose its parallelism inside a reduction with few outer iterations
-    return hint_or(o, 1024) >= 2 * options_.threads || hint_or(numel(f), 1) < kSmall;
+    return hint_or(r.outer_numel, 1024) >= 2 * options_.threads || hint_or(f.numel, 1) < kSmall;
   }
 
   bool limits_exceeded(const Group& a, const Group& b) {
+    if (a.instrs + b.instrs > kMaxInstrs) return true;
     std::vector<uint32_t> bufs;
-    size_t instrs = 0;
     for (auto* g : {&a, &b})
       for (auto& p : g->parts) {
-        instrs += p.node.body.instrs.size();
         bufs.insert(bufs.end(), p.node.reads.begin(), p.node.reads.end());
         bufs.insert(bufs.end(), p.node.writes.begin(), p.node.writes.end());
       }
     std::sort(bufs.begin(), bufs.end());
     bufs.erase(std::unique(bufs.begin(), bufs.end()), bufs.end());
-    return bufs.size() > kMaxBuffers || instrs > kMaxInstrs;
+    return bufs.size() > kMaxBuffers;
   }
 
   bool align_outer(Group& a, Group& b) {
@@ -366,39 +423,24 @@ class Fuser {
     if (!a.reduces && !b.reduces) return align_outer(a, b);
     Group& red = a.reduces ? a : b;
     Group& flat = a.reduces ? b : a;
-    if (numel(flat) == numel(red) && order == Order::InnerFirst) {
-      std::vector<Int> all = extents(red.inner), out = extents(red.outer);
-      const Int inner_numel = product(red.inner);
-      all.insert(all.end(), out.begin(), out.end());
+    if (flat.numel == red.numel) {
+      const bool inner_first = order == Order::InnerFirst;
+      std::vector<Int> all = extents(red.outer);
+      const std::vector<Int> in = extents(red.inner);
+      all.insert(inner_first ? all.begin() : all.end(), in.begin(), in.end());
       auto r = refine(extents(flat.outer), all);
       if (!r) return false;
-      size_t split = 0;
+      // Where the loops of one side end and the other's begin.
+      const Int first_numel = product(inner_first ? red.inner : red.outer);
+      auto split = r->begin();
       Int n = 1;
-      while (split < r->size() && !(n == inner_numel)) n = n * (*r)[split++];
-      if (!(n == inner_numel)) return false;
-      std::vector<Loop> inner = loops_for({r->begin(), r->begin() + split}, red.inner), outer = loops_for({r->begin() + split, r->end()}, red.outer);
-      std::vector<Loop> both = inner;
-      both.insert(both.end(), outer.begin(), outer.end());
-      relabel(flat, flat.outer, both);
-      relabel(red, red.outer, outer);
-      relabel(red, red.inner, inner);
-      red.outer = flat.outer = outer;
-      red.inner = flat.inner = inner;
-      return true;
-    }
-    if (numel(flat) == numel(red)) {
-      std::vector<Int> all = extents(red.outer), in = extents(red.inner);
-      const Int inner_numel = product(red.inner);
-      all.insert(all.end(), in.begin(), in.end());
-      auto r = refine(extents(flat.outer), all);
-      if (!r) return false;
-      size_t split = r->size();
-      Int n = 1;
-      while (split > 0 && !(n == inner_numel)) n = n * (*r)[--split];
-      if (!(n == inner_numel)) return false;
-      std::vector<Loop> outer = loops_for({r->begin(), r->begin() + split}, red.outer), inner = loops_for({r->begin() + split, r->end()}, red.inner);
-      std::vector<Loop> both = outer;
-      both.insert(both.end(), inner.begin(), inner.end());
+      for (; split != r->end() && !(n == first_numel); ++split) n = n * *split;
+      if (!(n == first_numel)) return false;
+      const std::vector<Int> head(r->begin(), split), tail(split, r->end());
+      std::vector<Loop> inner = loops_for(inner_first ? head : tail, red.inner), outer = loops_for(inner_first ? tail : head, red.outer);
+      std::vector<Loop> both = inner_first ? inner : outer;
+      const std::vector<Loop>& rest = inner_first ? outer : inner;
+      both.insert(both.end(), rest.begin(), rest.end());
       relabel(flat, flat.outer, both);
       relabel(red, red.outer, outer);
       relabel(red, red.inner, inner);
@@ -499,6 +541,10 @@ class Fuser {
   std::vector<size_t> group_of_;
   std::vector<Group> groups_;
   std::vector<std::vector<size_t>> members_;
+  std::vector<std::vector<std::pair<size_t, bool>>> touching_;  // by buffer: items that touch it, and whether they write
+  std::vector<size_t> order_, position_;                        // groups, each after what it depends on; those merged away stay as fillers
+  std::vector<uint32_t> seen_;                                  // by group: the last visit that met it
+  uint32_t visit_ = 0;
 };
 
 }  // namespace

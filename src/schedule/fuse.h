@@ -27,6 +27,9 @@ struct Group {
   bool closed = false;                   // never merges: scatters
   const ops::ExternNode* ext = nullptr;  // or this
   size_t first_item = 0;
+  // Of the loops and parts above: Fuser::measure.
+  sym::Int outer_numel = 1, numel = 1;
+  int64_t instrs = 0;
 };
 
 struct FuseOptions {

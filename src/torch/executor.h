@@ -15,6 +15,8 @@ namespace vitrify {
 // Payload of graph constant `index`.
 const at::Tensor& constant_tensor(const ir::Graph&, uint32_t index);
 
+at::ScalarType slot_scalar_type(const runtime::Slot&);
+
 // A result tensor with memory of its own.
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous);
 
@@ -76,16 +78,18 @@ class PlanRun {
 
   void run_steps(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned);
   void find_lifetimes();
+  void find_in_place();
+  void find_waits();
+  // frame.cpp
   Frame& frame_for(const at::Tensor* const* inputs);
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
   void place_arena(Frame&);
-  void find_in_place();
-  void find_waits();
   bool prepare_slot(Frame&, uint32_t slot);
   bool prepare_launch(Frame&, uint32_t launch, bool patch);
   bool prepare_extern(Frame&, uint32_t ext, bool patch);
   void set_pointer(Frame&, uint32_t slot, void*);
   Window make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType, bool wrapped, int64_t offset_bytes);
+
   void start_late(Frame&, const std::vector<uint32_t>& slots);
   void allocate_output(Frame&, uint32_t slot);
   void run_launch(Frame&, uint32_t launch);
