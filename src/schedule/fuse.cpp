@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMaxBuffers = 40;
 constexpr int64_t kMaxInstrs = 400;
 constexpr int64_t kSmallWork = 6'000'000;  // instructions
-constexpr size_t kNearby = 1024;           // items among which small groups look for each other
+constexpr size_t kNearby = 256;            // items among which small groups look for each other
 constexpr int64_t kSmall = 16384;          // elements below which losing parallelism costs nothing
 
 Int product(const std::vector<Loop>& l) {
@@ -87,6 +87,7 @@ class Fuser {
       members_.push_back({k});
     }
     seen_.resize(n);
+    blocked_.resize(n);
     if (options_.enabled)
       for (size_t k = 0; k < n; ++k) merge_into_earlier(k);
     return ordered();
@@ -240,62 +241,64 @@ class Fuser {
         for (auto* list : {&p.node.reads, &p.node.writes}) mine.insert(mine.end(), list->begin(), list->end());
       std::sort(mine.begin(), mine.end());
       mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+      const size_t nearby = k - std::min(k, kNearby);
       for (uint32_t b : mine)
         for (auto [j, writes] : touching_[b]) {
           if (j >= k) break;
-          const size_t g = group_of_[j];
-          if (g != h && !groups_[g].closed) shared[g] += (writes ? 2 : 1) * std::max<int64_t>(bytes_of(b), 1);
+          if (j >= nearby || writes) shared[group_of_[j]] += (writes ? 2 : 1) * std::max<int64_t>(bytes_of(b), 1);
         }
-      if (is_small(groups_[h])) add_small(k, h, shared);
+      if (groups_[h].small)
+        for (size_t j = nearby; j < k; ++j)
+          if (groups_[group_of_[j]].small) shared.try_emplace(group_of_[j], 0);
       std::vector<std::pair<int64_t, size_t>> order;
-      for (auto& [g, bytes] : shared) order.emplace_back(bytes, g);
+      size_t first = position_[h];
+      for (auto& [g, bytes] : shared) {
+        if (g == h || groups_[g].closed || !space_may_match(groups_[g], groups_[h])) continue;
+        order.emplace_back(bytes, g);
+        first = std::min(first, position_[g]);
+      }
+      if (order.empty()) return;
       std::sort(order.rbegin(), order.rend());
+      block(h, first);
       for (auto& [bytes, g] : order)
-        if (try_merge(g, h)) {
+        if (blocked_[g] != block_ && try_merge(g, h)) {
           again = true;
           break;
         }
     }
   }
-  // Small groups nearby that neither shares memory with h nor stands before it in time.
-  void add_small(size_t k, size_t h, std::unordered_map<size_t, int64_t>& shared) {
-    std::vector<size_t> found;
-    size_t first = position_[h];
-    for (size_t j = k - std::min(k, kNearby); j < k; ++j) {
-      const size_t g = group_of_[j];
-      if (g == h || groups_[g].closed || shared.contains(g) || !is_small(groups_[g]) || !space_may_match(groups_[g], groups_[h])) continue;
-      found.push_back(g);
-      first = std::min(first, position_[g]);
-    }
-    if (found.empty()) return;
-    std::vector<size_t> stack{h};
-    ++visit_;
+  // Marks what h depends on through a third group, back to position `first`.
+  void block(size_t h, size_t first) {
+    std::vector<size_t> stack;
+    ++visit_, ++block_;
+    for (size_t k : members(h))
+      for (size_t d : deps_[k])
+        if (const size_t g = group_of_[d]; g != h && position_[g] >= first && seen_[g] != visit_) {
+          seen_[g] = visit_;
+          stack.push_back(g);
+        }
     while (!stack.empty()) {
       const size_t g = stack.back();
       stack.pop_back();
-      for (size_t m : members(g))
-        for (size_t d : deps_[m]) {
+      for (size_t k : members(g))
+        for (size_t d : deps_[k]) {
           const size_t next = group_of_[d];
-          if (seen_[next] == visit_ || position_[next] < first) continue;
+          if (next == g || position_[next] < first) continue;
+          blocked_[next] = block_;
+          if (seen_[next] == visit_) continue;
           seen_[next] = visit_;
           stack.push_back(next);
         }
     }
-    for (size_t g : found)
-      if (seen_[g] != visit_) shared.try_emplace(g, 0);
   }
   int64_t bytes_of(uint32_t b) { return hint_or(program_.buffers[b].extent, 1024) * static_cast<int64_t>(size_of(program_.buffers[b].dtype)); }
 
+  // Of groups whose spaces may match.
   bool try_merge(size_t a, size_t b) {
-    if (!space_may_match(groups_[a], groups_[b])) return false;
     if (limits_exceeded(groups_[a], groups_[b])) return false;
-    // no third group may stand between: nothing that one needs may itself need the other
-    for (auto [x, y] : {std::pair{b, a}, std::pair{a, b}})
-      for (size_t k : members(x))
-        for (size_t d : deps_[k]) {
-          const size_t g = group_of_[d];
-          if (g != x && g != y && reaches(g, y)) return false;
-        }
+    for (size_t k : members(a))  // b does not need a through a third group; the other way round is possible only if a comes later
+      for (size_t d : deps_[k])
+        if (const size_t g = group_of_[d]; g != a && g != b && position_[a] > position_[b] && reaches(g, b)) return false;
     // A map may walk a reduction's space rows first or columns first: where both are at the same place of memory at the same time. Columns first only
     // for what is reduced: what follows from the result is better off with rows of its own.
     Group first, second;
@@ -340,13 +343,12 @@ class Fuser {
     items = std::move(sorted);
   }
 
-  // Little enough work that starting a kernel counts: worth merging with any other group of the same space.
-  static bool is_small(const Group& g) { return hint_or(g.numel, kSmallWork) * g.instrs < kSmallWork; }
   static void measure(Group& g) {
     g.outer_numel = product(g.outer);
     g.numel = g.outer_numel * product(g.inner);
     g.instrs = 0;
     for (auto& p : g.parts) g.instrs += static_cast<int64_t>(p.node.body.instrs.size());
+    g.small = hint_or(g.numel, kSmallWork) * g.instrs < kSmallWork;
   }
 
   bool space_may_match(const Group& a, const Group& b) {
@@ -545,6 +547,8 @@ class Fuser {
   std::vector<size_t> order_, position_;                        // groups, each after what it depends on; those merged away stay as fillers
   std::vector<uint32_t> seen_;                                  // by group: the last visit that met it
   uint32_t visit_ = 0;
+  std::vector<uint32_t> blocked_;  // by group: the last block() that marked it
+  uint32_t block_ = 0;
 };
 
 }  // namespace

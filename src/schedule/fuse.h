@@ -30,6 +30,7 @@ struct Group {
   // Of the loops and parts above: Fuser::measure.
   sym::Int outer_numel = 1, numel = 1;
   int64_t instrs = 0;
+  bool small = false;  // so little work that starting a kernel counts: worth merging with any other group of the same space
 };
 
 struct FuseOptions {

@@ -218,10 +218,7 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
     else
       plan.outputs.push_back({true, overwritten[static_cast<size_t>(o->buffer)] >= 0, pb.ref(*o)});
   }
-  for (uint32_t id = 0; id < program.ctx->num_symbols(); ++id) {  // also those no slot has: a size may be read as a number only
-    const auto kind = program.ctx->symbol_info(program.ctx->symbol_at(id)).kind;
-    plan.dynamic = plan.dynamic || kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked;
-  }
+  plan.dynamic = program.ctx->dynamic();  // also when no slot has the symbol: a size may be read as a number only
   for (size_t k = 0; k < out.kernels.size(); ++k)
     plan.kernels[k].scratch_bytes = loop::scratch_bytes(out.kernels[k], [&](uint32_t id) {
       const Int s = program.ctx->symbol_at(id);

@@ -42,6 +42,10 @@ void Context::set_loop_extent(Int s, Int extent) {
 }
 
 size_t Context::num_symbols() const { return impl_->symbols.size(); }
+bool Context::dynamic() const {
+  return std::any_of(impl_->symbols.begin(), impl_->symbols.end(),
+                     [](const Symbol& s) { return s.kind == SymbolKind::Size || s.kind == SymbolKind::Unbacked; });
+}
 Int Context::symbol_at(uint32_t id) const {
   VT_CHECK(id < impl_->symbol_nodes.size(), "no symbol {}", id);
   return Int(impl_->symbol_nodes[id]);

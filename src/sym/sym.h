@@ -88,6 +88,7 @@ class Context {
   void set_loop_extent(Int loop_symbol, Int extent);
   size_t num_symbols() const;
   Int symbol_at(uint32_t id) const;  // the bare symbol with that id
+  bool dynamic() const;              // some symbol is a size, of an argument or found while running
 
   // Decides a == b / a < b / a <= b for the compile: proved from the facts if possible, otherwise by the hints and recorded as a guard.
   bool guard_eq(Int a, Int b);

@@ -101,7 +101,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     find_watched(s.backward);
     backwards_[all] = std::make_shared<Backward>(Backward{std::move(s.backward), nullptr});
     // What its passes assume of sizes must be among the guards that the door reads now.
-    if (joint_.program.graph->ctx().num_symbols()) backward_for(all);
+    if (joint_.program.graph->ctx().dynamic()) backward_for(all);
     built_ = true;
   }
 
