@@ -232,6 +232,28 @@ def conditioned_run(fn, sample, count):
     return [(r, tuple(s)) for (r, _), s in zip(reference, spreads)]
 
 
+def check_leaves(run, pairs, has_value, reference, elementwise):
+    """Each of ours beside eager's, as ((path, ours), (path, eager's)). `reference`: gives fp64_run's leaves, once. How many differ from what means nothing."""
+    leaves, unclear = None, 0
+    for index, ((where, a), (_, b)) in enumerate(pairs):
+        where = f"{run}, {where}"
+        if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
+            if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
+                raise Mismatch(f"{where}: {a!r:.80}, eager {b!r:.80}")
+            continue
+        check_meta(where, a, b)
+        if not has_value or bits_equal(a, b):
+            continue
+        if leaves is None:
+            leaves = reference()
+        r, spread = leaves[index]
+        if spread is None:
+            unclear += 1
+            continue
+        check_value(where, a, b, r.detach() if isinstance(r, torch.Tensor) else None, spread, elementwise)
+    return unclear
+
+
 def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True) -> dict[str, int]:
     """Runs fn(*sample) eagerly and compiled on copies of the sample, twice; raises Mismatch. Returns what the second compiled call launched
     and, as "unclear", how many leaves differ from eager's where the reference says that eager's own mean nothing."""
@@ -255,24 +277,8 @@ def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True
             raise Mismatch(f"{run}: structure {type(ours).__name__} of {len(left)}, eager {type(eager).__name__} of {len(right)}")
         if alias_pattern(ours, given) != alias_pattern(eager, given_eager):
             raise Mismatch(f"{run}: aliasing {alias_pattern(ours, given)}, eager {alias_pattern(eager, given_eager)} (input it is, input shared, output shared, offset)")
-        reference = None
         pairs = list(itertools.chain(zip(left, right), zip(flat(given, "in"), flat(given_eager, "in"))))
-        for index, ((where, a), (_, b)) in enumerate(pairs):
-            where = f"{run}, {where}"
-            if not isinstance(b, torch.Tensor):
-                if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
-                    raise Mismatch(f"{where}: {a!r:.80}, eager {b!r:.80}")
-                continue
-            check_meta(where, a, b)
-            if not has_value or bits_equal(a, b):
-                continue
-            if reference is None:
-                reference = reference_run(fn, sample, len(pairs))
-            r, spread = reference[index]
-            if spread is None:
-                unclear += 1
-                continue
-            check_value(where, a, b, r if isinstance(r, torch.Tensor) else None, spread, elementwise)
+        unclear += check_leaves(run, pairs, has_value, lambda: reference_run(fn, sample, len(pairs)), elementwise)
         bumps = [t._version - v for (_, t), v in zip(tensors_of(given), versions)]
         expected = [t._version - v for (_, t), v in zip(tensors_of(given_eager), versions)]
         if [bool(b) for b in bumps] != [bool(b) for b in expected]:

@@ -249,8 +249,9 @@ def check(program) -> str:
         vitrify.reset()
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(prog="./x fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_programs(check, make, kinds, argv, **about):
+    """A command line: checks make(seed, length) for the seeds it asks for, counts how they went, and prints those that differ."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, **about)
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--length", type=int, default=12, help="lines of a program, at most")
@@ -260,22 +261,28 @@ def main(argv=None):
     warnings.simplefilter("ignore")
     internal_errors_raise()
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    count = {"ok": 0, "inconclusive": 0, "eager": 0, "failed": 0}
-    start = time.time()
-    with torch.no_grad():
-        for seed in range(args.seed, args.seed + args.n):
-            program = Program(seed, 1 + seed % args.length)
-            if args.print:
-                print(program.describe(), flush=True)
-            try:
-                count[check(program)] += 1
-            except Mismatch as wrong:
-                count["failed"] += 1
-                print(f"seed {seed}: {wrong}\n{program.describe()}", flush=True)
-            if (seed - args.seed + 1) % 100 == 0:
-                print(f"{seed - args.seed + 1} of {args.n} programs, seeds from {args.seed}: {count}", flush=True)
-    print(f"{args.n} programs from seed {args.seed}: {count['ok']} as eager, {count['inconclusive']} inconclusive, {count['eager']} not compiled, {count['failed']} failed ({time.time() - start:.0f} s)")
+    count, start = dict.fromkeys((*kinds, "failed"), 0), time.time()
+    for seed in range(args.seed, args.seed + args.n):
+        program = make(seed, 1 + seed % args.length)
+        if args.print:
+            print(program.describe(), flush=True)
+        try:
+            count[check(program)] += 1
+        except Mismatch as wrong:
+            count["failed"] += 1
+            print(f"seed {seed}: {wrong}\n{program.describe()}", flush=True)
+        if (seed - args.seed + 1) % 100 == 0:
+            print(f"{seed - args.seed + 1} of {args.n} programs, seeds from {args.seed}: {count}", flush=True)
+    print(f"{args.n} programs from seed {args.seed}: {', '.join(f'{n} {kinds.get(k, k)}' for k, n in count.items())} ({time.time() - start:.0f} s)")
     return 1 if count["failed"] else 0
+
+
+KINDS = {"ok": "as eager", "inconclusive": "inconclusive", "eager": "not compiled"}
+
+
+def main(argv=None):
+    with torch.no_grad():
+        return run_programs(check, Program, KINDS, argv, prog="./x fuzz", description=__doc__)
 
 
 if __name__ == "__main__":

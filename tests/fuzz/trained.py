@@ -4,10 +4,8 @@ trained.py [--n N] [--seed S] [--length L] [--print]
 """
 from __future__ import annotations
 
-import argparse
+import contextlib
 import sys
-import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -52,7 +50,8 @@ class Program(graphs.Program):
         return [i for i in range(count) if (self.seed + i) % 2] or [0]
 
     def function(self, wide=False, jolts=0):
-        return opinfo_grad.with_gradient(super().function(wide, jolts), self.used)
+        from compare import Jolts
+        return opinfo_grad.with_gradient(super().function(wide, jolts), self.used, (lambda: Jolts(jolts)) if jolts else contextlib.nullcontext)
 
     def plain(self):
         return super().function()
@@ -73,30 +72,7 @@ def check(program) -> str:
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--length", type=int, default=12, help="lines of a program, at most")
-    parser.add_argument("--print", action="store_true", help="print every program")
-    args = parser.parse_args(argv)
-    from compare import Mismatch, internal_errors_raise
-    warnings.simplefilter("ignore")
-    internal_errors_raise()
-    torch.set_num_threads(min(2, torch.get_num_threads()))
-    count, start = {"ok": 0, "inconclusive": 0, "eager": 0, "raises": 0, "failed": 0}, time.time()
-    for seed in range(args.seed, args.seed + args.n):
-        program = Program(seed, 1 + seed % args.length)
-        if args.print:
-            print(program.describe(), flush=True)
-        try:
-            count[check(program)] += 1
-        except Mismatch as wrong:
-            count["failed"] += 1
-            print(f"seed {seed}: {wrong}\n{program.describe()}", flush=True)
-        if (seed - args.seed + 1) % 100 == 0:
-            print(f"{seed - args.seed + 1} of {args.n} programs, seeds from {args.seed}: {count}", flush=True)
-    print(f"{args.n} programs from seed {args.seed}: {count} ({time.time() - start:.0f} s)")
-    return 1 if count["failed"] else 0
+    return graphs.run_programs(check, Program, graphs.KINDS | {"raises": "raise as eager does"}, argv, description=__doc__)
 
 
 if __name__ == "__main__":

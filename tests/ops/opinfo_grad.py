@@ -1,19 +1,21 @@
 """One op of torch's own op database, compiled in grad mode, with its gradient beside eager's: values, strides, None where eager has None, errors."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
 import vitrify
 
 import opinfo
-from compare import Mismatch, attempt, check_meta, check_value, conditioned_run, copied, flat, fp64_run, tensors_of, bits_equal
+from compare import Mismatch, attempt, check_leaves, conditioned_run, copied, flat, fp64_run, tensors_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def with_gradient(fn, used=None):
-    """(results, gradients of all inputs that need them), through every result that has one; `used`: through those that it says (a function of their count)."""
+def with_gradient(fn, used=None, around=contextlib.nullcontext):
+    """(results, gradients of all inputs that need them), through every result that has one; `used`: through those that it says (a function of their count).
+    around: a context for the derivative."""
     def run(*sample):
         given = [t for _, t in tensors_of(sample) if t.requires_grad]
         out = fn(*sample)
@@ -26,7 +28,8 @@ def with_gradient(fn, used=None):
             for i, t in enumerate(heads):
                 dtype = torch.complex128 if t.is_complex() else torch.float64
                 weights.append(torch.randn(t.shape, generator=torch.Generator().manual_seed(i), dtype=dtype).to(t.dtype))
-            grads = list(torch.autograd.grad(heads, given, weights, allow_unused=True))
+            with around():
+                grads = list(torch.autograd.grad(heads, given, weights, allow_unused=True))
         return [t.detach() if isinstance(t, torch.Tensor) else t for _, t in flat(out)], grads, [t.requires_grad for _, t in tensors_of(out)]
     return run
 
@@ -48,24 +51,10 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None):
         left, right = flat(ours), flat(eager)
         if [p for p, _ in left] != [p for p, _ in right]:
             raise Mismatch(f"{run}: {len(left)} leaves, eager {len(right)}")
-        reference = None
-        for index, ((where, a), (_, b)) in enumerate(zip(left, right)):
-            where = f"{run}, {where.replace('out[0]', 'result').replace('out[1]', 'gradient').replace('out[2]', 'requires_grad')}"
-            if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
-                if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
-                    raise Mismatch(f"{where}: {a!r:.80}, eager {b!r:.80}")
-                continue
-            check_meta(where, a, b)
-            if not has_value or bits_equal(a, b):
-                continue
-            if reference is None:
-                # without the inputs, which conditioned_run appends
-                reference = reference_run(plain, sample, len(right) + len(flat(sample, "in")))
-            r, spread = reference[index]
-            if spread is None:
-                unclear += 1
-                continue
-            check_value(where, a, b, r.detach() if isinstance(r, torch.Tensor) else None, spread, elementwise)
+        names = ("result", "gradient", "requires_grad")
+        left = [(names[int(p[4])] + p[6:], v) for p, v in left]
+        # the reference has the inputs too, after the results
+        unclear += check_leaves(run, zip(left, right), has_value, lambda: reference_run(plain, sample, len(right) + len(flat(sample, "in"))), elementwise)
     return did | {"unclear": unclear}
 
 
