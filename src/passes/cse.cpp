@@ -69,7 +69,7 @@ bool same_node(const Node& x, const Node& y) {
 
 }  // namespace
 
-bool cse(ir::Graph& g, const Options&, const std::unordered_set<const ir::Node*>* apart) {
+bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>& group) {
   OutputStorage storage(g);
   std::unordered_map<uint64_t, std::vector<Node*>> seen;
   std::unordered_map<Value, Value> merged;
@@ -82,10 +82,12 @@ bool cse(ir::Graph& g, const Options&, const std::unordered_set<const ir::Node*>
     }
     if ((n->op->flags & (ir::kRandom | ir::kEffect)) || n->op->name.starts_with("graph::") || n->outs.empty()) continue;
     // Results whose sizes depend on values have symbols of their own, so that their types differ anyway.
-    auto& bucket = seen[hash_mix(hash_node(*n), apart && apart->contains(n))];
+    const int own = group ? group(*n) : 0;
+    if (own < 0) continue;
+    auto& bucket = seen[hash_mix(hash_node(*n), static_cast<uint64_t>(own))];
     Node* found = nullptr;
     for (Node* m : bucket)
-      if (same_node(*m, *n) && (!apart || apart->contains(m) == apart->contains(n))) found = m;
+      if (same_node(*m, *n) && (!group || group(*m) == own)) found = m;
     if (!found) {
       bucket.push_back(n);
       continue;

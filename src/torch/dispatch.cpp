@@ -43,6 +43,13 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
   }
 }
 
+// What they keep for their backward is of a size that the kernel alone knows: Meta says another, or none.
+bool hides_sizes(const std::string& name) { return name == "aten::_embedding_bag" || name == "aten::mkldnn_rnn_layer"; }
+// The derivative of max() over all: under a mode it is a product, else it is written into zeros.
+bool spreads_evenly() {
+  const auto node = torch::autograd::get_current_node();
+  return node && (node->name() == "MaxBackward1" || node->name() == "MinBackward1");
+}
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -284,7 +291,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   if (!ruled || options.check_shapes) {
     c10::Device device = c10::kCPU;
     try {
-      call.metas = run_meta(info, args, &device, !ruled);
+      call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name));
     } catch (const CaptureError&) {
       if (!ruled) throw;
     }
@@ -334,6 +341,10 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);
   if (!call.node) call.node = append(info, std::move(converted), call.types);
+  if (in_backward && info.name == "aten::mul.Tensor" && !call.types[0].is_contiguous() && spreads_evenly()) {
+    call.types[0].strides = ops::strides_for(ir::MemoryFormat::Contiguous, call.types[0].sizes);
+    call.node = append("aten::clone", {call.node->out(), ir::MemoryFormat::Contiguous}, call.types);
+  }
   return call;
 }
 

@@ -1,5 +1,7 @@
 #include "torch/extern_call.h"
 
+#include <c10/core/GradMode.h>
+
 #include "support/error.h"
 
 namespace vitrify {
@@ -54,6 +56,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
 
   const std::string& name = n.op->name;
   if (name == "mkldnn::_convolution_pointwise.binary" && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
+  keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;
   if (name == "aten::addmm" || name == "aten::baddbmm") {
@@ -87,6 +90,7 @@ void NodeCall::call_in_place(const at::Tensor* const* operands, std::vector<c10:
 
 void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) const {
   fill(operands, stack);
+  const c10::AutoGradMode grad(keeps_for_backward_ || c10::GradMode::is_enabled());
   for (uint32_t i : symbolic_) stack[i] = to_ivalue(graph_, node_.args[i], kinds_[i], no_tensor, eval);
   op_.callBoxed(stack);
   results.clear();

@@ -50,7 +50,8 @@ class NodeCall {
   std::vector<ArgKind> kinds_;
   std::vector<c10::IValue> arguments_;  // tensors and symbolic ones empty
   std::vector<TensorArg> tensors_;
-  std::vector<uint32_t> symbolic_;  // arguments with symbolic numbers
+  std::vector<uint32_t> symbolic_;   // arguments with symbolic numbers
+  bool keeps_for_backward_ = false;  // the kernel asks the grad mode whether to
   Out out_ = Out::None;
   at::Scalar beta_ = 1, alpha_ = 1;
 };

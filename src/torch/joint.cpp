@@ -84,6 +84,16 @@ struct Tracer::Impl::InputNode final : Node {
   std::string name() const override { return "VitrifyInput"; }
 };
 
+namespace {
+
+// Stands for a view that is made around the program: what comes back through it arrives in its turn, since sums follow the order of their terms.
+struct ViewNode final : Node {
+  ViewNode(uint64_t order, torch::autograd::edge_list&& next) : Node(order, std::move(next)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& g) override { return std::move(g); }
+};
+
+}  // namespace
+
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
     s.fake.set_requires_grad(true);
@@ -150,7 +160,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     j.roots.back().written = written[o];
   }
   std::vector<Value> values;
-  std::vector<std::pair<Value, ResultSpec>> grads;
+  std::vector<Grad> grads;
   if (!j.roots.empty()) {
     if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
@@ -180,15 +190,37 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
 }
 
 void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, const at::Tensor& t) {
-  const ir::TensorType type = j.outputs[output].type();
-  const std::string name = fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size());
-  sources.push_back({{}, {}, ir::InputKind::Tangent, name});
-  sources.back().input = static_cast<int32_t>(inputs.size());
-  inputs.push_back(&sources.back());
-  const Value tangent = graph->add_input(ir::InputKind::Tangent, name, type);
+  const Value tangent = add_tangent(fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size()), j.outputs[output].type());
   j.roots.push_back({output, tangent});
   level.tangents.push_back(new_tensor(tangent));
   level.from.push_back(torch::autograd::impl::gradient_edge(t));
+  if (auto order = view_order.find(output); !j.level && order != view_order.end()) {
+    auto view = compat::make_node<ViewNode>(order->second, torch::autograd::edge_list{level.from.back()});
+    view->add_input_metadata(t);
+    level.from.back() = {std::move(view), 0};
+  }
+}
+
+Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& type) {
+  sources.push_back({{}, {}, ir::InputKind::Tangent, name});
+  sources.back().input = static_cast<int32_t>(inputs.size());
+  inputs.push_back(&sources.back());
+  return graph->add_input(ir::InputKind::Tangent, name, type);
+}
+
+std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::vector<TangentLayout>& how) {
+  std::vector<Value> r(j.roots.size());
+  for (size_t k = 0; k < r.size(); ++k) {
+    if (!how[k].defined) continue;
+    r[k] = j.roots[k].tangent;
+    if (how[k].strides.empty()) continue;
+    ir::TensorType type = r[k].type();
+    type.strides.assign(how[k].strides.begin(), how[k].strides.end());
+    for (size_t d = 0; d < type.dim(); ++d)
+      if (how[k].is_expanded(d)) type.sizes[d] = 1;
+    r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
+  }
+  return r;
 }
 
 // Inputs are counted without tangents from here on.
@@ -219,10 +251,10 @@ uint32_t place_of(const JointProgram& j, Value given) {
 
 }  // namespace
 
-void Tracer::Impl::take_gradients(JointProgram& j, std::vector<std::pair<Value, ResultSpec>> grads, const std::vector<Value>& values) {
-  for (auto& [of, how] : grads) {
-    how.index += j.num_forward;
-    j.gradients.push_back({place_of(j, of), std::move(how)});
+void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
+  for (Grad& g : grads) {
+    g.how.index += j.num_forward;
+    j.gradients.push_back({place_of(j, g.of), std::move(g.how), std::move(g.type)});
   }
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
@@ -249,10 +281,9 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   return grads;
 }
 
-std::vector<std::pair<Value, ResultSpec>> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents,
-                                                                      std::vector<Value>& values) {
+std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values) {
   const std::vector<at::Tensor> grads = run_backward(level, tangents, false);
-  std::vector<std::pair<Value, ResultSpec>> r;
+  std::vector<Grad> r;
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
     if (!grads[k].defined()) continue;
@@ -271,7 +302,7 @@ std::vector<std::pair<Value, ResultSpec>> Tracer::Impl::differentiate(const Leve
     } else {
       values.push_back(own_storage(read(v), v.storage.get(), owners));
     }
-    r.emplace_back(level.of[k], std::move(how));
+    r.push_back({level.of[k], std::move(how), v.type});
   }
   return r;
 }
@@ -324,20 +355,23 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     run();
 }
 
-std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<char>& defined, std::vector<Value>& values) {
+std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<TangentLayout>& how, std::vector<Value>& tangents,
+                                            std::vector<Value>& values) {
   Impl& m = *impl_;
   std::vector<Gradient> r;
   m.again([&] {
-    const auto& level = m.levels.at(j.level);
-    std::vector<at::Tensor> tangents = level.tangents;
-    for (size_t k = 0; k < tangents.size(); ++k)
-      if (!defined[k]) tangents[k].reset();
-    for (auto& [of, how] : m.differentiate(level, tangents, values)) r.push_back({place_of(j, of), std::move(how)});
+    tangents = m.tangents_for(j, how);
+    std::vector<at::Tensor> given;
+    for (size_t k = 0; k < tangents.size(); ++k) {
+      given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
+      if (!how[k].expanded.empty()) given.back() = given.back().expand(values_of(j.roots[k].tangent.type().sizes));
+    }
+    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values)) r.push_back({place_of(j, g.of), std::move(g.how), std::move(g.type)});
   });
   return r;
 }
 
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<char>& defined) {
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
@@ -348,20 +382,18 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<char>& 
       if ((n->op->flags & ir::kRandom) && n->id < below.backward)
         for (uint32_t i = 0; i < n->outs.size(); ++i)
           if (std::find(j.given.begin(), j.given.end(), n->out(i)) == j.given.end()) j.given.push_back(n->out(i));
-    std::vector<at::Tensor> tangents = base.tangents;
+    const std::vector<Value> given = m.tangents_for(below, how);
+    std::vector<at::Tensor> tangents(given.size());
     Tracer::Impl::Level& level = m.levels.emplace_back();
     level.to = base.to;
     level.of = base.of;
     for (size_t k = 0; k < tangents.size(); ++k) {
-      if (!defined[k]) {
-        tangents[k].reset();
-        continue;
-      }
-      tangents[k] = m.new_tensor(below.roots[k].tangent);
+      if (!given[k]) continue;
+      tangents[k] = m.new_tensor(given[k]);
       tangents[k].set_requires_grad(true);
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
-      level.of.push_back(below.roots[k].tangent);
-      j.given.push_back(below.roots[k].tangent);
+      level.of.push_back(given[k]);
+      j.given.push_back(given[k]);
     }
     const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true);
     std::vector<at::Tensor> results;

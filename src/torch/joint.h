@@ -1,5 +1,7 @@
 // A captured program and its derivative, in one graph.
 #pragma once
+#include <algorithm>
+#include <compare>
 #include <exception>
 #include <vector>
 
@@ -8,8 +10,18 @@
 namespace vitrify {
 
 struct Gradient {
-  uint32_t given;  // of this one of JointProgram::given
-  ResultSpec how;  // made from values that come with it
+  uint32_t given;       // of this one of JointProgram::given
+  ResultSpec how;       // made from values that come with it
+  ir::TensorType type;  // as users get it
+};
+
+// How a tangent comes: not at all, as recorded, or in strides of its own.
+struct TangentLayout {
+  bool defined = true;
+  std::vector<int64_t> strides;    // empty: those recorded
+  std::vector<uint32_t> expanded;  // dims of one element, given once
+  bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
+  auto operator<=>(const TangentLayout&) const = default;
 };
 
 // Level 0 is the user's program. The program of level n + 1 computes the gradients of level n from what that was given and the tangents; gradients of

@@ -136,6 +136,7 @@ void OpTable::classify(OpInfo& info) {
     if (info.op.hasTag(at::Tag::inplace_view)) {
       info.kind = OpKind::InPlaceView;
       std::string view = base.substr(0, base.size() - 1);
+      if (view == "aten::transpose") view += ".int";
       info.out_of_place = find(s.overload_name().empty() ? view : view + "." + s.overload_name());
       if (!info.out_of_place || info.out_of_place->kind != OpKind::View) {
         info.kind = OpKind::Refuse;

@@ -123,6 +123,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
           fail("returns views of memory that has no tensor of its own");
         note_root(it->second, base);
+        uint64_t& order = view_order[it->second];
+        order = std::max(order, fakes[i].grad_fn()->sequence_nr());
       }
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;

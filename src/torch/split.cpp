@@ -39,7 +39,8 @@ double depth_of(const ir::Node& n) {
     if (!convolution)
       depth = std::max(depth, static_cast<double>(passes::likely(sizes.back())));
     else if (v == std::get<Value>(n.args[1]))
-      depth = static_cast<double>(passes::likely_bytes(v.type())) / static_cast<double>(size_of(v.type().dtype)) / static_cast<double>(passes::likely(sizes[0]));
+      depth = static_cast<double>(passes::likely_bytes(v.type())) / static_cast<double>(size_of(v.type().dtype)) /
+              static_cast<double>(passes::likely(sizes[0]));
   });
   return depth;
 }
@@ -103,23 +104,28 @@ struct Splitter {
       recorded_as.emplace(to, from);
       if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
     }
-    passes::cse(*joint, options, &late);  // what a checkpoint repeats in the backward is not the forward's
-    passes::dce(*joint, options);
     returned = returned_outputs(j.program, j.num_forward);
+    find_reads(j, j.backward, out.backward);
+    std::unordered_set<const ir::Node*> users;  // theirs, and eager keeps nothing of it: what computes the same may be kept
+    for_each_unread([&](Value v) { users.insert({v.node, root_of(v).node}); });
+    // What a checkpoint repeats in the backward is not the forward's.
+    passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : static_cast<int>(late.contains(&n)); });
+    passes::dce(*joint, options);
+  }
+
+  template <class F>
+  void for_each_unread(F&& f) const {
+    const std::unordered_set<uint32_t> read(out.backward.reads_outputs.begin(), out.backward.reads_outputs.end());
+    for (uint32_t o = 0; o < j.num_forward; ++o)
+      if (returned[o] && j.outputs[o] && !read.contains(o)) f(joint->outputs[o]);
   }
 
   // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
   void find_fixed() {
-    find_reads(j, j.backward, out.backward);
     const std::unordered_set<uint32_t> of_given(out.backward.reads_given.begin(), out.backward.reads_given.end());
-    const std::unordered_set<uint32_t> of_outputs(out.backward.reads_outputs.begin(), out.backward.reads_outputs.end());
     for (uint32_t i = 0; i < num_given(); ++i)
       if (!of_given.contains(i) && !j.level) fixed.insert(given(i));
-    for (uint32_t o = 0; o < j.num_forward; ++o)
-      if (returned[o] && j.outputs[o] && !of_outputs.contains(o)) {
-        fixed.insert(joint->outputs[o]);
-        fixed.insert(root_of(joint->outputs[o]));
-      }
+    for_each_unread([&](Value v) { fixed.insert({v, root_of(v)}); });
   }
 
   // Of values that are neither given nor results.
@@ -153,7 +159,8 @@ struct Splitter {
   void cut() {
     std::unordered_set<const ir::Node*> read_by_calls, read_by_late_calls;
     for (ir::Node* n : joint->nodes())
-      if (ops::is_extern(n->op->name)) ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
+      if (ops::is_extern(n->op->name))
+        ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
     auto cut_with = [&](const std::unordered_set<const ir::Node*>& twice) {
       return passes::partition({
           .graph = *joint,
@@ -259,6 +266,7 @@ struct Splitter {
     for (uint32_t k = 0; k < saved_values.size(); ++k) out.backward.saved.push_back(k);
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
+      out.backward.types.push_back(g.type);
       out.backward.results.push_back(g.how);
       out.backward.results.back().index -= j.num_forward;
     }
@@ -279,7 +287,7 @@ struct Splitter {
 
 Split split(const JointProgram& j, const Options& options) { return Splitter{j, options}.run(); }
 
-BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<char>& defined,
+BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<Value>& tangents,
                               std::vector<Gradient> gradients, const std::vector<Value>& values, uint32_t first) {
   BackwardProgram b;
   for (Gradient& made : gradients) {
@@ -287,12 +295,13 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     VT_CHECK(at != j.gradients.end(), "a gradient that the full derivative does not have");
     b.gradients.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
     b.results.push_back(std::move(made.how));
+    b.types.push_back(std::move(made.type));
   }
   find_reads(j, first, b);
   std::vector<Value> given;
   for (const Saved& s : saved) given.push_back(s.value);
-  for (size_t k = 0; k < defined.size(); ++k)
-    if (defined[k]) given.push_back(j.roots[k].tangent);
+  for (Value v : tangents)
+    if (v) given.push_back(v);
   std::vector<ir::Node*> unordered;
   for (ir::Node* n : j.program.graph->nodes())
     if (n->id >= first && (n->op->flags & kUnordered)) unordered.push_back(n);

@@ -16,10 +16,11 @@ struct Saved {
 };
 
 struct BackwardProgram {
-  std::shared_ptr<ir::Graph> graph;  // inputs: what is kept, then the tangents that are defined
-  std::vector<ResultSpec> results;   // from the outputs of `graph`
-  std::vector<uint32_t> gradients;   // per result: which of JointProgram::gradients
-  std::vector<uint32_t> saved;       // which of Split::saved its inputs are
+  std::shared_ptr<ir::Graph> graph;   // inputs: what is kept, then the tangents that are defined
+  std::vector<ResultSpec> results;    // from the outputs of `graph`
+  std::vector<uint32_t> gradients;    // per result: which of JointProgram::gradients
+  std::vector<ir::TensorType> types;  // of the gradients, as users get them
+  std::vector<uint32_t> saved;        // which of Split::saved its inputs are
   // What eager would have saved for these gradients, whether we keep it or not: indices of JointProgram::given, and of the forward's outputs.
   std::vector<uint32_t> reads_given, reads_outputs;
 };
@@ -34,8 +35,8 @@ struct Split {
 
 Split split(const JointProgram&, const Options&);
 
-// For other gradients, taken from the trace later (`values`, nodes from id `first` on), out of what a split keeps.
-BackwardProgram backward_from(const JointProgram&, const std::vector<Saved>&, const std::vector<char>& defined, std::vector<Gradient>,
+// For other gradients, taken from the trace later (`values`, nodes from id `first` on) for these tangents (null: none), out of what a split keeps.
+BackwardProgram backward_from(const JointProgram&, const std::vector<Saved>&, const std::vector<ir::Value>& tangents, std::vector<Gradient>,
                               const std::vector<ir::Value>& values, uint32_t first);
 
 }  // namespace vitrify

@@ -64,11 +64,12 @@ class Tracer {
   Program finish(const std::vector<at::Tensor>& outputs);
   // The same with gradients: continues the trace through autograd's formulas for every result and input that needs them.
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
-  // After finish_joint, any thread, one at a time: the gradients once more, through those roots only that `defined` says, recorded with what was
-  // learned since. Appends to the graph of the joint program; the indices of the result count `outputs`.
-  std::vector<Gradient> differentiate(const JointProgram&, const std::vector<char>& defined, std::vector<ir::Value>& outputs);
-  // The program of the next level: the gradients for those tangents, differentiable.
-  JointProgram deepen(const JointProgram&, const std::vector<char>& defined);
+  // After finish_joint, any thread, one at a time: the gradients once more, for tangents as `how` says, recorded with what was learned since. Appends
+  // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
+  std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
+                                      std::vector<ir::Value>& outputs);
+  // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable.
+  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how);
   void abort();
 
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the

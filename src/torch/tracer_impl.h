@@ -153,14 +153,22 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<ir::Value> of;              // whose they are
   };
   std::vector<Level> levels;
+  std::unordered_map<uint32_t, uint64_t> view_order;  // by graph output that is returned through views: when autograd saw the last of them
   bool in_backward = false;
   bool went_back = false;                    // the program has run a backward of its own
   void again(const std::function<void()>&);  // goes on with a finished trace
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
+  ir::Value add_tangent(const std::string& name, const ir::TensorType&);
+  std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);
   std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph);
-  // Gradients for the tangents that are defined, and of what; the values they are made of go to `values`.
-  std::vector<std::pair<ir::Value, ResultSpec>> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
-  void take_gradients(JointProgram&, std::vector<std::pair<ir::Value, ResultSpec>>, const std::vector<ir::Value>& values);
+  struct Grad {
+    ir::Value of;
+    ResultSpec how;
+    ir::TensorType type;
+  };
+  // Gradients for the tangents that are defined; the values they are made of go to `values`.
+  std::vector<Grad> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
+  void take_gradients(JointProgram&, std::vector<Grad>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;
   void find_spent(std::vector<at::Tensor>& roots, Program&);

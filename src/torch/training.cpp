@@ -2,18 +2,23 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <ranges>
+#include <unordered_set>
 
 #include "support/counters.h"
 #include "torch/convert.h"
+#include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/view_path.h"
@@ -24,15 +29,71 @@ namespace {
 
 using ir::Value;
 using torch::autograd::Edge;
+using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
+constexpr int kMaxRenewals = 4;    // derivatives taken again, with more learned
+constexpr size_t kMaxLayouts = 8;  // of tangents in strides of their own
+
+using Layouts = std::vector<TangentLayout>;
+bool strided(const Layouts& how) {
+  return std::any_of(how.begin(), how.end(), [](const TangentLayout& l) { return !l.strides.empty(); });
+}
+Layouts in_recorded_strides(Layouts how) {
+  for (TangentLayout& l : how) {
+    l.strides.clear();
+    l.expanded.clear();
+  }
+  return how;
+}
+
+// Nobody notices when it is called without a gradient.
+bool is_silent(const Node& n) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
+         const_cast<Node&>(n).pre_hooks().empty() && const_cast<Node&>(n).post_hooks().empty() && !n.tensor_post_acc_grad_hooks();
+}
+
+// Whether this backward comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
+bool only_from(const Node& from, size_t which) {
+  const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (!all) return false;
+  std::unordered_set<const Node*> behind{from.next_edge(which).function.get()};
+  std::vector<const Node*> todo(behind.begin(), behind.end());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    for (const Edge& e : n->next_edges())
+      if (e.function && behind.insert(e.function.get()).second) todo.push_back(e.function.get());
+  }
+  auto leads_there = [&](const Node& n) {
+    for (size_t i = 0; i < n.next_edges().size(); ++i)
+      if (!(&n == &from && i == which) && behind.contains(n.next_edge(i).function.get())) return true;
+    return false;
+  };
+  if (leads_there(from)) return false;
+  return std::none_of(all->begin(), all->end(), [&](const Node* n) { return !behind.contains(n) && leads_there(*n); });
+}
+
+// Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
+bool strides_show(const Node& node) {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  for (const Edge& e : node.next_edges()) {
+    if (!e.is_valid()) continue;
+    if (tasks && !tasks->empty()) {
+      const auto task = tasks->find(e.function.get());
+      if (task == tasks->end() || !task->second.should_execute()) continue;
+      if (task->second.captures_) return true;
+    }
+    if (!dynamic_cast<torch::autograd::AccumulateGrad*>(e.function.get()) || !e.function->tensor_pre_hooks().empty()) return true;
+  }
+  return false;
+}
 
 class Training;
 
 // What autograd sees of a compiled call.
-class RegionNode final : public torch::autograd::Node {
+class RegionNode final : public Node {
  public:
   RegionNode(std::shared_ptr<const Training> region, bool hooked) : region_(std::move(region)), hooked_(hooked) {}
   variable_list apply(variable_list&& tangents) override;
@@ -60,6 +121,7 @@ class RegionNode final : public torch::autograd::Node {
   };
   std::vector<at::Tensor> unpack(const std::vector<uint32_t>& which);
   void forget();
+  void skip_unreached(const variable_list& grads);
   void check_versions(const BackwardProgram&) const;
   std::shared_ptr<const Training> region_;
   std::vector<SavedVariable> visible_;  // in the order of Training::saved(), those that users can reach
@@ -72,7 +134,7 @@ class RegionNode final : public torch::autograd::Node {
 };
 
 // Gradients reach an input that was written through the region; what a view's base held there gets none.
-class WriteNode final : public torch::autograd::Node {
+class WriteNode final : public Node {
  public:
   variable_list apply(variable_list&& g) override {
     if (num_outputs() == 1) return {g[0]};
@@ -97,9 +159,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     kept_bytes_ = s.kept_bytes;
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
-    const std::vector<char> all(joint_.roots.size(), 1);
+    const Layouts all(joint_.roots.size());
     find_watched(s.backward);
-    backwards_[all] = std::make_shared<Backward>(Backward{std::move(s.backward), nullptr});
+    backwards_[all] = std::make_shared<Backward>(std::move(s.backward), all);
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (joint_.program.graph->ctx().dynamic()) backward_for(all);
     built_ = true;
@@ -162,34 +224,48 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
   template <class F>
-  variable_list backward(F&& unpack, variable_list tangents) const {
+  variable_list backward(F&& unpack, variable_list tangents, const Node& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
-    const std::vector<char> defined = defined_of(tangents);
-    std::shared_ptr<const Backward> b = backward_for(defined);
-    std::vector<at::Tensor> saved = unpack(b->program), grads;
-    for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined()) saved.push_back(as_recorded(tangents[k], k));
-    tangents.clear();
-    b->plan->run_consuming(saved, grads);
-    if (b->plan->learned()) {  // a kernel gave another layout than was recorded: the next derivative knows better
-      std::lock_guard lock(mutex_);
-      if (renewals_++ < kMaxRenewals) backwards_.erase(defined);
+    const Layouts how = layouts_of(tangents, node);
+    std::shared_ptr<const Backward> b;
+    variable_list grads;
+    for (int refused = 0;;) {
+      b = backward_for(how);
+      const bool proven = b->proven;
+      std::vector<at::Tensor> saved = unpack(b->program, proven);
+      for (size_t k = 0; k < tangents.size(); ++k)
+        if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], k, b->tangents[k]));
+      try {
+        if (proven) {
+          tangents.clear();
+          b->plan->run_consuming(saved, grads);
+        } else {
+          b->plan->run(saved, grads);
+        }
+        break;
+      } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
+        if (proven || refused++ == kMaxRenewals) throw;
+        forget(b);
+      }
     }
+    b->proven = true;
+    if (b->plan->learned()) forget(b, true);  // another layout: the next derivative knows better
     variable_list all(joint_.gradients.size());
     for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
     return all;
   }
 
   // The same as a compiled call of its own, which has gradients too. `saved` is asked for values that the program drew.
-  variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents) const {
-    const std::vector<char> defined = defined_of(tangents);
-    std::shared_ptr<Training> next = next_level(defined);
+  variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
+                                        const Node& node) const {
+    Layouts how = layouts_of(tangents, node);
+    std::shared_ptr<Training> next = next_level(how);
     const std::vector<Value>& wanted = next->joint_.given;
     size_t k = 0;
     for (size_t i = given.size(); i < wanted.size(); ++i) {
       if (is_input(*wanted[i].node)) {
-        while (!defined[k]) ++k;
-        given.push_back(as_recorded(tangents[k], k));
+        while (!how[k].defined) ++k;
+        given.push_back(laid_out(tangents[k], k, how[k]));
         ++k;
         continue;
       }
@@ -223,9 +299,17 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
  private:
   struct Backward {
+    Backward(BackwardProgram p, Layouts how) : program(std::move(p)), tangents(std::move(how)) {}
     BackwardProgram program;
     std::shared_ptr<CompiledGraph> plan;  // made when first needed
+    Layouts tangents;
+    mutable std::atomic<bool> proven{false};  // has run to the end once
   };
+
+  void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
+    std::lock_guard lock(mutex_);
+    if (!counted || renewals_++ < kMaxRenewals) std::erase_if(backwards_, [&](const auto& known) { return known.second == b; });
+  }
 
   // What the backward reads in eager and is not among what is saved here.
   void find_watched(const BackwardProgram& b) {
@@ -241,10 +325,26 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (returned[o] && !kept(Saved::Kind::Result, o)) watched_outputs_.push_back(o);
   }
 
-  static std::vector<char> defined_of(const variable_list& tangents) {
-    std::vector<char> r;
-    for (const at::Tensor& t : tangents) r.push_back(t.defined());
-    return r;
+  // Eager's gradients are strided as their tangents are, more or less: where that shows, each layout of tangents has a plan of its own.
+  Layouts layouts_of(const variable_list& tangents, const Node& node) const {
+    Layouts how(tangents.size());
+    bool other = false;
+    for (size_t k = 0; k < tangents.size(); ++k) {
+      how[k].defined = tangents[k].defined();
+      other = other || (how[k].defined && !is_recorded(tangents[k], k));
+    }
+    if (!other || !strides_show(node)) return how;
+    for (size_t k = 0; k < tangents.size(); ++k) {
+      const at::Tensor& t = tangents[k];
+      const ir::TensorType& type = joint_.roots[k].tangent.type();
+      auto known = [](sym::Int i) { return i.is_const(); };
+      if (how[k].defined && t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, k) &&
+          std::all_of(type.sizes.begin(), type.sizes.end(), known) && ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
+        how[k].strides = t.strides().vec();
+      for (uint32_t d = 0; d < how[k].strides.size(); ++d)
+        if (how[k].strides[d] == 0 && t.size(d) > 1) how[k].expanded.push_back(d);
+    }
+    return how;
   }
 
   // `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
@@ -256,15 +356,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     torch::autograd::impl::rebase_history(t, Edge(std::move(part), 0));
   }
 
-  std::shared_ptr<const Backward> backward_for(const std::vector<char>& defined) const {
+  std::shared_ptr<const Backward> backward_for(const Layouts& how) const {
     std::lock_guard lock(mutex_);
-    auto& b = backwards_[defined];
-    if (!b) {
-      std::vector<Value> values;
-      const uint32_t first = joint_.program.graph->next_id();
-      std::vector<Gradient> gradients = trace_->differentiate(joint_, defined, values);
-      b = std::make_shared<Backward>(Backward{backward_from(joint_, saved_, defined, std::move(gradients), values, first), nullptr});
-    }
+    std::shared_ptr<Backward>& b = backward_known(how);
     if (b->plan) return b;
     const ir::Graph& g = *b->program.graph;
     std::vector<Value> inputs;
@@ -285,25 +379,58 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return b;
   }
 
-  std::shared_ptr<Training> next_level(const std::vector<char>& defined) const {
+  std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
+    if (auto known = backwards_.find(how); known != backwards_.end()) return known->second;
+    if (strided(how) && layouts_++ >= kMaxLayouts) return backward_known(in_recorded_strides(how));
+    std::vector<Value> tangents, values;
+    const uint32_t first = joint_.program.graph->next_id();
+    std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
+    auto b = std::make_shared<Backward>(backward_from(joint_, saved_, tangents, std::move(gradients), values, first), how);
+    if (strided(how))  // many gradients do not follow their tangents
+      if (auto plain = backwards_.find(in_recorded_strides(how)); plain != backwards_.end() && plain->second->program.types == b->program.types)
+        b = plain->second;
+    return backwards_[how] = std::move(b);
+  }
+
+  std::shared_ptr<Training> next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
-    auto& next = next_[defined];
-    if (!next) next = std::make_shared<Training>(trace_->deepen(joint_, defined), trace_, options_);
+    for (TangentLayout& l : how)  // the gradient of each of its elements is another
+      if (!l.expanded.empty()) l = {};
+    if (strided(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = in_recorded_strides(how);
+    auto& next = next_[how];
+    if (!next) next = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
     return next;
   }
 
-  // Of the strides that the plan was made for.
-  at::Tensor as_recorded(const at::Tensor& t, size_t k) const {
+  bool is_recorded(const at::Tensor& t, size_t k) const {
     const ir::TensorType& type = joint_.roots[k].tangent.type();
-    std::vector<int64_t> strides;
-    for (size_t d = 0; d < type.dim(); ++d) {
-      if (!type.strides[d].is_const()) return t.contiguous();
-      strides.push_back(type.strides[d].value());
-    }
     bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
-    for (size_t d = 0; same && d < strides.size(); ++d)
-      same = t.size(static_cast<int64_t>(d)) == 1 || t.stride(static_cast<int64_t>(d)) == strides[d];
-    return same ? t : at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
+    for (size_t d = 0; same && d < type.dim(); ++d)
+      same = t.size(static_cast<int64_t>(d)) == 1 || (type.strides[d].is_const() && t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
+    return same;
+  }
+
+  // As the plan for `how` wants it.
+  at::Tensor laid_out(const at::Tensor& t, size_t k, const TangentLayout& how) const {
+    if (!how.strides.empty()) {
+      at::Tensor r = t.resolve_conj().resolve_neg();
+      for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
+      return r;
+    }
+    if (is_recorded(t, k)) return t;
+    const ir::TensorType& type = joint_.roots[k].tangent.type();
+    std::vector<int64_t> strides = values_of(type.strides);
+    if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
+      std::vector<size_t> order(strides.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+      int64_t next = 1;
+      for (size_t d : std::views::reverse(order)) {
+        strides[d] = next;
+        next *= std::max<int64_t>(1, t.size(static_cast<int64_t>(d)));
+      }
+    }
+    return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
   }
 
   JointProgram joint_;
@@ -314,8 +441,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<Saved> saved_;
   std::vector<uint32_t> watched_given_, watched_outputs_;
   mutable std::mutex mutex_;
-  mutable std::map<std::vector<char>, std::shared_ptr<Backward>> backwards_;  // by which tangents are defined
-  mutable std::map<std::vector<char>, std::shared_ptr<Training>> next_;
+  mutable std::map<Layouts, std::shared_ptr<Backward>> backwards_;
+  mutable std::map<Layouts, std::shared_ptr<Training>> next_;
+  mutable size_t layouts_ = 0;
   int64_t kept_bytes_ = 0;
   mutable int renewals_ = 0;
   bool built_ = false;
@@ -357,13 +485,15 @@ variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
   if (!c10::GradMode::is_enabled()) {
-    auto needed = [&](const BackwardProgram& b) {
+    auto needed = [&](const BackwardProgram& b, bool last) {
       check_versions(b);
       std::vector<at::Tensor> saved = unpack(b.saved);
-      if (!torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
+      if (last && !torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
       return saved;
     };
-    return region_->backward(needed, std::move(tangents));
+    variable_list grads = region_->backward(needed, std::move(tangents), *this);
+    skip_unreached(grads);
+    return grads;
   }
   std::vector<uint32_t> all(region_->saved().size());
   std::iota(all.begin(), all.end(), 0);
@@ -375,7 +505,29 @@ variable_list RegionNode::apply(variable_list&& tangents) {
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled program is "
                 "at version ",
                 given_[i]._version(), "; expected version ", versions_[i], " instead");
-  return region_->differentiable_backward(given_, saved, tangents);
+  variable_list grads = region_->differentiable_backward(given_, saved, tangents, *this);
+  skip_unreached(grads);
+  return grads;
+}
+
+// Eager never comes to what no gradient leads to: nor does the engine from here, where someone would notice. The edges are back when it is done.
+void RegionNode::skip_unreached(const variable_list& grads) {
+  struct Cut {
+    std::shared_ptr<Node> node;
+    std::vector<std::pair<size_t, Edge>> edges;
+    ~Cut() {
+      for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
+    }
+  };
+  auto cut = std::make_shared<Cut>();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Edge& e = next_edges_[i];
+    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i)) continue;
+    cut->edges.emplace_back(i, std::exchange(next_edges_[i], Edge()));
+  }
+  if (cut->edges.empty()) return;
+  cut->node = shared_from_this();
+  torch::autograd::Engine::get_default_engine().queue_callback([cut] {});
 }
 
 void RegionNode::release_variables() {

@@ -1,4 +1,5 @@
 """Bugs of training, once fixed."""
+import pytest
 import torch
 import vitrify
 
@@ -55,3 +56,54 @@ def test_less_memory_is_kept_for_half_the_budget():
     assert 0 < kept[1] <= 0.6 * kept[0]  # a bias that eager would not keep is never kept here: what it is added to is
     torch.testing.assert_close(*grads)
     assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["kernels_launched"] > 0
+
+
+FOLLOW = [lambda x: x.sin().t(), lambda x: (x * 2).t().exp(), lambda x: x.reshape(-1) * 3, lambda x: x[:, ::2].neg(), lambda x: x + 1, lambda x: torch.cat([x, x * 2]),
+          lambda x: (x.exp(), x.cos().t())]
+
+
+@pytest.mark.parametrize("fn", FOLLOW, ids=range(len(FOLLOW)))
+def test_gradients_are_strided_as_their_tangents_make_them(fn):
+    """Through one compiled call after another: contiguous tangents, transposed, expanded ones, every other element of a wider one."""
+    def tangents(t):
+        wide = torch.randn(*t.shape[:-1], 2 * t.shape[-1], generator=torch.Generator().manual_seed(2))
+        some = wide[..., ::2]
+        return [some.contiguous(), some.mT.contiguous().mT if t.dim() > 1 else some, wide[..., :1].expand(t.shape), some, torch.ones(()).expand(t.shape)]
+    compiled = vitrify.compile(fn, fullgraph=True)
+    for which in range(5):
+        grads = []
+        for f in (fn, compiled):
+            x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+            out = f(x)
+            out = out if isinstance(out, tuple) else (out,)
+            grads += torch.autograd.grad(out, x, [tangents(t)[which] for t in out])
+        assert grads[0].stride() == grads[1].stride(), which
+        torch.testing.assert_close(*grads)
+    assert vitrify.counters["captures"] == 1 and vitrify.counters["eager_calls"] == 0 and vitrify.counters["kernels_launched"] > 0
+
+
+def test_one_derivative_for_all_strides_that_a_grad_does_not_show():
+    w = torch.randn(3, 4, requires_grad=True)
+    compiled = vitrify.compile(lambda: (w * 2).exp(), fullgraph=True)
+    built = []
+    for g in (torch.ones(3, 4), torch.ones(4, 3).t(), torch.ones(()).expand(3, 4)):
+        w.grad = None
+        compiled().backward(g)
+        torch.testing.assert_close(w.grad, (2 * (w * 2).exp()).detach())
+        assert w.grad.is_contiguous()
+        built.append(vitrify.counters["kernels_built"])
+    assert built[0] == built[2]
+
+
+def test_tangents_of_sizes_that_change():
+    """What comes back is contiguous, and the result it belongs to is not."""
+    fn = lambda x: (x * 2).t().exp()  # noqa: E731
+    compiled = vitrify.compile(fn, dynamic=True)
+    for n in (4, 7, 5):
+        grads = []
+        for f in (fn, compiled):
+            x = torch.linspace(0, 1, 3 * n).reshape(n, 3).requires_grad_()
+            out = f(x)
+            grads += torch.autograd.grad(out, x, torch.randn(3, n, generator=torch.Generator().manual_seed(n)))
+        torch.testing.assert_close(*grads)
+    assert vitrify.counters["captures"] == 1 and vitrify.counters["eager_calls"] == 0
