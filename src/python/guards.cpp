@@ -272,6 +272,13 @@ bool Guards::check() {
 // A key may be a tensor, whose text is all its elements.
 static std::string key_name(PyObject* k) { return PyUnicode_Check(k) ? PyUnicode_AsUTF8(k) : Py_TYPE(k)->tp_name; }
 
+// An OrderedDict keeps a list of its keys beside the dict.
+static void put(PyObject* dict, PyObject* k, PyObject* v) {
+  const bool ordered = PyODict_Check(dict);
+  const int r = v ? (ordered ? PyODict_SetItem : PyDict_SetItem)(dict, k, v) : (ordered ? PyODict_DelItem : PyDict_DelItem)(dict, k);
+  if (r < 0) PyErr_Clear();
+}
+
 std::vector<std::string> Guards::undo_writes() {
   std::vector<std::string> wrote;
   for (auto& d : dicts_) {
@@ -280,7 +287,7 @@ std::vector<std::string> Guards::undo_writes() {
       Ref now = Ref::borrow(PyDict_GetItemWithError(d->dict.get(), k.get()));
       if (now.get() == v.get() || (now && v && same_value(now.get(), v.get()))) continue;
       wrote.push_back(d->name + "." + key_name(k.get()));
-      if (v ? PyDict_SetItem(d->dict.get(), k.get(), v.get()) : PyDict_DelItem(d->dict.get(), k.get())) PyErr_Clear();
+      put(d->dict.get(), k.get(), v.get());
     }
     if (!d->all) continue;
     Ref now = checked(PyDict_Keys(d->dict.get()));
@@ -289,7 +296,7 @@ std::vector<std::string> Guards::undo_writes() {
       bool known = std::any_of(d->items.begin(), d->items.end(), [&](auto& p) { return p.first.get() == k || same_value(p.first.get(), k); });
       if (known) continue;
       wrote.push_back(d->name + "." + key_name(k));
-      if (PyDict_DelItem(d->dict.get(), k) < 0) PyErr_Clear();
+      put(d->dict.get(), k, nullptr);
     }
   }
   for (auto& l : lists_) {

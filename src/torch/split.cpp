@@ -298,14 +298,29 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     b.types.push_back(std::move(made.type));
   }
   find_reads(j, first, b);
-  std::vector<Value> given;
-  for (const Saved& s : saved) given.push_back(s.value);
+  // The trace has what is computed alike once for each use; what is kept is kept of the first.
+  std::vector<Value> inputs, wanted = values;
+  for (const ir::Input& in : j.program.graph->inputs) inputs.push_back(in.value);
   for (Value v : tangents)
-    if (v) given.push_back(v);
-  std::vector<ir::Node*> unordered;
+    if (v && !is_input(*v.node)) inputs.push_back(v);
+  for (const Saved& s : saved) wanted.push_back(s.value);
+  std::vector<ir::Node*> drawn;
   for (ir::Node* n : j.program.graph->nodes())
-    if (n->id >= first && (n->op->flags & kUnordered)) unordered.push_back(n);
-  b.graph = extract(*j.program.graph, values, given, unordered);
+    if (n->id >= first && (n->op->flags & kUnordered)) drawn.push_back(n);
+  std::unordered_map<Value, Value> copies;
+  const auto whole = extract(*j.program.graph, wanted, inputs, drawn, &copies);
+  std::unordered_set<const ir::Node*> late;
+  for (auto& [from, to] : copies)
+    if (from.node->id >= first && !is_input(*to.node)) late.insert(to.node);
+  passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(late.contains(&n)); });
+  const std::vector<Value> made(whole->outputs.begin(), whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()));
+  std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
+  for (Value v : tangents)
+    if (v) given.push_back(copies.at(v));
+  std::vector<ir::Node*> unordered;
+  for (ir::Node* n : whole->nodes())
+    if (late.contains(n) && (n->op->flags & kUnordered)) unordered.push_back(n);
+  b.graph = extract(*whole, made, given, unordered);
   // What is not read here may have been changed since.
   std::unordered_set<Value> read(b.graph->outputs.begin(), b.graph->outputs.end());
   for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v); });
@@ -317,7 +332,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     needed.push_back(given[k]);
     if (!tangent) b.saved.push_back(k);
   }
-  if (needed.size() < given.size()) b.graph = extract(*j.program.graph, values, needed, unordered);
+  if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered);
   return b;
 }
 

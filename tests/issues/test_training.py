@@ -107,3 +107,39 @@ def test_tangents_of_sizes_that_change():
             grads += torch.autograd.grad(out, x, torch.randn(3, n, generator=torch.Generator().manual_seed(n)))
         torch.testing.assert_close(*grads)
     assert vitrify.counters["captures"] == 1 and vitrify.counters["eager_calls"] == 0
+
+
+def test_gradients_through_one_result_where_work_is_done_twice():
+    """The trace has the mask once for each layer, what is kept has it once."""
+    def fn(x, m):
+        for _ in range(2):
+            x = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=(1.0 - m.float()) * -1e4)
+        return x * 2, x.detach().exp() + x
+    m = torch.tensor([[1, 1, 0, 1]])
+    grads = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x = torch.linspace(-1, 1, 32).reshape(1, 1, 4, 8).requires_grad_()
+        grads += torch.autograd.grad(f(x, m)[0].sum(), x)
+    torch.testing.assert_close(*grads)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+def test_hooks_that_a_forward_installs_stay_whole():
+    """The capture that saw them installed is undone: an OrderedDict that lost a key by the back door raises when it is iterated."""
+    class Lazy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.ready = torch.nn.Linear(3, 3), False
+
+        def forward(self, x):
+            if not self.ready:
+                self.inner.register_forward_hook(lambda m, a, out: out * 2)
+                self.ready = True
+            return self.inner(x).exp()
+    torch.manual_seed(0)
+    module, x = Lazy(), torch.randn(2, 3)
+    compiled = vitrify.compile(module)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), module(x))
+        assert len(list(module.inner._forward_hooks.items())) == 1
+    assert vitrify.counters["kernels_launched"] > 0
