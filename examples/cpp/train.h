@@ -1,7 +1,8 @@
-// Trains two copies of a model from the same weights on the same data, one eager and one compiled, and compares their loss curves and steps.
+// Trains copies of a model from the same weights on the same data: eager, with compiled gradients, with the whole step compiled; and compares their
+// loss curves and steps.
 #pragma once
 #include <torch/torch.h>
-#include <vitrify/compile.h>
+#include <vitrify/step.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,19 +15,35 @@ struct Curve {
   std::vector<double> loss, ms;
 };
 
-// `forward(x)`: logits [rows, classes]; `batch(step)`: input and class of each row.
-inline Curve train(torch::nn::Module& net, const std::function<at::Tensor(at::Tensor)>& forward,
-                   const std::function<std::pair<at::Tensor, at::Tensor>(int)>& batch, int steps) {
+template <class Net>
+Net same_start() {
+  torch::manual_seed(0);
+  return Net();
+}
+
+using Step = std::function<at::Tensor(at::Tensor x, at::Tensor y)>;  // trains on one batch, returns its loss
+
+inline at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& y) { return torch::nn::functional::cross_entropy(logits, y); }
+
+// The usual step, around `forward(x)`: logits [rows, classes].
+inline Step step_of(torch::optim::Optimizer& optimizer, std::function<at::Tensor(at::Tensor)> forward) {
+  return [&optimizer, forward](at::Tensor x, at::Tensor y) {
+    optimizer.zero_grad();
+    at::Tensor loss = loss_of(forward(x), y);
+    loss.backward();
+    optimizer.step();
+    return loss;
+  };
+}
+
+// `batch(step)`: input and class of each row.
+inline Curve train(const Step& step, const std::function<std::pair<at::Tensor, at::Tensor>(int)>& batch, int steps) {
   using Clock = std::chrono::steady_clock;
-  torch::optim::AdamW optimizer(net.parameters(), torch::optim::AdamWOptions(1e-3));
   Curve c;
   for (int i = 0; i < steps; ++i) {
     auto [x, y] = batch(i);
     const auto start = Clock::now();
-    optimizer.zero_grad();
-    at::Tensor loss = torch::nn::functional::cross_entropy(forward(x), y);
-    loss.backward();
-    optimizer.step();
+    at::Tensor loss = step(x, y);
     c.ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     c.loss.push_back(loss.item<double>());
   }

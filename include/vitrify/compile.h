@@ -152,8 +152,8 @@ class Engine {
   using Trace = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& placeholders, std::any& blueprint)>;
   // The entry for this call, compiled now if there is none; null: run the callable itself.
   std::shared_ptr<Entry> find(const Flat&, const Trace&);
-  // False: nothing was written, run the callable itself.
-  bool run(const std::shared_ptr<Entry>&, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out);
+  // False: nothing was written, run the callable itself. `live`: numbers that the program reads anew.
+  bool run(const std::shared_ptr<Entry>&, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, at::ArrayRef<double> live = {});
   const std::any& blueprint(const Entry&) const;
   void reset();
   std::string explain() const;
@@ -188,6 +188,44 @@ struct Forward {
 template <class M>
 inline constexpr bool kOneSignature<Forward<M>> = requires { &M::forward; };
 
+// The arguments that the callable could assign to.
+template <class... Args, class Copies, size_t... I>
+Flat assignable(Copies& copies, std::index_sequence<I...>) {
+  Flat flat;
+  auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
+  auto one = [&]<class Arg>(std::type_identity<Arg>, auto& copy) {
+    if constexpr (std::is_lvalue_reference_v<Arg> && !std::is_const_v<std::remove_reference_t<Arg>>) walk(copy, &flat, add);
+  };
+  (one(std::type_identity<Args>(), std::get<I>(copies)), ...);
+  return flat;
+}
+
+// What the callable returns for these arguments with placeholders in place of their tensors.
+template <class F, class... Args>
+auto on_placeholders(F& f, const std::vector<at::Tensor>& placeholders, std::remove_reference_t<Args>&... args) {
+  using Returned = std::decay_t<std::invoke_result_t<F&, Args...>>;
+  constexpr bool is_void = std::is_void_v<Returned>;
+  using Result = std::conditional_t<is_void, std::monostate, Returned>;
+  std::tuple<std::decay_t<Args>...> copy{args...};
+  size_t next = 0;
+  auto fill = [&](at::Tensor& t) { t = placeholders[next++]; };
+  walk(copy, nullptr, fill);
+  const auto before = assignable<Args...>(copy, std::index_sequence_for<Args...>());
+  Result r = std::apply(
+      [&](auto&... a) -> Result {
+        if constexpr (is_void)
+          return f(pass<Args>(a)...), std::monostate();
+        else
+          return f(pass<Args>(a)...);
+      },
+      copy);
+  const auto after = assignable<Args...>(copy, std::index_sequence_for<Args...>());
+  if (before.key != after.key) argument_assigned();
+  for (size_t i = 0; i < before.tensors.size(); ++i)
+    if (!before.tensors[i].is_same(after.tensors[i])) argument_assigned();
+  return r;
+}
+
 }  // namespace detail
 
 template <class F>
@@ -207,23 +245,7 @@ class Compiled {
     auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
     (detail::walk(args, &flat, add), ...);
     auto entry = engine_->find(flat, [&](const std::vector<at::Tensor>& fakes, std::any& blueprint) {
-      std::tuple<std::decay_t<Args>...> copy{args...};
-      size_t next = 0;
-      auto fill = [&](at::Tensor& t) { t = fakes[next++]; };
-      detail::walk(copy, nullptr, fill);
-      const auto before = assignable<Args...>(copy, std::index_sequence_for<Args...>());
-      Result r = std::apply(
-          [&](auto&... a) -> Result {
-            if constexpr (is_void)
-              return f_(detail::pass<Args>(a)...), std::monostate();
-            else
-              return f_(detail::pass<Args>(a)...);
-          },
-          copy);
-      const auto after = assignable<Args...>(copy, std::index_sequence_for<Args...>());
-      if (before.key != after.key) detail::argument_assigned();
-      for (size_t i = 0; i < before.tensors.size(); ++i)
-        if (!before.tensors[i].is_same(after.tensors[i])) detail::argument_assigned();
+      Result r = detail::on_placeholders<F, Args...>(f_, fakes, args...);
       std::vector<at::Tensor> out;
       auto take = [&](at::Tensor& t) { out.push_back(t), t = at::Tensor(); };
       detail::walk(r, nullptr, take);
@@ -245,18 +267,6 @@ class Compiled {
   std::string explain() const { return engine_->explain(); }  // graphs, kernels and plans as text
 
  private:
-  // The arguments that the callable could assign to.
-  template <class... Args, class Copies, size_t... I>
-  static detail::Flat assignable(Copies& copies, std::index_sequence<I...>) {
-    detail::Flat flat;
-    auto add = [&](at::Tensor& t) { flat.tensors.push_back(t), flat.tag('t'); };
-    auto one = [&]<class Arg>(std::type_identity<Arg>, auto& copy) {
-      if constexpr (std::is_lvalue_reference_v<Arg> && !std::is_const_v<std::remove_reference_t<Arg>>) detail::walk(copy, &flat, add);
-    };
-    (one(std::type_identity<Args>(), std::get<I>(copies)), ...);
-    return flat;
-  }
-
   F f_;
   std::shared_ptr<detail::Engine> engine_;
 };

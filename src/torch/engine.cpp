@@ -386,14 +386,14 @@ std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace
   return e;
 }
 
-bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) {
+bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, at::ArrayRef<double> live) {
   try {
     if (std::all_of(args.begin(), args.end(), [](const at::Tensor& t) { return t.defined(); })) {
-      e->graph->run(args, out);
+      e->graph->run_live(args, out, live);
     } else {
       std::vector<at::Tensor> given;
       std::copy_if(args.begin(), args.end(), std::back_inserter(given), [](const at::Tensor& t) { return t.defined(); });
-      e->graph->run(given, out);
+      e->graph->run_live(given, out, live);
     }
     return true;
   } catch (const capture::CallRefused&) {

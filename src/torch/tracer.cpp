@@ -262,6 +262,10 @@ c10::SymFloat Tracer::live_number(uint32_t index, double now) {
   return capture::to_sym_float(impl_->numbers, *step);
 }
 
+at::Tensor Tracer::live_tensor(uint32_t index, double now) {
+  return impl_->new_tensor(impl_->number_value(*impl_->numbers->add({Numbers::Op::Live, index}, now)));
+}
+
 void Tracer::accept_unknown_tensors(bool b) { impl_->accept_unknown = b; }
 
 at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {

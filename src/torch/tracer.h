@@ -54,8 +54,9 @@ class Tracer {
   void accept_unknown_tensors(bool);
   // What .grad of an input or of a declared source is now; calls read it anew.
   void declare_grad(const at::Tensor& of, const at::Tensor& grad);
-  // A Python float that calls read anew: number `index` of those they give.
+  // A float that calls read anew: number `index` of those they give.
   c10::SymFloat live_number(uint32_t index, double now);
+  at::Tensor live_tensor(uint32_t index, double now);  // the same as an operand
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 

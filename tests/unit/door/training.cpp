@@ -39,9 +39,21 @@ void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
 }
 
+// Native kernels run, and nothing eagerly; a test that means to run eagerly says so.
+struct Training : testing::Test {
+  uint64_t launched = count("kernels_launched"), eager = count("eager_calls"), fallbacks = count("fallbacks");
+  bool native = true;
+  void TearDown() override {
+    if (!native) return;
+    EXPECT_GT(count("kernels_launched"), launched);
+    EXPECT_EQ(count("eager_calls"), eager);
+    EXPECT_EQ(count("fallbacks"), fallbacks);
+  }
+};
+
 }  // namespace
 
-TEST(Training, GradientsOfAModule) {
+TEST_F(Training, GradientsOfAModule) {
   manual_seed(0);
   Net net;
   auto fast = vitrify::compile(net, {.fullgraph = true});
@@ -63,7 +75,7 @@ TEST(Training, GradientsOfAModule) {
   }
 }
 
-TEST(Training, OnlyWhatGradientsComeBackThrough) {
+TEST_F(Training, OnlyWhatGradientsComeBackThrough) {
   auto f = vitrify::compile([](Tensor x) { return std::make_tuple(x * 2, x.log()); }, {.fullgraph = true});
   Tensor x = torch::zeros({3}, torch::requires_grad());
   auto [a, b] = f(x);
@@ -71,7 +83,7 @@ TEST(Training, OnlyWhatGradientsComeBackThrough) {
   EXPECT_TRUE(x.grad().equal(torch::full({3}, 2.0)));  // a zero gradient of the logarithm would make it NaN
 }
 
-TEST(Training, TwiceWithoutKeepingIsEagersError) {
+TEST_F(Training, TwiceWithoutKeepingIsEagersError) {
   auto f = vitrify::compile([](Tensor x) { return x.exp().sum(); }, {.fullgraph = true});
   Tensor x = torch::ones({4}, torch::requires_grad());
   Tensor y = f(x);
@@ -81,7 +93,7 @@ TEST(Training, TwiceWithoutKeepingIsEagersError) {
   EXPECT_THAT([&] { y.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("backward through the graph a second time")));
 }
 
-TEST(Training, ChangedBetweenForwardAndBackward) {
+TEST_F(Training, ChangedBetweenForwardAndBackward) {
   auto f = vitrify::compile([](Tensor x) { return (x * x).sum(); }, {.fullgraph = true});
   Tensor x = torch::ones({4}, torch::requires_grad());
   Tensor y = f(x);
@@ -92,7 +104,7 @@ TEST(Training, ChangedBetweenForwardAndBackward) {
   EXPECT_THAT([&] { y.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("modified by an inplace operation")));
 }
 
-TEST(Training, GradientsOfGradients) {
+TEST_F(Training, GradientsOfGradients) {
   auto program = [](Tensor x, Tensor w) { return (matmul(x, w).tanh() * x.detach()).pow(2).sum(); };
   auto f = vitrify::compile(program, {.fullgraph = true});
   manual_seed(1);
@@ -108,7 +120,7 @@ TEST(Training, GradientsOfGradients) {
   for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(allclose(eager[i], ours[i], 1e-3, 1e-3)) << i;
 }
 
-TEST(Training, WritesThatGradientsFollow) {
+TEST_F(Training, WritesThatGradientsFollow) {
   auto program = [](Tensor x, Tensor w) { return x.mul_(w) + 1; };
   auto f = vitrify::compile(program, {.fullgraph = true});
   auto run = [](auto&& g) {
@@ -121,7 +133,7 @@ TEST(Training, WritesThatGradientsFollow) {
   expect_same(run(f), run(program));
 }
 
-TEST(Training, MemoryStaysFlat) {
+TEST_F(Training, MemoryStaysFlat) {
   manual_seed(0);
   Net net;
   auto fast = vitrify::compile(net, {.fullgraph = true});
