@@ -402,6 +402,27 @@ def compile_(module, **settings):
     return module
 
 
+def compile_regions(model, classes, **settings):
+    """Compiles each instance of `classes` (a module class, or several) inside a module in place, as compile_ does, and returns the module.
+
+    What is alike is compiled once: blocks that differ in their tensors only share kernels and plans. Takes the keywords of compile().
+    """
+    if not isinstance(model, nn.Module):
+        raise _C.OptionError(f"compile_regions: `model` takes a module, not {type(model).__name__}")
+    classes = tuple(classes) if isinstance(classes, (tuple, list, set, frozenset)) else (classes,)
+    for c in classes:
+        if not (isinstance(c, type) and issubclass(c, nn.Module)):
+            raise _C.OptionError(f"compile_regions: `classes` takes module classes, not {c!r}")
+    compile(**settings)  # checks them
+    found = [m for m in model.modules() if isinstance(m, classes)]
+    missing = [c.__name__ for c in classes if not any(isinstance(m, c) for m in found)]
+    if missing or not classes:
+        raise _C.OptionError(f"compile_regions: `classes`: {type(model).__name__} has no module of class {' or '.join(missing) or '()'}")
+    for m in found:
+        compile_(m, **settings)
+    return model
+
+
 def disable(fn=None, *, recursive=True, reason=None):
     """The function is never compiled; a program that calls it runs eagerly."""
     if fn is None:

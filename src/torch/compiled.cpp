@@ -16,6 +16,7 @@
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/passes/passes.h"
+#include "torch/plan_cache.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -127,20 +128,29 @@ class Compiled final : public CompiledGraph {
           graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args))
         found.push_back(s);
     const schedule::Destinations destinations = destinations_of(program_);
-    {
+    const std::optional<std::string> key = plan_key(graph, *state, destinations, options);
+    if (key) shared_ = find_plan(*key);
+    if (shared_) {
+      program_.graph = shared_->graph;
+      counters().plans_shared++;
+    } else {
       struct DefaultFloat {  // rules of types ask for it while lowering too
         DType before = std::exchange(ops::default_float(), to_dtype(c10::get_default_dtype_as_scalartype()));
         ~DefaultFloat() { ops::default_float() = before; }
       } default_float;
-      plan_ = pipeline::compile(program_.graph, options, torch_stages(state), destinations);
+      auto plan = pipeline::compile(program_.graph, options, torch_stages(state), destinations);
+      shared_ = std::make_shared<SharedPlan>(SharedPlan{program_.graph, std::move(plan), std::move(state->groups)});
+      if (key) keep_plan(*key, shared_);
     }
+    plan_ = shared_->plan;
+    const ir::Graph& finished = *program_.graph;  // perhaps another's
     for (sym::Int s : found) {
-      auto at = size_of_input(graph, s, program_.num_args, static_cast<uint32_t>(graph.inputs.size()));
+      auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()));
       VT_CHECK(at.has_value(), "{} follows from nothing that is kept", sym::str(s));
       found_.push_back({s, *at});
     }
-    if (!found_.empty()) guards_ = graph.ctx().guards();
-    for (FrozenGroup& g : state->groups) frozen_.push_back(std::make_unique<FrozenCache>(std::move(g)));
+    if (!found_.empty()) guards_ = program_.graph->ctx().guards();
+    for (const FrozenGroup& g : shared_->groups) frozen_.push_back(std::make_unique<FrozenCache>(g));
 
     for (const ResultSpec& r : program_.results)
       VT_CHECK((r.kind != ResultSpec::Kind::Value && r.kind != ResultSpec::Kind::ViewOfOutput) || r.index < plan_->outputs.size());
@@ -400,7 +410,8 @@ class Compiled final : public CompiledGraph {
   }
 
   Program program_;
-  std::shared_ptr<runtime::Plan> plan_;
+  std::shared_ptr<const SharedPlan> shared_;  // other programs may run it too
+  std::shared_ptr<const runtime::Plan> plan_;
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
   std::vector<std::pair<sym::Int, InputDim>> found_;
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes

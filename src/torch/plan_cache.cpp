@@ -1,0 +1,90 @@
+#include "torch/plan_cache.h"
+
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "support/hash.h"
+#include "torch/executor.h"
+
+namespace vitrify {
+
+namespace {
+
+constexpr size_t kMaxConstantBytes = 1 << 20;
+
+struct Plans {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::weak_ptr<const SharedPlan>> by_key;
+  size_t sweep_at = 64;
+};
+Plans& plans() {
+  static Plans p;
+  return p;
+}
+
+// Also of other graphs that share the symbols: conditions on them belong to one program.
+bool has_sizes(sym::Context& ctx) {
+  for (uint32_t i = 0; i < ctx.num_symbols(); ++i)
+    if (const auto kind = ctx.symbol_info(ctx.symbol_at(i)).kind; kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked) return true;
+  return !ctx.guards().empty();
+}
+
+bool constant(const ir::Dims& d) {
+  return std::all_of(d.begin(), d.end(), [](sym::Int i) { return i.is_const(); });
+}
+bool constant(const ir::Arg& a) {
+  if (auto* i = std::get_if<sym::Int>(&a)) return i->is_const();
+  if (auto* l = std::get_if<std::vector<sym::Int>>(&a)) return std::all_of(l->begin(), l->end(), [](sym::Int i) { return i.is_const(); });
+  return !std::holds_alternative<ir::OpaqueArg>(a);
+}
+
+// Names are for people: inputs have others in every block.
+bool add_graph(std::string& key, const ir::Graph& g) {
+  for (const ir::Node* n : g.nodes()) {
+    for (const ir::Arg& a : n->args)
+      if (!constant(a)) return false;
+    for (const ir::TensorType& t : n->outs)
+      if (!constant(t.sizes) || !constant(t.strides)) return false;
+    (key += ir::print(*n)) += '\n';
+    if (n->op->name != "graph::constant") continue;
+    const at::Tensor& t = constant_tensor(g, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
+    if (!t.device().is_cpu() || !t.is_non_overlapping_and_dense() || t.nbytes() > kMaxConstantBytes) return false;
+    key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+  }
+  for (const ir::Value& v : g.outputs) key += v ? fmt::format("{}.{} ", v.node->id, v.index) : "- ";
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::string> plan_key(const ir::Graph& g, const PassState& state, const schedule::Destinations& to, const Options& o) {
+  if (!o.dump.empty() || has_sizes(const_cast<ir::Graph&>(g).ctx())) return std::nullopt;
+  std::string key = fmt::format("{} {} {} {}\n", o.key(), state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads);
+  key.append(state.written.begin(), state.written.end());
+  for (int32_t d : to) key += fmt::format(" {}", d);
+  key += '\n';
+  if (!add_graph(key, g)) return std::nullopt;
+  const uint64_t hash[] = {hash_string(key), hash_string(key, 1), key.size()};
+  return std::string(reinterpret_cast<const char*>(hash), sizeof hash);
+}
+
+std::shared_ptr<const SharedPlan> find_plan(const std::string& key) {
+  Plans& p = plans();
+  std::lock_guard lock(p.mutex);
+  auto it = p.by_key.find(key);
+  return it == p.by_key.end() ? nullptr : it->second.lock();
+}
+
+void keep_plan(const std::string& key, const std::shared_ptr<const SharedPlan>& plan) {
+  Plans& p = plans();
+  std::lock_guard lock(p.mutex);
+  p.by_key[key] = plan;
+  if (p.by_key.size() < p.sweep_at) return;
+  std::erase_if(p.by_key, [](const auto& e) { return e.second.expired(); });
+  p.sweep_at = 2 * p.by_key.size() + 64;
+}
+
+}  // namespace vitrify
