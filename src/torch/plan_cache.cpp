@@ -25,13 +25,6 @@ Plans& plans() {
   return p;
 }
 
-// Also of other graphs that share the symbols: conditions on them belong to one program.
-bool has_sizes(sym::Context& ctx) {
-  for (uint32_t i = 0; i < ctx.num_symbols(); ++i)
-    if (const auto kind = ctx.symbol_info(ctx.symbol_at(i)).kind; kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked) return true;
-  return !ctx.guards().empty();
-}
-
 bool constant(const ir::Dims& d) {
   return std::all_of(d.begin(), d.end(), [](sym::Int i) { return i.is_const(); });
 }
@@ -61,7 +54,8 @@ bool add_graph(std::string& key, const ir::Graph& g) {
 }  // namespace
 
 std::optional<std::string> plan_key(const ir::Graph& g, const PassState& state, const schedule::Destinations& to, const Options& o) {
-  if (!o.dump.empty() || has_sizes(const_cast<ir::Graph&>(g).ctx())) return std::nullopt;
+  const sym::Context& ctx = const_cast<ir::Graph&>(g).ctx();
+  if (!o.dump.empty() || ctx.dynamic() || !ctx.guards().empty()) return std::nullopt;  // conditions on sizes belong to one program
   std::string key = fmt::format("{} {} {} {}\n", o.key(), state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads);
   key.append(state.written.begin(), state.written.end());
   for (int32_t d : to) key += fmt::format(" {}", d);
