@@ -59,6 +59,7 @@ inline int report(const char* name, const Curve& eager, const Curve& compiled, d
     return v[v.size() / 2];
   };
   auto n = vitrify::counters_map();
+  vitrify::reset_counters();
   std::printf(
       "%-8s loss %.4f -> %.4f (eager %.4f)   largest difference %.1e   first step +%.0f ms   eager %.1f ms   compiled %.1f ms   %.2fx   "
       "kernels %llu   fallbacks %llu\n",
