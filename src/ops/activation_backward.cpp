@@ -64,7 +64,8 @@ bool lower_hardswish_backward(const Args& a, std::vector<Tensor>& r) {
   });
 }
 bool lower_hardsigmoid_backward(const Args& a, std::vector<Tensor>& r) {
-  return activation<2>(a, r, 4, [](Body&, Val* v) { return where((v[1] > v[1].lit(-3)) & (v[1] < v[1].lit(3)), v[0] * (1.0 / 6.0), v[0].lit(0)); });
+  constexpr double kSixth = 1.0F / 6.0F;  // as ATen has it, for doubles too
+  return activation<2>(a, r, 4, [](Body&, Val* v) { return where((v[1] > v[1].lit(-3)) & (v[1] < v[1].lit(3)), v[0] * kSixth, v[0].lit(0)); });
 }
 bool lower_elu_backward(const Args& a, std::vector<Tensor>& r) {
   auto al = a.scalar(1), sc = a.scalar(2), in = a.scalar(3);

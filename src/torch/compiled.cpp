@@ -17,6 +17,7 @@
 #include "torch/learned.h"
 #include "torch/passes/passes.h"
 #include "torch/plan_cache.h"
+#include "torch/slice.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -123,9 +124,10 @@ class Compiled final : public CompiledGraph {
       if (program_.captured[i].requires_grad()) state->written[program_.num_args + i] = 1;  // between any two calls
     // Sizes that follow from the content of arguments, before the compiler adds symbols of its own.
     std::vector<sym::Int> found;
+    const std::unordered_set<uint32_t> mentioned = symbols_in(graph);  // a derivative has symbols that its program has not
     for (uint32_t i = 0; i < graph.ctx().num_symbols(); ++i)
       if (sym::Int s = graph.ctx().symbol_at(i);
-          graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args))
+          mentioned.contains(i) && graph.ctx().symbol_info(s).kind == sym::SymbolKind::Size && !size_of_input(graph, s, 0, program_.num_args))
         found.push_back(s);
     const schedule::Destinations destinations = destinations_of(program_);
     const std::optional<std::string> key = plan_key(graph, *state, destinations, options);

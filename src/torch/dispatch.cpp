@@ -341,7 +341,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);
   if (!call.node) call.node = append(info, std::move(converted), call.types);
-  if (in_backward && info.name == "aten::mul.Tensor" && !call.types[0].is_contiguous() && spreads_evenly()) {
+  if (in_backward && info.name == "aten::mul.Tensor" && spreads_evenly()) {
     call.types[0].strides = ops::strides_for(ir::MemoryFormat::Contiguous, call.types[0].sizes);
     call.node = append("aten::clone", {call.node->out(), ir::MemoryFormat::Contiguous}, call.types);
   }

@@ -117,6 +117,20 @@ Slice slice(const Graph& g, const std::vector<Value>& outs) {
   return s;
 }
 
+std::unordered_set<uint32_t> symbols_in(const Graph& g) {
+  std::vector<sym::Int> all;
+  for (const Node* n : g.nodes()) {
+    for (sym::Int i : symbols_in(*n)) all.push_back(i);
+    for (const ir::TensorType& t : n->outs)
+      for (const ir::Dims& dims : {t.sizes, t.strides})
+        for (sym::Int i : dims)
+          if (!i.is_const()) sym::free_symbols(i, all);
+  }
+  std::unordered_set<uint32_t> ids;
+  for (sym::Int i : all) ids.insert(sym::view(i).symbol->id);
+  return ids;
+}
+
 std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given) {
   std::unordered_set<uint32_t> known;
   std::vector<Value> r;

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "ir/graph.h"
@@ -23,6 +24,8 @@ std::shared_ptr<ir::Graph> extract(const ir::Graph&, const std::vector<ir::Value
 
 bool is_input(const ir::Node&);
 uint32_t input_index(const ir::Node&);  // of a graph::input
+
+std::unordered_set<uint32_t> symbols_in(const ir::Graph&);  // ids of those that sizes, strides and arguments mention
 
 // Values from which the symbols can be read that are a size of something in the graph, and of none of `given`.
 std::vector<ir::Value> carriers(const ir::Graph&, const std::vector<ir::Value>& given);

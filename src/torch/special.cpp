@@ -81,8 +81,9 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     auto sizes = capture::static_value(args[1], true).toIntVector(), strides = capture::static_value(args[2], true).toIntVector();
     int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
     if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
-      at::Tensor r = capture::make_fake(capture::detached_view(f->view), f->key_set());
-      return finish(r);
+      Stack view{self};
+      run_view(*ops.find("aten::alias"), &view);
+      return finish(view.back());
     }
     // The value of a view has no memory around it: only what the tensor itself spans can be reached.
     int64_t end = offset + 1, own_end = 1;

@@ -48,6 +48,10 @@ Layouts in_recorded_strides(Layouts how) {
   return how;
 }
 
+bool draws(const ir::Graph& g) {
+  return std::any_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
+}
+
 // Nobody notices when it is called without a gradient.
 bool is_silent(const Node& n) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
@@ -242,14 +246,15 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         } else {
           b->plan->run(saved, grads);
         }
-        break;
+        if (proven || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node) || refused++ == kMaxRenewals) break;
+        forget(b);
       } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
         if (proven || refused++ == kMaxRenewals) throw;
         forget(b);
       }
     }
     b->proven = true;
-    if (b->plan->learned()) forget(b, true);  // another layout: the next derivative knows better
+    if (b->plan->learned()) forget(b, true);  // a layout was not as recorded: the next derivative knows better
     variable_list all(joint_.gradients.size());
     for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
     return all;
@@ -331,14 +336,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     bool other = false;
     for (size_t k = 0; k < tangents.size(); ++k) {
       how[k].defined = tangents[k].defined();
-      other = other || (how[k].defined && !is_recorded(tangents[k], k));
+      other = other || (how[k].defined && !is_recorded(tangents[k], k, true));
     }
     if (!other || !strides_show(node)) return how;
     for (size_t k = 0; k < tangents.size(); ++k) {
       const at::Tensor& t = tangents[k];
       const ir::TensorType& type = joint_.roots[k].tangent.type();
       auto known = [](sym::Int i) { return i.is_const(); };
-      if (how[k].defined && t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, k) &&
+      if (how[k].defined && t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, k, true) &&
           std::all_of(type.sizes.begin(), type.sizes.end(), known) && ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
         how[k].strides = t.strides().vec();
       for (uint32_t d = 0; d < how[k].strides.size(); ++d)
@@ -402,11 +407,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return next;
   }
 
-  bool is_recorded(const at::Tensor& t, size_t k) const {
+  // exactly: where there is but one element as well.
+  bool is_recorded(const at::Tensor& t, size_t k, bool exactly = false) const {
     const ir::TensorType& type = joint_.roots[k].tangent.type();
     bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
     for (size_t d = 0; same && d < type.dim(); ++d)
-      same = t.size(static_cast<int64_t>(d)) == 1 || (type.strides[d].is_const() && t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
+      same = (t.size(static_cast<int64_t>(d)) == 1 && !exactly) ||
+             (type.strides[d].is_const() && t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
     return same;
   }
 

@@ -143,3 +143,34 @@ def test_hooks_that_a_forward_installs_stay_whole():
         torch.testing.assert_close(compiled(x), module(x))
         assert len(list(module.inner._forward_hooks.items())) == 1
     assert vitrify.counters["kernels_launched"] > 0
+
+
+AS_EAGER = {
+    "the largest of a transposed tensor": (lambda x: x.max(), lambda: [torch.randn(5, 3).t().requires_grad_()]),
+    "a kernel's own strides": (lambda x: torch.fft.irfftn(x), lambda: [torch.randn(5, 6, 7).requires_grad_()]),
+    "a sixth in float": (lambda x: torch.nn.functional.hardsigmoid(x), lambda: [torch.linspace(-4, 4, 9, dtype=torch.float64).requires_grad_()]),
+    "the same as_strided": (lambda x: x.as_strided((3,), (1,)), lambda: [torch.ones(3, requires_grad=True)]),
+    "written where a mask says": (lambda x, m, v: x.index_put((m,), v), lambda: [torch.ones(5, 5, requires_grad=True), torch.tensor([True, False, True, False, True]), torch.ones(5, requires_grad=True)]),
+    "one result is what another was made of": (lambda x: (x.index_select(0, torch.tensor([1, 1])), torch.nan_to_num(x.index_select(0, torch.tensor([1, 1])))), lambda: [torch.ones(3, requires_grad=True)]),
+    "transposed in place": (lambda x: (x * 2).transpose_(0, 1).exp(), lambda: [torch.ones(2, 3, requires_grad=True)]),
+}
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("name", AS_EAGER)
+def test_as_eager(name):
+    fn, make = AS_EAGER[name]
+    compiled = vitrify.compile(fn)
+    for _ in range(2):
+        runs = []
+        for f in (fn, compiled):
+            torch.manual_seed(0)
+            given = make()
+            out = f(*given)
+            out = out if isinstance(out, tuple) else (out,)
+            leaves = [t for t in given if t.requires_grad]
+            runs.append([*out, *torch.autograd.grad(out, leaves, [torch.rand(t.shape, dtype=t.dtype) for t in out])])
+        for a, b in zip(*runs):
+            torch.testing.assert_close(a, b, **(dict(rtol=0, atol=0) if a.dtype is torch.float64 else {}))
+            assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
+    assert vitrify.counters["eager_calls"] == vitrify.counters["fallbacks"] == 0
