@@ -43,10 +43,14 @@ bool has_names(const T& t) {
   return false;
 }
 
-// A node of the autograd graph, made as torch makes its own.
+// A node of the autograd graph, made as torch makes its own. 2.15: nodes count their own references.
+using NodePtr = decltype(torch::autograd::Edge::function);
 template <class N, class... Args>
 auto make_node(Args&&... args) {
-  return std::shared_ptr<N>(new N(std::forward<Args>(args)...), torch::autograd::deleteNode);
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, N>)
+    return c10::make_intrusive<N>(std::forward<Args>(args)...);
+  else
+    return std::shared_ptr<N>(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
 }
 
 inline bool has_composite_kernel(const c10::OperatorHandle& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); }

@@ -54,7 +54,7 @@ class WithoutHooks {
 
  private:
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-  std::vector<std::pair<std::shared_ptr<Node>, Hooks>> kept_;
+  std::vector<std::pair<compat::NodePtr, Hooks>> kept_;
 };
 
 // Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.

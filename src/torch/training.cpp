@@ -464,7 +464,7 @@ std::vector<at::Tensor> RegionNode::unpack(const std::vector<uint32_t>& which) {
     const Saved& s = region_->saved()[k];
     const bool is_own = s.kind == Saved::Kind::Sizes || (s.kind == Saved::Kind::Private && !hooked_);
     if (next < which.size() && which[next] == k) {
-      saved.push_back(is_own ? own_[own] : visible_[visible].unpack(shared_from_this()));
+      saved.push_back(is_own ? own_[own] : visible_[visible].unpack(getptr()));
       ++next;
     }
     ++(is_own ? own : visible);
@@ -520,7 +520,7 @@ variable_list RegionNode::apply(variable_list&& tangents) {
 // Eager never comes to what no gradient leads to: nor does the engine from here, where someone would notice. The edges are back when it is done.
 void RegionNode::skip_unreached(const variable_list& grads) {
   struct Cut {
-    std::shared_ptr<Node> node;
+    compat::NodePtr node;
     std::vector<std::pair<size_t, Edge>> edges;
     ~Cut() {
       for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
@@ -533,7 +533,7 @@ void RegionNode::skip_unreached(const variable_list& grads) {
     cut->edges.emplace_back(i, std::exchange(next_edges_[i], Edge()));
   }
   if (cut->edges.empty()) return;
-  cut->node = shared_from_this();
+  cut->node = getptr();
   torch::autograd::Engine::get_default_engine().queue_callback([cut] {});
 }
 

@@ -242,7 +242,7 @@ TEST(RandomKernels, MatchTheInterpreter) {
   printf("seed %u\n", first);
   auto all = targets();
   int tiles = 0;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count || (!s && !c && !tiles); ++i) {  // some are walked in tiles: one in a hundred
     auto gen = Generator(first + i).make();
     SCOPED_TRACE(fmt::format("VITRIFY_FUZZ_SEED={} VITRIFY_FUZZ_COUNT=1\n{}", first + i, gen.text));
     auto k = loop::parse(gen.text, context("sssiiiiiiiiiiii"));
@@ -273,7 +273,6 @@ TEST(RandomKernels, MatchTheInterpreter) {
       if (HasFatalFailure()) return;
     }
   }
-  if (count >= 300) EXPECT_GT(tiles, 0);
 }
 
 }  // namespace
