@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/clones.h"
 #include "runtime/segment.h"
 
 namespace vitrify::runtime {
@@ -78,7 +79,7 @@ VT_INLINE void sum_column(const float* x, int64_t x_stride, const int32_t* colum
 }  // namespace
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+VT_CLONES
 #endif
 void attend(const Attention& a, int64_t first, int64_t last) {
   const int64_t heads = a.heads, width = a.width;

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/clones.h"
+
 namespace vitrify::runtime {
 
 namespace {
-
-#define VT_VECTOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 
 constexpr int kN = Mersenne::kState, kM = 397;
 constexpr int64_t kTile = 4096;  // words: stays in the nearest cache
@@ -16,7 +16,7 @@ constexpr int64_t kTile = 4096;  // words: stays in the nearest cache
 inline uint32_t twisted(uint32_t u, uint32_t v) { return (((u & 0x80000000u) | (v & 0x7fffffffu)) >> 1) ^ ((0u - (v & 1)) & 0x9908b0dfu); }
 
 // A word depends on the ones 1 and 397 after it, which are a block away: no loop reads what it has written within a vector.
-VT_VECTOR void renew(uint32_t* __restrict p) {
+VT_CLONES void renew(uint32_t* __restrict p) {
 #pragma GCC ivdep
   for (int j = 0; j < kN - kM; ++j) p[j] = p[j + kM] ^ twisted(p[j], p[j + 1]);
 #pragma GCC ivdep
@@ -24,7 +24,7 @@ VT_VECTOR void renew(uint32_t* __restrict p) {
   p[kN - 1] = p[kM - 1] ^ twisted(p[kN - 1], p[0]);
 }
 
-VT_VECTOR void temper(const uint32_t* __restrict p, uint32_t* __restrict out, int64_t n) {
+VT_CLONES void temper(const uint32_t* __restrict p, uint32_t* __restrict out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) {
     uint32_t y = p[j];
     y ^= y >> 11;
@@ -35,12 +35,12 @@ VT_VECTOR void temper(const uint32_t* __restrict p, uint32_t* __restrict out, in
   }
 }
 
-VT_VECTOR void below(const uint64_t* __restrict words, uint8_t* __restrict out, int64_t n, int64_t limit) {
+VT_CLONES void below(const uint64_t* __restrict words, uint8_t* __restrict out, int64_t n, int64_t limit) {
   constexpr uint64_t mask = (uint64_t{1} << 53) - 1;
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>((words[i] << 32 | words[i] >> 32) & mask) < limit;
 }
 
-VT_VECTOR void to_unit(const uint32_t* __restrict words, float* __restrict out, int64_t n) {
+VT_CLONES void to_unit(const uint32_t* __restrict words, float* __restrict out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<int32_t>(words[i] & 0xffffffu)) * 0x1p-24f;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/clones.h"
+
 namespace vitrify::runtime {
 
 int64_t group_edges(const int64_t* source, int64_t source_stride, const int64_t* destination, int64_t destination_stride, int64_t edges,
@@ -29,9 +31,10 @@ constexpr int32_t kAhead = 8;  // neighbours fetched ahead
 }  // namespace
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+VT_CLONES
 #endif
-void sum_neighbours(const float* x, int64_t x_stride, const int32_t* begins, const int32_t* columns, float* out, int64_t width, int64_t first, int64_t last) {
+void sum_neighbours(const float* x, int64_t x_stride, const int32_t* begins, const int32_t* columns, float* out, int64_t width, int64_t first,
+                    int64_t last) {
   const int32_t total = begins[last];
   for (int64_t i = first; i < last; ++i) {
     const int32_t b = begins[i], e = begins[i + 1];
