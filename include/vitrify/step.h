@@ -6,8 +6,12 @@
 // does what this does, and leaves what it leaves (gradients, optimizer.state(), buffers, generators):
 //
 //   optimizer.zero_grad();
-//   at::Tensor l = loss(net->forward(x), y);                     // of more arguments, the last one is the target; loss may also take the output
-//   alone l.backward(); optimizer.step(); l = l.detach();
+//   at::Tensor l = loss(net->forward(x), y);
+//   l.backward();
+//   optimizer.step();
+//   l = l.detach();
+//
+// Of more arguments, the last one is the target; loss may also take the output alone.
 //
 // torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop update inside the program. Their options are read by each call, so that schedulers never
 // recompile; so are step counts. Another optimizer's own step() runs after compiled gradients (LBFGS: with a closure that makes them).

@@ -173,25 +173,6 @@ class Fuser {
     return y && x->first == y->first * b.extent && !sym::contains(x->first, b.var);
   }
 
-  // Does `from` depend on `on`, by whatever is between them? A dependency lies earlier in order_, so nothing before `on` is looked at.
-  bool reaches(size_t from, size_t on) {
-    if (from == on) return true;
-    std::vector<size_t> stack{from};
-    ++visit_;
-    while (!stack.empty()) {
-      const size_t g = stack.back();
-      stack.pop_back();
-      for (size_t k : members(g))
-        for (size_t d : deps_[k]) {
-          const size_t next = group_of_[d];
-          if (next == on) return true;
-          if (seen_[next] == visit_ || position_[next] < position_[on]) continue;
-          seen_[next] = visit_;
-          stack.push_back(next);
-        }
-    }
-    return false;
-  }
   // Gives the group that a and b are becoming one place in order_: that of the later one. What stands between and needs the earlier one moves behind
   // it.
   void reorder(size_t a, size_t b) {
@@ -254,6 +235,10 @@ class Fuser {
       size_t first = position_[h];
       for (auto& [g, bytes] : shared) {
         if (g == h || groups_[g].closed || !space_may_match(groups_[g], groups_[h])) continue;
+        if (position_[g] > position_[h]) {
+          block(g, position_[h]);
+          if (blocked_[h] == block_) continue;
+        }
         order.emplace_back(bytes, g);
         first = std::min(first, position_[g]);
       }
@@ -293,12 +278,9 @@ class Fuser {
   }
   int64_t bytes_of(uint32_t b) { return hint_or(program_.buffers[b].extent, 1024) * static_cast<int64_t>(size_of(program_.buffers[b].dtype)); }
 
-  // Of groups whose spaces may match.
+  // Of groups whose spaces may match and that do not need each other through a third one.
   bool try_merge(size_t a, size_t b) {
     if (limits_exceeded(groups_[a], groups_[b])) return false;
-    for (size_t k : members(a))  // b does not need a through a third group; the other way round is possible only if a comes later
-      for (size_t d : deps_[k])
-        if (const size_t g = group_of_[d]; g != a && g != b && position_[a] > position_[b] && reaches(g, b)) return false;
     // A map may walk a reduction's space rows first or columns first: where both are at the same place of memory at the same time. Columns first only
     // for what is reduced: what follows from the result is better off with rows of its own.
     Group first, second;

@@ -52,7 +52,6 @@ bool is_heavy(loop::Op o) {
 }
 
 constexpr int64_t kSplitReduction = 32768;  // elements per output from which a reduction is worth two stages
-DType acc_storage(DType compute) { return compute; }
 
 std::vector<size_t> iota_order(size_t n) {
   std::vector<size_t> o(n);
@@ -123,7 +122,7 @@ std::vector<Tensor> Nests::reduce(AccumKind kind, const Tensor& x0, std::span<co
   if (split && kind == AccumKind::Welford) return split_welford(x0, dims, keepdim, acc, out, f);
   if (split && kind != AccumKind::OnlineSoftmax) {
     auto [parts, part_dims] = split_view(x0, dims, kind, acc, f);
-    auto first = reduce_nest(kind, parts, part_dims, false, acc, acc_storage(acc), {});
+    auto first = reduce_nest(kind, parts, part_dims, false, acc, acc, {});
     std::vector<int64_t> last{static_cast<int64_t>(first[0].sizes.size()) - 1};
     auto second = reduce_nest(kind, first[0], last, false, acc, out, {});
     return {keepdim ? keep_dims(second[0], dims) : second[0]};

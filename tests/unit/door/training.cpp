@@ -7,23 +7,11 @@
 #include <cstdio>
 #include <thread>
 
+#include "net.h"
+
 using namespace torch;
 
 namespace {
-
-uint64_t count(const char* what) { return vitrify::counters_map()[what]; }
-
-struct NetImpl : nn::Module {
-  nn::Linear a{nullptr}, b{nullptr}, unused{nullptr};
-  nn::LayerNorm norm{nullptr};
-  NetImpl()
-      : a(register_module("a", nn::Linear(8, 16))),
-        b(register_module("b", nn::Linear(16, 4))),
-        unused(register_module("unused", nn::Linear(2, 2))),
-        norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({16})))) {}
-  Tensor forward(Tensor x) { return b(gelu(norm(a(x)))); }
-};
-TORCH_MODULE(Net);
 
 std::vector<Tensor> gradients(const std::vector<Tensor>& parameters) {
   std::vector<Tensor> r;
