@@ -103,11 +103,12 @@ class Builder {
     }
   }
 
-  // A map that reads or writes along another loop than its last: that loop becomes the last outer one.
+  // A map that reads or writes along another loop than its last: that loop becomes the last outer one. It becomes the inner one where the last is
+  // shorter than a vector.
   bool choose_tile() {
     if (outer_.size() < 2 || group_.parts.front().node.scatter) return false;
     const Loop across = outer_.back();
-    if (hint_or(across.extent, 1024) < kTileSide) return false;
+    const bool narrow = hint_or(across.extent, 1024) < kTileSide;
     size_t best = 0;
     int most = 0;
     for (size_t d = 0; d + 1 < outer_.size(); ++d) {
@@ -123,6 +124,10 @@ class Builder {
     if (most == 0) return false;
     const Loop down = outer_[best];
     outer_.erase(outer_.begin() + best);
+    if (narrow) {
+      inner_.assign(1, down);
+      return true;
+    }
     outer_.back() = down;
     inner_.assign(1, across);
     k_.vector_axis = loop::VectorAxis::Tile;

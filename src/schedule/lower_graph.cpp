@@ -131,8 +131,7 @@ class GraphLowering final : public Nests {
 
   static bool takes_any_strides(std::string_view op) {
     if (!op.starts_with("aten::")) return true;
-    for (std::string_view s :
-         {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_convolution", "mkldnn_convolution", "convolution_overrideable"})
+    for (std::string_view s : {"mm", "addmm", "bmm", "baddbmm", "linear"})
       if (op.substr(6) == s) return true;
     return false;
   }

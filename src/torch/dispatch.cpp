@@ -7,6 +7,7 @@
 #include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
+#include "torch/passes/layout.h"
 #include "torch/random.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -334,9 +335,12 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     auto format = ir::MemoryFormat::Contiguous;
     for (size_t i : {1, 2})
       if (auto f = ops::suggest_memory_format(graph->ctx(), std::get<Value>(converted[i]).type()); f == ir::MemoryFormat::ChannelsLast) format = f;
-    for (size_t i : {0, 1})
-      if (call.types[i].dim() == 4 && call.types[i].device.kind == DeviceKind::CPU)
+    for (size_t i : {0, 1}) {
+      const bool pixels = i == 1 && call.types[i].dim() == 4 && call.types[i].sizes[2].is(1) && call.types[i].sizes[3].is(1);
+      if (call.types[i].dim() == 4 && call.types[i].device.kind == DeviceKind::CPU &&
+          (!pixels || taken_by_onednn({converted.data(), converted.size()}, 1)))
         call.types[i].strides = ops::strides_for(format, call.types[i].sizes);
+    }
   }
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);

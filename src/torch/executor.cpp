@@ -370,6 +370,9 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
           t = t.clone();
           break;
         }
+      bool renamed = t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides);  // of dims of size 1 only: users see those too
+      for (size_t d = 0; renamed && d < s.sizes.size(); ++d) renamed = s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d];
+      if (renamed) t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
   }
   tensors_[slot] = std::move(t);

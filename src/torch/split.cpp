@@ -9,6 +9,8 @@
 #include "passes/cse.h"
 #include "passes/dce.h"
 #include "passes/partition.h"
+#include "pipeline/pipeline.h"
+#include "torch/passes/layout.h"
 #include "torch/slice.h"
 
 namespace vitrify {
@@ -73,6 +75,19 @@ void find_reads(const JointProgram& j, uint32_t first, BackwardProgram& b) {
     if (j.outputs[o] && read.contains(root_of(j.outputs[o]))) b.reads_outputs.push_back(o);
 }
 
+// Input `i` comes in these strides; those that read it were recorded with others.
+void take_as(ir::Graph& g, size_t i, const ir::Dims& strides) {
+  const Value v = g.inputs[i].value;
+  if (v.type().strides == strides) return;
+  const auto first = std::find_if(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return !n->op->name.starts_with("graph::"); });
+  const ir::TensorType recorded = v.type();
+  v.node->outs[v.index].strides = strides;
+  ir::Node* copy = first == g.nodes().end() ? g.append(g.op("aten::clone"), {v, ir::MemoryFormat::Contiguous}, {recorded})
+                                            : g.insert_before(*first, g.op("aten::clone"), {v, ir::MemoryFormat::Contiguous}, {recorded});
+  g.replace_uses(v, copy->out());
+  copy->args[0] = v;
+}
+
 struct Splitter {
   const JointProgram& j;
   const Options& options;
@@ -81,6 +96,7 @@ struct Splitter {
   std::shared_ptr<ir::Graph> joint;              // a copy to work on: the trace may go on
   std::unordered_map<Value, Value> recorded_as;  // from values of the copy
   std::unordered_set<const ir::Node*> late;      // of the copy: recorded while gradients were computed
+  std::unordered_set<const ir::Node*> layouts;   // of the copy: copies that change the layout of what they read
   std::vector<char> returned;                    // by output: users see it
   std::unordered_set<Value> fixed;               // users see it, and eager's backward would not keep it
   std::unordered_set<Value> sizes_only;
@@ -111,6 +127,20 @@ struct Splitter {
     // What a checkpoint repeats in the backward is not the forward's.
     passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : static_cast<int>(late.contains(&n)); });
     passes::dce(*joint, options);
+    if (j.level == 0)
+      pipeline::run_stage(
+          {"conv_layout", "before the cut: what is kept is kept in this layout", [&](ir::Graph& g, const Options&) { return lay_out(g); }}, *joint,
+          options);
+  }
+
+  bool lay_out(ir::Graph& g) {
+    return convolve_channels_last(g, [&](ir::Node* copy, const ir::Node* reader) {
+      if (late.contains(reader)) late.insert(copy);
+      layouts.insert(copy);
+      const Value of = std::get<Value>(copy->args[0]);
+      if (auto known = recorded_as.find(of); known != recorded_as.end() && of.type().is_contiguous() && !(of.node->op->flags & kUnordered))
+        recorded_as.emplace(copy->out(), Value(known->second));
+    });
   }
 
   template <class F>
@@ -170,7 +200,8 @@ struct Splitter {
           // What a call reads in the forward and in the backward is cheaper kept than made twice.
           .recomputable =
               [&](const ir::Node& n) {
-                return twice.contains(&n) || (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
+                return twice.contains(&n) || layouts.contains(&n) ||
+                       (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
               },
           .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
@@ -207,7 +238,7 @@ struct Splitter {
     for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     forward_outputs.assign(joint->outputs.begin(), joint->outputs.begin() + j.num_forward);
     for (Value v : parts.saved) {
-      Saved s{Saved::Kind::Private, 0, recorded_as.at(v)};
+      Saved s{Saved::Kind::Private, 0, recorded_as.at(v), v.type().strides};
       uint32_t output = 0;
       while (output < j.num_forward && !(joint->outputs[output] == v && returned[output])) ++output;
       if (is_input(*v.node)) {
@@ -333,6 +364,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     if (!tangent) b.saved.push_back(k);
   }
   if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered);
+  for (size_t i = 0; i < b.saved.size(); ++i) take_as(*b.graph, i, saved[b.saved[i]].strides);
   return b;
 }
 

@@ -13,6 +13,7 @@ struct Saved {
   enum class Kind : uint8_t { Given, Result, Private, Sizes } kind;  // Sizes: of something given, whose elements nobody reads
   uint32_t index;                                                    // of JointProgram::given, of the forward's outputs, or which of the private ones
   ir::Value value;                                                   // in the graph as recorded
+  ir::Dims strides;                                                  // as kept: passes may have chosen others than were recorded
 };
 
 struct BackwardProgram {

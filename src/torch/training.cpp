@@ -16,6 +16,7 @@
 #include <ranges>
 #include <unordered_set>
 
+#include "ops/lowering.h"
 #include "support/counters.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
@@ -235,21 +236,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     variable_list grads;
     for (int refused = 0;;) {
       b = backward_for(how);
-      const bool proven = b->proven;
-      std::vector<at::Tensor> saved = unpack(b->program, proven);
+      const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
+      std::vector<at::Tensor> saved = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], k, b->tangents[k]));
       try {
-        if (proven) {
+        if (last) {
           tangents.clear();
           b->plan->run_consuming(saved, grads);
         } else {
           b->plan->run(saved, grads);
         }
-        if (proven || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node) || refused++ == kMaxRenewals) break;
+        if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node) || refused++ == kMaxRenewals) break;
         forget(b);
       } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
-        if (proven || refused++ == kMaxRenewals) throw;
+        if (last || refused++ == kMaxRenewals) throw;
         forget(b);
       }
     }
@@ -308,6 +309,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     BackwardProgram program;
     std::shared_ptr<CompiledGraph> plan;  // made when first needed
     Layouts tangents;
+    bool certain = false;                     // no kernel can give a size that was not recorded: there is a rule for each
     mutable std::atomic<bool> proven{false};  // has run to the end once
   };
 
@@ -366,6 +368,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::shared_ptr<Backward>& b = backward_known(how);
     if (b->plan) return b;
     const ir::Graph& g = *b->program.graph;
+    b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
+      if (n->op->name.starts_with("graph::") || !ops::is_extern(n->op->name)) return true;
+      const ops::OpRow* row = ops::find_op(n->op->name);
+      return row && row->shape;
+    });
     std::vector<Value> inputs;
     for (const ir::Input& in : g.inputs) inputs.push_back(in.value);
     std::vector<ir::Node*> unordered;

@@ -283,6 +283,29 @@ Value* KernelEmitter::lane_pointers(const Instr& in, int u) {
   return b_.CreateGEP(type, buffers_[in.buf], vector_index(in.at, u, small ? b_.getInt32Ty() : b_.getInt64Ty()));
 }
 
+// Lanes `stride` elements apart: every vector from the first to the last is read, and what is wanted of it kept. A gather takes longer.
+Value* KernelEmitter::load_strided(const Instr& in, int u, int64_t stride) {
+  auto* type = storage_llvm(k_.buffers[in.buf].dtype);
+  const int lanes = block_.lanes;
+  const llvm::Align align(std::max<size_t>(size_of(k_.buffers[in.buf].dtype), 1));
+  const int64_t step = std::abs(stride), last = step * (lanes - 1);
+  Value* first = b_.CreateGEP(type, buffers_[in.buf], scalar_index(in.at, u));
+  if (stride < 0) first = b_.CreateConstGEP1_64(type, first, stride * (lanes - 1));
+  Value* r = nullptr;
+  for (int64_t at = 0; at <= last; at += lanes) {
+    const int64_t from = std::max<int64_t>(0, std::min(at, last + 1 - lanes));  // nothing beyond the last lane's element is touched
+    Value* v = tag(b_.CreateAlignedLoad(vec(type, lanes), b_.CreateConstGEP1_64(type, first, from), align), in.buf, true);
+    llvm::SmallVector<int, 64> pick(lanes, llvm::PoisonMaskElem);
+    for (int l = 0; l < lanes; ++l) {
+      const int64_t e = step * (stride < 0 ? lanes - 1 - l : l);
+      if (e >= at && e < at + lanes) pick[l] = int(e - from) + (r ? lanes : 0);
+      if (r && e < at) pick[l] = l;
+    }
+    r = r ? b_.CreateShuffleVector(r, v, pick) : b_.CreateShuffleVector(v, pick);
+  }
+  return r;
+}
+
 // A load whose address varies by lane; lanes outside `mask` (null: none) yield anything.
 Value* KernelEmitter::load_one(const Instr& in, int u, Value* mask, Value*) {
   DType storage = k_.buffers[in.buf].dtype;
@@ -294,6 +317,9 @@ Value* KernelEmitter::load_one(const Instr& in, int u, Value* mask, Value*) {
   if (contiguous && !mask) return widen(tag(b_.CreateAlignedLoad(vtype, element_pointer(in, u), align), in.buf, true), storage);
   if (contiguous && t_.masked_access(size_of(storage)))
     return widen(tag(b_.CreateMaskedLoad(vtype, element_pointer(in, u), align, mask, Constant::getNullValue(vtype)), in.buf, true), storage);
+  if (!mask && read_only_[in.buf] && aff && !varies(aff->second) && aff->first.is_const() &&
+      std::abs(aff->first.value()) <= (t_.avx512 ? block_.lanes : 4) && aff->first.value() != 0)
+    return widen(load_strided(in, u, aff->first.value()), storage);
   Value* ptrs = lane_pointers(in, u);
   if (mask && !t_.native_gather(size_of(storage))) {
     ptrs = b_.CreateSelect(mask, ptrs, b_.CreateVectorSplat(block_.lanes, dummy_pointer()));
@@ -388,6 +414,12 @@ void KernelEmitter::store(const Instr& in) {
       store_vector(v, element_pointer(in, u), in.buf);
     } else if (contiguous && t_.masked_access(size_of(storage))) {
       tag(b_.CreateMaskedStore(v, element_pointer(in, u), align, mask), in.buf, false);
+    } else if (!mask && aff && !varies(aff->first) && !varies(aff->second)) {  // a store a lane is quicker than a scatter
+      Value* p = b_.CreateGEP(storage_llvm(storage), buffers_[in.buf], scalar_index(in.at, u));
+      Value* stride = scalar_index(aff->first, u);
+      for (int l = 0; l < block_.lanes; ++l)
+        tag(b_.CreateAlignedStore(b_.CreateExtractElement(v, uint64_t(l)), b_.CreateGEP(storage_llvm(storage), p, b_.CreateMul(stride, i64(l))), align),
+            in.buf, false);
     } else {
       Value* ptrs = lane_pointers(in, u);
       if (mask && !(t_.avx512 && size_of(storage) >= 4)) {

@@ -25,10 +25,10 @@ Constant* extreme(llvm::Type* type, DType t, bool lowest) {
 }
 }  // namespace
 
-// Long f32 sums are added up in two levels, short runs in f32 and their sums in f64: the error does not grow with the length.
+// Long f32 sums and moments are added up in two levels, short runs in f32 and their sums in f64: the error does not grow with the length.
 bool KernelEmitter::wants_two_level(const loop::Stage& s) {
   for (auto& a : s.accums)
-    if (a.kind == AccumKind::Sum && a.type == DType::F32) return true;
+    if ((a.kind == AccumKind::Sum || a.kind == AccumKind::Welford) && a.type == DType::F32) return true;
   return false;
 }
 
@@ -86,6 +86,11 @@ AccSet KernelEmitter::make_accs(const loop::Stage& s, int lanes, int unroll, boo
     if (shared_count) {
       auto* count = make_slot(compute_llvm(a.type), "count");
       for (auto& st : slots) st[2] = count;
+      if (two_level && a.type == DType::F32) {
+        auto* wide = vec(b_.getDoubleTy(), lanes);
+        auto* counts = make_slot(b_.getDoubleTy(), "count");
+        for (int u = 0; u < unroll; ++u) totals.push_back({make_slot(wide, "total"), make_slot(wide, "total"), counts});
+      }
     }
   }
   return set;
@@ -101,14 +106,51 @@ void KernelEmitter::reset(const loop::Stage& s, AccSet& set) {
   }
 }
 
+// The moments of both levels of vector u as one: mean, squares, count.
+AccState KernelEmitter::join_moments(AccSet& set, size_t a, size_t u) {
+  auto* wide = vec(b_.getDoubleTy(), set.lanes);
+  const AccState &part = set.slots[a][u], &total = set.totals[a][u];
+  auto load = [&](Value* slot) { return b_.CreateLoad(slot_type(slot), slot); };
+  Value *before = load(total[2]), *more = b_.CreateFPExt(load(part[2]), b_.getDoubleTy()), *n = b_.CreateFAdd(before, more);
+  Value* none = b_.CreateFCmpOEQ(more, Constant::getNullValue(more->getType()));
+  Value* share = b_.CreateSelect(none, more, b_.CreateFDiv(more, n));
+  auto spread = [&](Value* v) { return set.lanes > 1 ? b_.CreateVectorSplat(set.lanes, v) : v; };
+  Value *mean = load(total[0]), *m2 = load(total[1]);
+  Value* delta = b_.CreateFSub(b_.CreateFPExt(load(part[0]), wide), mean);
+  Value* square = b_.CreateFMul(b_.CreateFMul(delta, delta), spread(b_.CreateFMul(before, share)));
+  return {b_.CreateSelect(none, mean, b_.CreateFAdd(mean, b_.CreateFMul(delta, spread(share)))),
+          b_.CreateSelect(none, m2, b_.CreateFAdd(m2, b_.CreateFAdd(b_.CreateFPExt(load(part[1]), wide), square))), n};
+}
+
 void KernelEmitter::flush(const loop::Stage& s, AccSet& set) {
-  for (size_t a = 0; a < s.accums.size(); ++a)
+  constexpr double kFew = 32;  // of moments: not worth joining yet
+  for (size_t a = 0; a < s.accums.size(); ++a) {
+    if (s.accums[a].kind == AccumKind::Welford && !set.totals[a].empty()) {
+      Value* count = set.slots[a][0][2];
+      auto* few = ConstantFP::get(slot_type(count), kFew);
+      if_then(b_.CreateFCmpOGE(b_.CreateLoad(slot_type(count), count), few), [&] {
+        Value* n = nullptr;
+        for (size_t u = 0; u < set.totals[a].size(); ++u) {
+          AccState& total = set.totals[a][u];
+          const AccState joined = join_moments(set, a, u);
+          for (size_t c : {0, 1}) {
+            b_.CreateStore(joined[c], total[c]);
+            b_.CreateStore(Constant::getNullValue(slot_type(set.slots[a][u][c])), set.slots[a][u][c]);
+          }
+          n = joined[2];
+        }
+        b_.CreateStore(n, set.totals[a][0][2]);
+        b_.CreateStore(Constant::getNullValue(slot_type(count)), count);
+      });
+      continue;
+    }
     for (size_t u = 0; u < set.totals[a].size(); ++u) {
       auto *type = vec(b_.getFloatTy(), set.lanes), *wide = vec(b_.getDoubleTy(), set.lanes);
       Value *part = set.slots[a][u][0], *total = set.totals[a][u][0];
       b_.CreateStore(b_.CreateFAdd(b_.CreateLoad(wide, total), b_.CreateFPExt(b_.CreateLoad(type, part), wide)), total);
       b_.CreateStore(Constant::getNullValue(type), part);
     }
+  }
 }
 
 AccState KernelEmitter::read(const Accum& acc, AccSet& set, size_t a, int u) {
@@ -119,7 +161,12 @@ AccState KernelEmitter::read(const Accum& acc, AccSet& set, size_t a, int u) {
     Value* v = b_.CreateLoad(slot_type(slot), slot);
     st.push_back(v->getType() == start[c]->getType() ? v : b_.CreateVectorSplat(set.lanes, v));
   }
-  if (!set.totals[a].empty()) {
+  if (!set.totals[a].empty() && acc.kind == AccumKind::Welford) {
+    const AccState joined = join_moments(set, a, static_cast<size_t>(u));
+    for (size_t c : {0, 1}) st[c] = b_.CreateFPTrunc(joined[c], st[c]->getType());
+    Value* n = b_.CreateFPTrunc(joined[2], compute_llvm(acc.type));
+    st[2] = set.lanes > 1 ? b_.CreateVectorSplat(set.lanes, n) : n;
+  } else if (!set.totals[a].empty()) {
     auto* wide = vec(b_.getDoubleTy(), set.lanes);
     st[0] = b_.CreateFPTrunc(b_.CreateFAdd(b_.CreateLoad(wide, set.totals[a][u][0]), b_.CreateFPExt(st[0], wide)), st[0]->getType());
   }

@@ -123,6 +123,7 @@ class KernelEmitter {
   void store_vector(Value* v, Value* p, uint32_t buf);
   void store_add(const Instr&);
   Value* load_one(const Instr&, int u, Value* mask, Value* other);
+  Value* load_strided(const Instr&, int u, int64_t stride);
   Value* lane_pointers(const Instr&, int u);
   Value* element_pointer(const Instr&, int u);
   Value* widen(Value* raw, DType storage);
@@ -148,6 +149,7 @@ class KernelEmitter {
   AccSet make_accs(const loop::Stage&, int lanes, int unroll, bool two_level, bool masked = false);
   void reset(const loop::Stage&, AccSet&);
   void update(const loop::Stage&, AccSet&, const Instr&);
+  AccState join_moments(AccSet&, size_t accum, size_t u);
   void flush(const loop::Stage&, AccSet&);
   AccState combine(const loop::Accum&, const AccState&, const AccState&);
   AccState read(const loop::Accum&, AccSet&, size_t acc, int u);

@@ -1,4 +1,6 @@
 // 2-d convolutions through oneDNN with packed weights and post-ops, and channels-last values around them.
+#include "ops/shapes.h"
+#include "torch/passes/layout.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
 
@@ -7,10 +9,6 @@ namespace vitrify {
 using namespace match;
 
 namespace {
-
-ir::Dims channels_last(const ir::Dims& s) {  // strides of N,C,H,W in N,H,W,C order
-  return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]};
-}
 
 // oneDNN packs weights for the batch it is told; any batch works.
 std::optional<std::vector<sym::Int>> ints(const Node& n, size_t i) {
@@ -49,69 +47,7 @@ std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state)
   return c;
 }
 
-// Pointwise on its tensors, or moving windows over the last two dims: computed in any layout alike.
-bool follows_layout(const Node& n) {
-  static const std::unordered_map<std::string, int> ops{{"aten::relu", 0},
-                                                        {"aten::add.Tensor", 0},
-                                                        {"aten::sub.Tensor", 0},
-                                                        {"aten::mul.Tensor", 0},
-                                                        {"aten::div.Tensor", 0},
-                                                        {"aten::add.Scalar", 0},
-                                                        {"aten::mul.Scalar", 0},
-                                                        {"aten::sigmoid", 0},
-                                                        {"aten::tanh", 0},
-                                                        {"aten::silu", 0},
-                                                        {"aten::gelu", 0},
-                                                        {"aten::hardswish", 0},
-                                                        {"aten::hardsigmoid", 0},
-                                                        {"aten::hardtanh", 0},
-                                                        {"aten::leaky_relu", 0},
-                                                        {"aten::clamp", 0},
-                                                        {"aten::clamp_min", 0},
-                                                        {"aten::elu", 0},
-                                                        {"aten::mish", 0},
-                                                        {"aten::softplus", 0},
-                                                        {"aten::max_pool2d_with_indices", 0},
-                                                        {"aten::avg_pool2d", 0},
-                                                        {"aten::_adaptive_avg_pool2d", 0},
-                                                        {"aten::upsample_nearest2d", 0},
-                                                        {"aten::upsample_bilinear2d", 0},
-                                                        {"aten::cat", 0},
-                                                        {"aten::native_batch_norm", 0},
-                                                        {"aten::_native_batch_norm_legit_no_training", 0}};
-  return ops.contains(n.op->name);
-}
-
 }  // namespace
-
-// Gives values between channels-last values the same layout. Graph outputs keep theirs.
-static void propagate_layout(Graph& g, std::unordered_map<const Node*, bool>& is_last) {
-  std::unordered_map<Value, bool> output;
-  for (const Value& v : g.outputs)
-    if (v) output[v] = true;
-  for (Node* n : g.nodes()) {
-    if (!follows_layout(*n)) continue;
-    bool any = false, all = true;
-    ir::for_each_input(*n, [&](Value& v) {
-      if (v.type().dim() != 4) return;
-      const bool last = is_last.contains(v.node);
-      any = any || last;
-      // broadcast operands (1x1 images) have no layout of their own
-      all = all && (last || (v.type().sizes[2].is(1) && v.type().sizes[3].is(1)));
-    });
-    if (!any || !all) continue;
-    bool kept = true;
-    for (uint32_t i = 0; i < n->outs.size(); ++i) {
-      if (n->outs[i].dim() != 4) continue;
-      if (output.contains(n->out(i))) {
-        if (i == 0) kept = false;
-        continue;
-      }
-      n->outs[i].strides = channels_last(n->outs[i].sizes);
-    }
-    if (kept) is_last[n] = true;
-  }
-}
 
 bool has_packed_weights(Graph& g, const Options& options, PassState& state, const Node* convolution) {
   if (!state.plain_convs) {
@@ -141,10 +77,7 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
 
 bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   Uses uses = users(g);
-  std::unordered_map<const Node*, bool> is_last;
-  std::unordered_map<Value, bool> output;
-  for (const Value& v : g.outputs)
-    if (v) output[v] = true;
+  ChannelsLast values(g);
   std::unordered_map<const Node*, int64_t> position;
   for (Node* n : g.nodes()) position[n] = static_cast<int64_t>(position.size());
   bool changed = false;
@@ -181,7 +114,8 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
               ->out();
     }
     ir::TensorType type = last->outs[0];
-    if (!output.contains(last->out())) type.strides = channels_last(type.sizes);
+    const bool is_output = values.is_output(last->out());
+    if (!is_output) type.strides = ops::strides_for(ir::MemoryFormat::ChannelsLast, type.sizes);
     const ir::Arg bias = c->b ? ir::Arg(c->b) : ir::Arg(ir::None{});
     Node* fused;
     if (other) {
@@ -194,7 +128,7 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
       fused = insert(g, last, "mkldnn::_convolution_pointwise",
                      {c->x, w, bias, c->padding, c->stride, c->dilation, sym::Int(c->groups), p.attr, scalars(g, p.scalars), p.algorithm}, type);
     }
-    if (!output.contains(last->out())) is_last[fused] = true;
+    if (!is_output) values.add(fused->out());
     g.replace_uses(last->out(), fused->out());
     position[fused] = position[last];
     uses = users(g);
@@ -202,10 +136,10 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   }
   if (!changed) return false;
   g.remove_dead();
-  propagate_layout(g, is_last);
+  for (Node* n : g.nodes()) values.follow(*n);
   // Convolutions left as they were follow the layout of what they read.
   for (Node* n : std::vector<Node*>(g.nodes())) {
-    if (!is(*n, "aten::convolution") || !is_last.contains(tensor(*n, 0).node)) continue;
+    if (!is(*n, "aten::convolution") || !values.has(tensor(*n, 0))) continue;
     ir::TensorType type = tensor(*n, 0).type();
     type.strides = ir::contiguous_strides(type.sizes);
     n->args[0] = g.insert_before(n, g.op("aten::clone"), {tensor(*n, 0), ir::MemoryFormat::Contiguous}, {type})->out();

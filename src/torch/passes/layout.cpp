@@ -1,0 +1,219 @@
+#include "torch/passes/layout.h"
+
+#include "ops/lowering.h"
+#include "ops/shapes.h"
+#include "torch/learned.h"
+#include "torch/passes/match.h"
+
+namespace vitrify {
+
+using namespace match;
+using ir::MemoryFormat;
+
+namespace {
+
+constexpr uint32_t kUnordered = ir::kRandom | ir::kEffect;
+
+bool is_image(const ir::TensorType& t) { return t.dim() == 4; }
+bool is_pixel(const ir::TensorType& t) { return is_image(t) && t.sizes[2].is(1) && t.sizes[3].is(1); }
+
+// Norms of channels, and windows that move over the last two dims: computed in any layout alike.
+bool follows_layout(const Node& n) {
+  static const std::unordered_set<std::string_view> ops{"aten::max_pool2d_with_indices",
+                                                        "aten::max_pool2d_with_indices_backward",
+                                                        "aten::avg_pool2d",
+                                                        "aten::avg_pool2d_backward",
+                                                        "aten::_adaptive_avg_pool2d",
+                                                        "aten::_adaptive_avg_pool2d_backward",
+                                                        "aten::upsample_nearest2d",
+                                                        "aten::upsample_nearest2d_backward",
+                                                        "aten::upsample_bilinear2d",
+                                                        "aten::upsample_bilinear2d_backward",
+                                                        "aten::cat",
+                                                        "aten::native_batch_norm",
+                                                        "aten::native_batch_norm_backward",
+                                                        "aten::native_group_norm",
+                                                        "aten::native_group_norm_backward",
+                                                        "aten::_native_batch_norm_legit_functional",
+                                                        "aten::_native_batch_norm_legit.no_stats",
+                                                        "aten::_native_batch_norm_legit_no_training"};
+  return ops.contains(n.op->name) && !ops::is_extern(n.op->name);
+}
+bool is_pointwise(const Node& n) {
+  return n.outs.size() == 1 && is_image(n.outs[0]) && !(n.op->flags & (ir::kView | kUnordered)) && ops::is_elementwise(n.op->name);
+}
+
+// oneDNN's derivative of a strided 1x1 convolution writes past its memory where fewer than 16 channels lie closest (PyTorch 2.11 dies of it too).
+bool is_safe(const Node& n, size_t input) {
+  const auto* stride = std::get_if<std::vector<sym::Int>>(&n.args[input == 0 ? 3 : 4]);
+  const ir::Dims& w = tensor(n, input + 1).type().sizes;
+  const bool strided = !stride || std::any_of(stride->begin(), stride->end(), [](sym::Int s) { return !s.is(1); });
+  return !strided || !w[2].is(1) || !w[3].is(1) || w[1].value() >= 16;
+}
+bool is_forward(const Node& n) {
+  return is(n, "aten::convolution") && !flag(n, 6) && is_f32_cpu(n.outs[0]) && taken_by_onednn(n.args, 0) && is_safe(n, 0);
+}
+bool is_backward(const Node& n) { return is(n, "aten::convolution_backward") && !flag(n, 7) && taken_by_onednn(n.args, 1) && is_safe(n, 1); }
+
+// One convolution reads what another gave, more or less: not worth the copies otherwise.
+bool has_chain(const Graph& g) {
+  std::unordered_set<Value> from;
+  for (Node* n : g.nodes()) {
+    const bool convolution = is_forward(*n);
+    if (convolution && from.contains(tensor(*n, 0))) return true;
+    bool any = convolution;
+    if (!any && (is_pointwise(*n) || follows_layout(*n))) ir::for_each_input(*n, [&](Value& v) { any = any || from.contains(v); });
+    if (any) from.insert(n->out());
+  }
+  return false;
+}
+
+}  // namespace
+
+bool taken_by_onednn(std::span<const ir::Arg> args, size_t input) {
+  const auto *x = std::get_if<Value>(&args[input]), *w = std::get_if<Value>(&args[input + 1]);
+  if (!x || !w || !*x || !*w || !at::globalContext().userEnabledMkldnn()) return false;
+  const ir::TensorType &image = x->type(), &weight = w->type();
+  if (!is_image(image) || !is_image(weight) || !is_f32_cpu(image) || !is_f32_cpu(weight)) return false;
+  if (!is_static(image.sizes) || !is_static(weight.sizes) || !is_static(image.strides)) return false;
+  const auto* groups = std::get_if<sym::Int>(&args[input == 0 ? 8 : 9]);
+  return (groups && !groups->is(1)) || (weight.sizes[2].value() > 3 && weight.sizes[3].value() > 3) || image.sizes[0].value() > 1 ||
+         image.numel().value() > 20480;
+}
+
+ChannelsLast::ChannelsLast(Graph& g) {
+  for (Value v : g.outputs)
+    if (v) outputs_.insert(v);
+}
+
+bool ChannelsLast::is_neutral(Value v) const { return !is_image(v.type()) || is_pixel(v.type()) || neutral_.contains(v); }
+
+void ChannelsLast::follow(Node& n) {
+  const bool pointwise = is_pointwise(n);
+  bool any = false, all = true, spread = true;
+  ir::for_each_input(n, [&](Value& v) {
+    any = any || has(v);
+    all = all && (has(v) || is_neutral(v));
+    spread = spread && is_neutral(v);
+  });
+  if (spread && (pointwise || is(n, "aten::expand")) && n.outs.size() == 1) neutral_.insert(n.out());
+  if (!any || !all) return;
+  if (pointwise) {
+    bool same = false;
+    ir::for_each_input(n, [&](Value& v) { same = same || (has(v) && v.type().sizes == n.outs[0].sizes); });
+    if (!same) return;
+  } else if (!follows_layout(n)) {
+    return;
+  }
+  for (uint32_t i = 0; i < n.outs.size(); ++i) {
+    if (!is_image(n.outs[i]) || is_output(n.out(i))) continue;
+    n.outs[i].strides = ops::strides_for(MemoryFormat::ChannelsLast, n.outs[i].sizes);
+    add(n.out(i));
+  }
+}
+
+namespace {
+
+class ConvolutionLayout {
+ public:
+  ConvolutionLayout(Graph& g, const std::function<void(Node*, const Node*)>& made) : g_(g), made_(made), last_(g) {}
+
+  void run() {
+    const std::vector<Node*> nodes = g_.nodes();
+    for (size_t k = 0; k < nodes.size(); ++k) {
+      Node* n = nodes[k];
+      next_ = k + 1 < nodes.size() ? nodes[k + 1] : nullptr;
+      if (n->op->name.starts_with("graph::"))
+        find_given(n);
+      else if (is_forward(*n))
+        convolve(n, 0, {0});
+      else if (is_backward(*n))
+        convolve(n, 1, {0, 1});
+      else if (ops::is_extern(n->op->name))
+        ir::for_each_input(*n, [&](Value& v) {
+          if (last_.has(v) && changed_.contains(v)) v = copied(n, v, MemoryFormat::Contiguous);
+        });
+      else
+        follow(n);
+    }
+  }
+
+ private:
+  bool is_last(Value v) { return ops::suggest_memory_format(g_.ctx(), v.type()) == MemoryFormat::ChannelsLast; }
+
+  void find_given(Node* n) {
+    if (is_image(n->outs[0]) && is_static(n->outs[0].sizes) && is_static(n->outs[0].strides) && is_last(n->out())) last_.add(n->out());
+  }
+
+  void follow(Node* n) {
+    const auto before = n->outs;
+    last_.follow(*n);
+    for (uint32_t i = 0; i < n->outs.size(); ++i)
+      if (!(before[i] == n->outs[i])) changed_.insert(n->out(i));
+  }
+
+  void convolve(Node* n, size_t input, std::initializer_list<uint32_t> results) {
+    const Value x = tensor(*n, input);
+    if (is_last(x)) {
+      last_.add(x);
+    } else {
+      const Value copy = copied(n, x, MemoryFormat::ChannelsLast);
+      if (!is_last(copy)) return;  // one channel: either
+      n->args[input] = copy;
+    }
+    // ATen would copy it, slowly.
+    if (const Value w = tensor(*n, input + 1); !is_pixel(w.type()) && !is_last(w)) n->args[input + 1] = copied(n, w, MemoryFormat::ChannelsLast);
+    for (uint32_t i : results) {
+      const Value v = n->out(i);
+      if (!is_image(v.type())) continue;  // not asked for
+      const ir::TensorType seen = v.type();
+      const bool is_gradient = i == 1;
+      if (is_gradient && is_pixel(seen)) continue;  // the same memory in either layout
+      n->outs[i].strides = ops::strides_for(MemoryFormat::ChannelsLast, seen.sizes);
+      capture::apply_learned(n->op->name, n->args, {n->outs.data(), n->outs.size()});
+      if (v.type() == seen) {
+        if (is_last(v)) last_.add(v);
+        continue;
+      }
+      if (last_.is_output(v)) {
+        Node* theirs = next_ ? g_.insert_before(next_, g_.op("aten::clone"), {v, MemoryFormat::Contiguous}, {seen})
+                             : g_.append(g_.op("aten::clone"), {v, MemoryFormat::Contiguous}, {seen});
+        made_(theirs, n);
+        for (Value& o : g_.outputs)
+          if (o == v) o = theirs->out();
+      }
+      last_.add(v);
+      changed_.insert(v);
+    }
+  }
+
+  // One copy serves all that read it from here on.
+  Value copied(Node* reader, Value v, MemoryFormat f) {
+    auto [at, fresh] = copies_[f == MemoryFormat::ChannelsLast].try_emplace(v);
+    if (fresh) {
+      ir::TensorType type = v.type();
+      type.strides = ops::strides_for(f, type.sizes);
+      at->second = insert(g_, reader, "aten::clone", {v, f}, std::move(type))->out();
+      made_(at->second.node, reader);
+      if (f == MemoryFormat::ChannelsLast) last_.add(at->second);
+    }
+    return at->second;
+  }
+
+  Graph& g_;
+  const std::function<void(Node*, const Node*)>& made_;
+  ChannelsLast last_;
+  std::unordered_set<Value> changed_;
+  std::unordered_map<Value, Value> copies_[2];
+  Node* next_ = nullptr;
+};
+
+}  // namespace
+
+bool convolve_channels_last(Graph& g, const std::function<void(Node*, const Node*)>& made) {
+  if (!has_chain(g)) return false;
+  ConvolutionLayout(g, made).run();
+  return true;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,35 @@
+// Channels-last values around 2-d convolutions.
+#pragma once
+#include <functional>
+#include <span>
+#include <unordered_set>
+
+#include "ir/graph.h"
+
+namespace vitrify {
+
+// Whether ATen gives this 2-d convolution (or its derivative) to oneDNN, whose kernels take and give channels-last as they are (at::native,
+// ConvParams::use_mkldnn). `input`: which argument is the input; weight and the rest follow it. Sizes that are not constant: no.
+bool taken_by_onednn(std::span<const ir::Arg> args, size_t input);
+
+// Values whose strides are channels-last, and where that leads.
+class ChannelsLast {
+ public:
+  explicit ChannelsLast(ir::Graph&);
+  bool has(ir::Value v) const { return values_.contains(v); }
+  void add(ir::Value v) { values_.insert(v); }
+  bool is_output(ir::Value v) const { return outputs_.contains(v); }
+  // Makes the 4-d results of `n` channels-last where what it reads is, unless users see them.
+  void follow(ir::Node& n);
+
+ private:
+  bool is_neutral(ir::Value) const;
+  std::unordered_set<ir::Value> values_, outputs_;
+  std::unordered_set<ir::Value> neutral_;  // the same number over each image: as good in any layout
+};
+
+// Convolutions of a graph with static sizes, and their derivatives, in channels-last layout; `made` hears of each copy between layouts and of the
+// node it was made for. Graph inputs and outputs stay as they are. Returns whether anything changed.
+bool convolve_channels_last(ir::Graph&, const std::function<void(ir::Node* copy, const ir::Node* reader)>& made);
+
+}  // namespace vitrify
