@@ -88,27 +88,23 @@ class Judge:
     def __init__(self, theirs, reference, run, factor=2):
         self.theirs, self.reference, self.run, self.factor = theirs, reference, run, factor
         self.runs = [run(seed) for seed in range(1, FEW + 1)]
-        self.largest = {}
+        self.sizes, largest = {}, {}
         for name, r in reference.items():
-            if r is not None and r.is_floating_point() and r.numel():
-                self.largest[self.kind(name)] = max(self.largest.get(self.kind(name), 0.0), r.double().abs().max().item())
-
-    @staticmethod
-    def kind(name):
-        """gradient, parameter, statistic, exp_avg, ...: what is alike in size."""
-        return name.partition(" ")[0]
+            if r is None or not r.is_floating_point() or not r.numel():
+                continue
+            size, kind = r.double().abs().max().item(), name.partition(" ")[0]  # gradient, parameter, statistic, exp_avg, ...
+            largest[kind] = max(largest.get(kind, 0.0), size)
+            # A gradient that is nothing but rounding (of a bias before a norm) is known as well as the sums that cancel in it.
+            self.sizes[name] = size if any((t[name].double() - r).abs().max() < 0.5 * size for t in (theirs, *self.runs)) else largest
+        self.sizes = {name: size if isinstance(size, float) else size[name.partition(" ")[0]] for name, size in self.sizes.items()}
 
     def distance(self, name, t):
         """As a tensor: of one element, or of one for each step."""
         r = self.reference[name].double()
         if r.numel() == 0:
             return torch.zeros(1)
-        off, size, largest = (t.double() - r).abs(), r.abs().max().item(), self.largest[self.kind(name)]
-        if name == "losses":
-            return off.cummax(0).values / size
-        # A gradient that is nothing but rounding (of a bias before a norm) is known as well as the sums that cancel in it.
-        least = 1e-18 if self.kind(name) == "exp_avg_sq" else 1e-9
-        return off.max().reshape(1) / max(size if size >= least * largest else largest, 1e-30)
+        off = (t.double() - r).abs()
+        return (off.cummax(0).values if name == "losses" else off.max().reshape(1)) / max(self.sizes[name], 1e-30)
 
     def known(self, name, runs):
         return torch.stack([self.distance(name, r[name]) for r in (self.theirs, *self.runs[:runs])]).amax(0)
