@@ -39,43 +39,53 @@ def moved(module, seed):
     return module
 
 
-def jolted(seed, step=0):
+def jolted(seed):
     """For runs after the first ones: what every op gives moves by a rounding too, as in a sum of another order, which moved weights need not show."""
-    return Jolts(100 * seed + step) if seed is not None and seed > FEW else contextlib.nullcontext()
+    return Jolts(100 * seed) if seed is not None and seed > FEW else contextlib.nullcontext()
 
 
-def train(task, optimizer, *, half=False, compiled=False, wide=False, seed=None, launched=None):
-    """The results of a run by name: its losses, the gradients of its first step, and statistics, parameters and optimizer state at its end."""
+def train(task, optimizer, *, half=False, compiled=None, wide=False, seed=None, launched=None):
+    """The results of a run by name: its losses, the gradients of its first step, and statistics, parameters and optimizer state at its end.
+
+    compiled: "model" (or the loss function, if that is what the task compiles) or "step". launched: takes the count of kernels after each forward and backward."""
     module, batches = copy.deepcopy(task.module), task.batches
     if wide:
         module, batches = module.double(), measure.to_double(batches)
     if seed is not None:
         moved(module, seed)
-    model, loss_of = module, task.loss
-    if compiled:
+    model, loss_of, noise = module, task.loss, jolted(seed)
+    if compiled == "model":
         model, loss_of = (model, vitrify.compile(loss_of)) if task.whole else (vitrify.compile(model), loss_of)
     torch.manual_seed(3)
     o = OPTIMIZERS[optimizer](module.parameters(), task.rate)
-    losses, found, launched = [], {}, [] if launched is None else launched
-    for i in range(STEPS):
+
+    def step(batch):
         o.zero_grad()
-        with jolted(seed, i):
+        with noise:
             with torch.autocast("cpu", HALF, enabled=half and not wide):
-                loss = loss_of(model, batches[i % len(batches)])
-            launched.append(vitrify.counters["kernels_launched"])
+                loss = loss_of(model, batch)
+            if launched is not None:
+                launched.append(vitrify.counters["kernels_launched"])
             loss.backward()
-            launched.append(vitrify.counters["kernels_launched"])
-        if i == 0:
-            found.update({f"gradient {n}": p.grad.clone() for n, p in module.named_parameters() if p.grad is not None})
+            if launched is not None:
+                launched.append(vitrify.counters["kernels_launched"])
         if task.clip:
             torch.nn.utils.clip_grad_norm_(module.parameters(), task.clip)
         o.step()
-        losses.append(loss.detach())
+        return loss.detach()
+    if compiled == "step":
+        step = vitrify.compile(step)
+    losses, found = [], {}
+    for i in range(STEPS):
+        losses.append(step(batches[i % len(batches)]))
+        if i == 0:
+            found.update({f"gradient {n}": p.grad.clone() for n, p in module.named_parameters() if p.grad is not None})
     found["losses"] = torch.stack(losses)
     found.update({f"statistic {n}": b.clone() for n, b in module.named_buffers()})
     for n, p in module.named_parameters():
         found[f"parameter {n}"] = p.detach()
         found.update({f"{k} {n}": v for k, v in o.state.get(p, {}).items()})
+    found["random state"] = torch.get_rng_state()
     return found
 
 
@@ -139,11 +149,12 @@ def figures(t):
 
 
 # ---- what is trained
-def of_zoo(entry):
+def of_zoo(entry, dropout=False):
     module, args, kwargs = networks.build(entry)
     with torch.no_grad():
         module.eval()(*args, **kwargs)  # attributes that a first call writes
-    return Task(networks.without_dropout(module.train()), [(args, kwargs)], lambda model, batch: networks.loss_of(model(*batch[0], **batch[1])))
+    module = module.train() if dropout else networks.without_dropout(module.train())
+    return Task(module, [(args, kwargs)], lambda model, batch: networks.loss_of(model(*batch[0], **batch[1])), draws=dropout)
 
 
 def unet():
