@@ -182,18 +182,19 @@ def pictures(count):
 
 # ---- actor and critic ---------------------------------------------------------------------------------------------------------------------
 class Agent(nn.Module):
-    """Discrete actions by their logits, or continuous ones by mean and deviation."""
+    """Discrete actions by their logits, or continuous ones by mean and deviation. checks: None, torch's default for arguments of distributions, or False."""
 
-    def __init__(self, seen=6, actions=4, continuous=False):
+    def __init__(self, seen=6, actions=4, continuous=False, checks=None):
         super().__init__()
+        self.checks = checks
         self.actor = nn.Sequential(nn.Linear(seen, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, actions))
         self.critic = nn.Sequential(nn.Linear(seen, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
         self.deviation = nn.Parameter(torch.zeros(actions)) if continuous else None
 
     def policy(self, seen):
         if self.deviation is None:
-            return torch.distributions.Categorical(logits=self.actor(seen), validate_args=False)
-        return torch.distributions.Independent(torch.distributions.Normal(self.actor(seen), self.deviation.exp(), validate_args=False), 1, validate_args=False)
+            return torch.distributions.Categorical(logits=self.actor(seen), validate_args=self.checks)
+        return torch.distributions.Independent(torch.distributions.Normal(self.actor(seen), self.deviation.exp(), self.checks), 1, self.checks)
 
     def forward(self, seen, action):
         policy = self.policy(seen)
