@@ -4,6 +4,16 @@ import torch
 import vitrify
 from torch import distributions as d
 
+
+@pytest.fixture(autouse=True)
+def checks():
+    """As torch has them until something imports torch._dynamo, which switches them off."""
+    before = d.Distribution._validate_args
+    d.Distribution.set_default_validate_args(True)
+    yield
+    d.Distribution.set_default_validate_args(before)
+
+
 KINDS = {
     "categorical": (lambda x: d.Categorical(logits=x), lambda x: torch.arange(x.shape[0]) % x.shape[1]),
     "probabilities": (lambda x: d.Categorical(x.softmax(-1)), lambda x: torch.arange(x.shape[0]) % x.shape[1]),

@@ -169,7 +169,7 @@ def unet_that_draws():
     return Task(networks.UNet(), [networks.pictures(8)], networks.own_noise_loss, whole=True, draws=True, rate=1e-3)
 
 
-def ppo(continuous=False, checks=None):
+def ppo(continuous=False, checks=True):
     torch.manual_seed(0)
     agent = networks.Agent(continuous=continuous, checks=checks)
     return Task(agent, networks.minibatches(networks.rollout(agent), epochs=5, size=32), networks.clipped_loss, whole=True, clip=0.5, rate=3e-3)

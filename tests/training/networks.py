@@ -182,9 +182,9 @@ def pictures(count):
 
 # ---- actor and critic ---------------------------------------------------------------------------------------------------------------------
 class Agent(nn.Module):
-    """Discrete actions by their logits, or continuous ones by mean and deviation. checks: None, torch's default for arguments of distributions, or False."""
+    """Discrete actions by their logits, or continuous ones by mean and deviation. checks: of the arguments of distributions, torch's default unless torch._dynamo was imported."""
 
-    def __init__(self, seen=6, actions=4, continuous=False, checks=None):
+    def __init__(self, seen=6, actions=4, continuous=False, checks=True):
         super().__init__()
         self.checks = checks
         self.actor = nn.Sequential(nn.Linear(seen, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, actions))
