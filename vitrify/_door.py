@@ -256,7 +256,7 @@ class Door:
         args, kwargs = signature.rebuild(fakes)
         session.start()
         floats.replace(session)
-        out = self.original(*args, **kwargs)
+        held = [self.original(*args, **kwargs)]
         now = signature.same_tree(args, kwargs)
         if now is None or any(a is not b for a, b in zip(now, fakes)):
             raise _C.CaptureError("it changes a container that was passed in")
@@ -265,10 +265,14 @@ class Door:
             session.note_grad(t, grad)
         if changed := placeholders.put_back(grads_noted=True):
             raise _C.CaptureError(changed)
-        result = _C.Result(out, signature)
+        _trees.check_made(held)
+        result = _C.Result(held.pop(), signature, session.take_assumed())
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
         finish = session.finish_joint if signature.grad else session.finish
-        return finish(result.tensors), result
+        program = finish(result.tensors)
+        if result.assumes and (sources.generators or getattr(program, "program", program).has_effects):
+            raise _C.CaptureError("reads a tensor's value: a check that may fail after other effects")
+        return program, result
 
     def build(self, session, program):
         if not isinstance(program, _C.JointProgram):

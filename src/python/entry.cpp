@@ -1,5 +1,6 @@
 #include "python/entry.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -101,6 +102,9 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     const auto& nodes = e->graph->program().graph->nodes();
     return std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
   };
+  const size_t assumed = e->result->assumed;
+  at::Generator generator = assumed ? at::detail::getDefaultCPUGenerator() : at::Generator();
+  at::Tensor random_state = assumed ? generator.get_state() : at::Tensor();
   try {
     run_graph(e.get(), in, out, floats);
   } catch (const capture::CallRefused&) {
@@ -129,6 +133,15 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     e->graph = nullptr;
     PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call failed and runs eagerly from now on: %s", bug.what());
     return nullptr;
+  }
+  if (assumed) {
+    bool held = std::all_of(out.end() - assumed, out.end(), [](const at::Tensor& t) { return *t.const_data_ptr<bool>(); });
+    out.resize(out.size() - assumed);
+    if (!held) {
+      out.clear();
+      generator.set_state(random_state);
+      return nullptr;  // eager raises
+    }
   }
   const Tree& tree = e->result->tree;
   if (tree.kind == TreeKind::Tensor) {
@@ -344,7 +357,7 @@ std::shared_ptr<Signature> Signature::of(PyObject* args, PyObject* kwargs) {
   return s;
 }
 
-std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers) {
+std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers, const std::vector<at::Tensor>& assumed) {
   auto r = std::make_shared<Result>();
   Flattener f;
   f.result = true;
@@ -353,6 +366,8 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
     if (std::find(argument_containers.begin(), argument_containers.end(), c) != argument_containers.end())
       throw Unsupported("the result holds a container that was passed in");
   for (PyObject* t : f.tensors) r->tensors.push_back(Ref::borrow(t));
+  for (const at::Tensor& t : assumed) r->tensors.push_back(Ref::steal(THPVariable_Wrap(t)));
+  r->assumed = assumed.size();
   return r;
 }
 

@@ -28,7 +28,8 @@ struct Signature {
 struct Result {
   Tree tree;
   std::vector<Ref> tensors;
-  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers);
+  size_t assumed = 0;  // booleans after the tensors: where one is false, the call runs eagerly
+  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers, const std::vector<at::Tensor>& assumed);
 };
 
 class Symbols;

@@ -167,7 +167,9 @@ void bind_signature(py::module_& m) {
         return py::make_tuple(args, kwargs);
       });
   py::class_<Result, std::shared_ptr<Result>>(m, "Result")
-      .def(py::init([](py::object value, Signature& s) { return Result::of(value.ptr(), s.containers); }))
+      .def(py::init(
+          [](py::object value, Signature& s, const std::vector<at::Tensor>& assumed) { return Result::of(value.ptr(), s.containers, assumed); }))
+      .def_property_readonly("assumes", [](Result& r) { return r.assumed > 0; })
       .def_property_readonly("tensors",
                              [](Result& r) {
                                py::list l;
@@ -249,6 +251,13 @@ void bind_capture(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def_property_readonly("graph", [](Program& p) { return ir::print(*p.graph); })
       .def_property_readonly("mutates", [](Program& p) { return p.mutations.size(); })
+      // Whether a call leaves more behind than its results and the state of the default generator.
+      .def_property_readonly("has_effects",
+                             [](Program& p) {
+                               const auto& nodes = p.graph->nodes();
+                               return !p.mutations.empty() || !p.grad_writes.empty() || !p.spent.empty() ||
+                                      std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
+                             })
       .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
   py::class_<JointProgram, std::shared_ptr<JointProgram>>(m, "JointProgram")
       .def_property_readonly("needs_grad", [](JointProgram& j) { return !j.roots.empty(); })
@@ -274,6 +283,7 @@ void bind_capture(py::module_& m) {
       .def("note_grad",
            [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
+      .def("take_assumed", [](Session& s) { return s.tracer->take_assumed(); })
       .def("start", [](Session& s) { s.tracer->start(); })
       .def("finish",
            [](Session& s, py::list tensors) {

@@ -412,6 +412,7 @@ void Tracer::Impl::count_versions() {
 
 void Tracer::abort() { impl_->stop(); }
 Tracer* Tracer::current() { return current_tracer; }
+std::vector<at::Tensor> Tracer::take_assumed() { return std::exchange(impl_->assumed, {}); }
 bool Tracer::is_fake(const at::Tensor& t) { return as_fake(t) != nullptr; }
 const std::optional<std::string>& Tracer::failure() const { return impl_->failure; }
 void Tracer::note_failure(std::string why) {

@@ -60,6 +60,10 @@ class Tracer {
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
+  // The booleans that the program's checks read and that were taken to be true, once: whoever compiles the program has to look at them after each
+  // call.
+  std::vector<at::Tensor> take_assumed();
+
   void start();  // pushes the mode
   // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
   Program finish(const std::vector<at::Tensor>& outputs);

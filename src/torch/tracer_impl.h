@@ -56,6 +56,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<uint32_t, ir::Value> number_values;     // graph inputs that are steps of `numbers`
   std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
   std::vector<std::pair<ir::Value, ir::Value>> masks;        // masks indexed with, and the positions they set
+  std::vector<at::Tensor> assumed;                           // booleans that were read as true
 
   // --- process state put back at the end
   struct Saved {
