@@ -18,7 +18,7 @@ struct ResultSpec {
     Value,        // graph output `index`
     Input,        // the very object that input `index` is (identity kept)
     ViewOfInput,  // a view of input `index`, made by running `path` on it
-    ViewOfValue,  // a view of result `index` (an earlier Value result), made by running `path` on it
+    ViewOfValue,  // a view of result `index`, made by running `path` on it
     Undefined,
     ViewOfOutput,  // a view of graph output `index`, which no result is, made by running `path` on it
   } kind = Kind::Value;

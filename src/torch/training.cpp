@@ -1,6 +1,7 @@
 #include "torch/training.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -230,6 +231,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   template <class F>
   variable_list backward(F&& unpack, variable_list tangents, const Node& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
+    if (const auto* tasks = torch::autograd::get_current_graph_task_exec_info(); !tasks || tasks->empty())
+      for (size_t k = 0; k < tangents.size(); ++k)
+        if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
     const Layouts how = layouts_of(tangents, node);
     std::shared_ptr<const Backward> b;
     variable_list grads;
@@ -264,22 +268,71 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
                                         const Node& node) const {
     Layouts how = layouts_of(tangents, node);
-    std::shared_ptr<Training> next = next_level(how);
-    const std::vector<Value>& wanted = next->joint_.given;
-    size_t k = 0;
-    for (size_t i = given.size(); i < wanted.size(); ++i) {
-      if (is_input(*wanted[i].node)) {
-        while (!how[k].defined) ++k;
-        given.push_back(laid_out(tangents[k], k, how[k]));
-        ++k;
-        continue;
+    for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
+    const size_t own = given.size();
+    for (int refused = 0;;) {
+      const std::shared_ptr<Training> next = next_level(how);
+      if (!next) return by_formulas(given, saved, tangents);
+      given.resize(own);
+      const std::vector<Value>& wanted = next->joint_.given;
+      size_t k = 0;
+      for (size_t i = own; i < wanted.size(); ++i) {
+        if (is_input(*wanted[i].node)) {
+          while (!how[k].defined) ++k;
+          given.push_back(laid_out(tangents[k], k, how[k]));
+          ++k;
+          continue;
+        }
+        const auto at = std::find_if(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.value == wanted[i]; });
+        given.push_back(at == saved_.end() ? at::Tensor() : saved[static_cast<size_t>(at - saved_.begin())]);
+        TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
       }
-      const auto at = std::find_if(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.value == wanted[i]; });
-      given.push_back(at == saved_.end() ? at::Tensor() : saved[static_cast<size_t>(at - saved_.begin())]);
-      TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
+      try {
+        variable_list all;
+        next->run(given, all);
+        return all;
+      } catch (const capture::PlanRefused&) {  // as in backward()
+        std::lock_guard lock(mutex_);
+        if (refused++ == kMaxRenewals)
+          next_[how] = nullptr;
+        else if (auto at = next_.find(how); at != next_.end() && at->second == next)
+          next_.erase(at);
+        given.resize(own);
+      }
     }
-    variable_list all;
-    next->run(given, all);
+  }
+
+  // The same where it cannot be captured: the program once more, op by op, and autograd's formulas for that.
+  variable_list by_formulas(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& saved, const variable_list& tangents) const {
+    ++counters().fallbacks;
+    std::vector<Value> inputs = joint_.given, heads;
+    variable_list from = given, to, directions, all(joint_.gradients.size());
+    for (at::Tensor& t : from)
+      if (t.requires_grad()) t = t.alias();  // not by way of what the caller made it of
+    for (size_t k = 0; k < saved_.size(); ++k)
+      if ((saved_[k].value.node->op->flags & ir::kRandom) && std::find(inputs.begin(), inputs.end(), saved_[k].value) == inputs.end()) {
+        inputs.push_back(saved_[k].value);
+        from.push_back(saved[k]);
+      }
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (tangents[k].defined()) {
+        heads.push_back(joint_.outputs[joint_.roots[k].output]);
+        directions.push_back(tangents[k]);
+      }
+    const auto graph = extract(*joint_.program.graph, heads, inputs);
+    TORCH_CHECK(!draws(*graph), "vitrify: a gradient of a gradient needs random numbers that were not kept");
+    variable_list made = interpret(*graph, from, false, true);
+    for (size_t i = made.size(); i-- > 0;)
+      if (!made[i].requires_grad()) made.erase(made.begin() + i), directions.erase(directions.begin() + i);
+    std::vector<size_t> which;
+    for (size_t k = 0; k < all.size(); ++k)
+      if (const at::Tensor& t = from[joint_.gradients[k].given]; t.requires_grad()) {
+        to.push_back(t);
+        which.push_back(k);
+      }
+    if (made.empty() || to.empty()) return all;
+    const variable_list grads = torch::autograd::grad(made, to, directions, true, true, true);
+    for (size_t i = 0; i < which.size(); ++i) all[which[i]] = grads[i];
     return all;
   }
 
@@ -397,14 +450,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return backwards_[how] = std::move(b);
   }
 
+  // Null where it cannot be captured.
   std::shared_ptr<Training> next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
-      if (!l.expanded.empty()) l = {};
+      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
     if (strided(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = in_recorded_strides(how);
-    auto& next = next_[how];
-    if (!next) next = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
-    return next;
+    auto [at, fresh] = next_.try_emplace(how);
+    if (fresh) try {
+        at->second = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
+      } catch (const CaptureError&) {
+      } catch (...) {
+        next_.erase(at);
+        throw;
+      }
+    return at->second;
   }
 
   // exactly: where there is but one element as well.
@@ -424,8 +484,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
       return r;
     }
-    if (is_recorded(t, k)) return t;
     const ir::TensorType& type = joint_.roots[k].tangent.type();
+    if (is_recorded(t, k)) {
+      if (is_recorded(t, k, true) || c10::GradMode::is_enabled()) return t;
+      std::vector<int64_t> as_recorded = t.strides().vec();  // calls hand on the strides they are given, also those of one element
+      for (size_t d = 0; d < type.dim(); ++d)
+        if (type.strides[d].is_const()) as_recorded[d] = type.strides[d].value();
+      return t.as_strided(t.sizes(), as_recorded);
+    }
     std::vector<int64_t> strides = values_of(type.strides);
     if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
       std::vector<size_t> order(strides.size());

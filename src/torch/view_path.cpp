@@ -36,10 +36,14 @@ at::Tensor follow(const ViewPath& path, at::Tensor t) {
 }
 
 ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
-  for (const ResultSpec& r : specs_) {
-    if (r.kind == ResultSpec::Kind::ViewOfValue) views_of_values_.push_back(static_cast<uint32_t>(paths_.size()));
-    paths_.push_back(resolve(r.path));
-  }
+  for (const ResultSpec& r : specs_) paths_.push_back(resolve(r.path));
+  std::vector<char> made(specs_.size());
+  const auto make_after = [&](auto&& self, uint32_t i) -> void {
+    if (specs_[i].kind != ResultSpec::Kind::ViewOfValue || std::exchange(made[i], 1)) return;
+    self(self, specs_[i].index);
+    views_of_values_.push_back(i);
+  };
+  for (uint32_t i = 0; i < specs_.size(); ++i) make_after(make_after, i);
 }
 
 void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results) const {
