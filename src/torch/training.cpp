@@ -1,7 +1,6 @@
 #include "torch/training.h"
 
 #include <ATen/SavedTensorHooks.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -19,6 +18,7 @@
 
 #include "support/counters.h"
 #include "torch/convert.h"
+#include "torch/formulas.h"
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
@@ -47,10 +47,6 @@ Layouts in_recorded_strides(Layouts how) {
     l.expanded.clear();
   }
   return how;
-}
-
-bool draws(const ir::Graph& g) {
-  return std::any_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
 }
 
 // Nobody notices when it is called without a gradient.
@@ -272,7 +268,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     const size_t own = given.size();
     for (int refused = 0;;) {
       const std::shared_ptr<Training> next = next_level(how);
-      if (!next) return by_formulas(given, saved, tangents);
+      if (!next) return by_formulas(joint_, saved_, given, saved, tangents);
       given.resize(own);
       const std::vector<Value>& wanted = next->joint_.given;
       size_t k = 0;
@@ -300,40 +296,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         given.resize(own);
       }
     }
-  }
-
-  // The same where it cannot be captured: the program once more, op by op, and autograd's formulas for that.
-  variable_list by_formulas(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& saved, const variable_list& tangents) const {
-    ++counters().fallbacks;
-    std::vector<Value> inputs = joint_.given, heads;
-    variable_list from = given, to, directions, all(joint_.gradients.size());
-    for (at::Tensor& t : from)
-      if (t.requires_grad()) t = t.alias();  // not by way of what the caller made it of
-    for (size_t k = 0; k < saved_.size(); ++k)
-      if ((saved_[k].value.node->op->flags & ir::kRandom) && std::find(inputs.begin(), inputs.end(), saved_[k].value) == inputs.end()) {
-        inputs.push_back(saved_[k].value);
-        from.push_back(saved[k]);
-      }
-    for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined()) {
-        heads.push_back(joint_.outputs[joint_.roots[k].output]);
-        directions.push_back(tangents[k]);
-      }
-    const auto graph = extract(*joint_.program.graph, heads, inputs);
-    TORCH_CHECK(!draws(*graph), "vitrify: a gradient of a gradient needs random numbers that were not kept");
-    variable_list made = interpret(*graph, from, false, true);
-    for (size_t i = made.size(); i-- > 0;)
-      if (!made[i].requires_grad()) made.erase(made.begin() + i), directions.erase(directions.begin() + i);
-    std::vector<size_t> which;
-    for (size_t k = 0; k < all.size(); ++k)
-      if (const at::Tensor& t = from[joint_.gradients[k].given]; t.requires_grad()) {
-        to.push_back(t);
-        which.push_back(k);
-      }
-    if (made.empty() || to.empty()) return all;
-    const variable_list grads = torch::autograd::grad(made, to, directions, true, true, true);
-    for (size_t i = 0; i < which.size(); ++i) all[which[i]] = grads[i];
-    return all;
   }
 
   const std::vector<Saved>& saved() const { return saved_; }
