@@ -105,6 +105,7 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec& r = results[i];
     if (r.path.empty() || !fakes[i].requires_grad()) continue;
+    if (fakes[i].grad_fn()) r.order = fakes[i].grad_fn()->sequence_nr();
     size_t steps = 1;
     const View* p = as_fake(fakes[i])->view->parent.get();
     for (; p && steps < r.path.size(); p = p->parent.get(), ++steps) {

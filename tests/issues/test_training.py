@@ -178,6 +178,7 @@ AS_EAGER = {
     "views of views, some before what they are views of": (views_of_views, lambda: [torch.randn(3, 4).requires_grad_()]),
     "a view and a view of it": (a_view_and_its_transpose, lambda: [torch.randn(3, 4).requires_grad_()]),
     "a view of a view and that": (a_view_after_its_transpose, lambda: [torch.randn(3, 4).requires_grad_()]),
+    "two views, not in the order they were made in": (lambda x: (lambda v: (lambda a, b: (b, a))(v.mT, v.expand(2, 3, 4)))(x.exp()), lambda: [torch.randn(3, 4).requires_grad_()]),
     "relu of a transposed tensor": (torch.relu, lambda: [torch.randn(3, 4).t().requires_grad_()]),
     "leaky relu of a transposed tensor": (torch.nn.functional.leaky_relu, lambda: [torch.randn(3, 4).t().requires_grad_()]),
     "strides of one element": (a_single_element_is_written, lambda: [torch.ones(1).as_strided((1,), (2,)).requires_grad_()]),
