@@ -33,7 +33,7 @@ def test_gradient(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(n for n in set(OPS) - QUICK if OPS[n].supports_autograd))
+@pytest.mark.parametrize("name", sorted(n for n in set(OPS) - QUICK - {"ormqr"} if OPS[n].supports_autograd))  # ormqr: in DIFFERENT below
 def test_every_gradient(name):
     assert opinfo_grad.run_op(OPS[name]).failures == []
 
