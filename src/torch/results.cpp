@@ -1,6 +1,7 @@
 // The end of a capture: how the program's results and writes are made from the outputs of the graph.
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "ops/shapes.h"
@@ -105,6 +106,8 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec& r = results[i];
     if (r.path.empty() || !fakes[i].requires_grad()) continue;
+    if (std::ranges::any_of(r.path, [](const ResultSpec::ViewOp& v) { return v.op == "aten::detach"; }))
+      fail("returns a detached tensor that gradients come back through");  // one with a history of its own, in the memory of another
     if (fakes[i].grad_fn()) r.order = fakes[i].grad_fn()->sequence_nr();
     size_t steps = 1;
     const View* p = as_fake(fakes[i])->view->parent.get();

@@ -240,3 +240,18 @@ def test_an_extremum_is_found_again():
         grads += torch.autograd.grad(out, x, [torch.ones_like(t) for t in out])
     torch.testing.assert_close(*grads)
     assert vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+def test_a_detached_tensor_that_is_written_to():
+    """It has a history of its own, and the memory of another."""
+    def fn(x):
+        v = x * 2
+        d = v.detach()
+        d.copy_(v)
+        return v, d
+    for f in (fn, vitrify.compile(fn)):
+        x = torch.ones(3, requires_grad=True)
+        v, d = f(x)
+        (g,) = torch.autograd.grad([v, d], x, [torch.ones(3), torch.full((3,), 10.0)])
+        assert d.requires_grad and torch.equal(g, torch.full((3,), 22.0))
