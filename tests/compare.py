@@ -204,7 +204,7 @@ class Jolts(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if not any(r.alias_info for r in func._schema.returns):
             for _, t in tensors_of(out):
-                if t.layout is torch.strided and t.is_floating_point() and t.numel():
+                if t.layout is torch.strided and t.is_floating_point() and t.numel() and not t._is_zerotensor():
                     self.seed += 1
                     t.mul_(steps(t, self.seed))
         return out

@@ -123,11 +123,15 @@ bool lower_glu_backward(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-template <P rule, int tensors>
-Shape shape_of(sym::Context& ctx, ArgSpan args) {
-  return pointwise_shape(ctx, args, rule, tensors);
+Shape float2(sym::Context& ctx, ArgSpan args) { return pointwise_shape(ctx, args, P::FloatOnly, 2); }
+
+// The input leads: its strides are the result's.
+template <P rule>
+Shape input_first(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 2) return {};
+  const ir::Arg pair[] = {args[1], args[0]};
+  return pointwise_shape(ctx, pair, rule, 2);
 }
-constexpr ShapeFn float2 = shape_of<P::FloatOnly, 2>;
 
 Shape shape_elu_backward(sym::Context& ctx, ArgSpan args) {
   if (args.size() < 6) return {};
@@ -141,8 +145,8 @@ const OpRow kRows[] = {
     {"aten::mish_backward", 0, float2, lower<lower_mish_backward>},
     {"aten::sigmoid_backward", 0, float2, lower<lower_sigmoid_backward>},
     {"aten::tanh_backward", 0, float2, lower<lower_tanh_backward>},
-    {"aten::threshold_backward", 0, shape_of<P::Promote, 2>, lower<lower_threshold_backward>},
-    {"aten::leaky_relu_backward", 0, float2, lower<lower_leaky_relu_backward>},
+    {"aten::threshold_backward", 0, input_first<P::Promote>, lower<lower_threshold_backward>},
+    {"aten::leaky_relu_backward", 0, input_first<P::FloatOnly>, lower<lower_leaky_relu_backward>},
     {"aten::hardtanh_backward", 0, float2, lower<lower_hardtanh_backward>},
     {"aten::hardswish_backward", 0, float2, lower<lower_hardswish_backward>},
     {"aten::hardsigmoid_backward", 0, float2, lower<lower_hardsigmoid_backward>},

@@ -58,6 +58,25 @@ class Network {
   Flow g_;
 };
 
+// What the backward asks floats of the forward to be equal to (where an extremum was): computed again among other things, a product may be contracted
+// into a sum where it was not, and nothing is equal.
+std::unordered_set<const Node*> compared_in_backward(const JointView& j) {
+  std::unordered_set<const Node*> seen, exact;
+  std::vector<Value> todo;
+  for (Node* n : const_cast<ir::Graph&>(j.graph).nodes())
+    if (n->op->name == "aten::eq.Tensor" && j.in_backward(*n)) ir::for_each_input(*n, [&](Value& v) { todo.push_back(v); });
+  while (!todo.empty()) {
+    const Value v = todo.back();
+    todo.pop_back();
+    if (!is_float(v.type().dtype) || !seen.insert(v.node).second) continue;
+    if (j.in_backward(*v.node) || (v.node->op->flags & ir::kView))
+      ir::for_each_input(*v.node, [&](Value& from) { todo.push_back(from); });
+    else if (j.may_save(v))
+      exact.insert(v.node);
+  }
+  return exact;
+}
+
 }  // namespace
 
 int64_t likely(sym::Int i) { return i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 1024; }
@@ -75,6 +94,9 @@ Partition partition(const JointView& j) {
   std::unordered_set<Value> visible;
   for (uint32_t o = 0; o < j.num_forward; ++o)
     if (g.outputs[o]) visible.insert(g.outputs[o]);
+
+  const std::unordered_set<const Node*> exact = compared_in_backward(j);
+  auto recomputable = [&](const Node& n) { return j.recomputable(n) && !exact.contains(&n); };
 
   Network net;
   const size_t source = net.vertex(), sink = net.vertex();
@@ -96,7 +118,7 @@ Partition partition(const JointView& j) {
     const bool input = n->op->name == "graph::input", constant = n->op->name == "graph::constant";
     if (constant) continue;  // both sides have it
     const size_t compute = net.vertex();
-    if (input || !j.recomputable(*n)) net.edge(source, compute, kNever);
+    if (input || !recomputable(*n)) net.edge(source, compute, kNever);
     bool nothing = true;
     ir::for_each_input(*n, [&](Value& v) {
       if (auto it = ends.find(v); it != ends.end()) {
@@ -110,7 +132,7 @@ Partition partition(const JointView& j) {
       const bool there = input || visible.contains(v) || j.materialized(*n);
       int64_t cost = input ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there ? 1 : 2));
       if ((n->op->flags & ir::kView) || !j.may_save(v)) cost = kNever;  // a view is kept as what it looks at
-      if (nothing && !input && j.recomputable(*n)) cost = kNever;       // made of nothing: never kept
+      if (nothing && !input && recomputable(*n)) cost = kNever;         // made of nothing: never kept
       const Ends e{net.vertex(), net.vertex()};
       net.edge(compute, e.in, kNever);
       net.edge(e.in, e.out, cost);

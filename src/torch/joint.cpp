@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -78,6 +79,53 @@ void refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
 
 }  // namespace
 
+// Notes for each node of a graph when it has given its gradients: what the engine adds from then on is what it got from several.
+class Tracer::Impl::Sums {
+ public:
+  Sums(const Level& level, const Node*& summing) : summing_(summing) {
+    std::unordered_set<Node*> seen;
+    for (const Edge& e : level.to) seen.insert(e.function.get());
+    std::vector<Edge> todo = level.from;
+    while (!todo.empty()) {
+      const Edge e = std::move(todo.back());
+      todo.pop_back();
+      if (!e.function || !seen.insert(e.function.get()).second) continue;
+      hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<Hook>(summing, e.function.get())));
+      for (const Edge& next : e.function->next_edges()) todo.push_back(next);
+    }
+  }
+  ~Sums() {
+    for (auto& [node, hook] : hooks_) node->del_post_hook(hook);
+    summing_ = nullptr;
+  }
+  Sums(const Sums&) = delete;
+
+ private:
+  struct Hook final : torch::autograd::FunctionPostHook {
+    Hook(const Node*& summing, const Node* node) : summing(summing), node(node) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads, const torch::autograd::variable_list&) override {
+      summing = node;
+      return grads;
+    }
+    const Node*& summing;
+    const Node* node;
+  };
+  std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
+  const Node*& summing_;
+};
+
+// The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
+bool Tracer::Impl::sums_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> args) const {
+  if (!in_backward || info.name != "aten::add.Tensor" || c10::GradMode::is_enabled()) return false;
+  const auto node = torch::autograd::get_current_node();
+  if (!node || (node.get() != summing && !dynamic_cast<const torch::autograd::GraphRoot*>(node.get()))) return false;
+  const at::Tensor& sum = args[0].toTensor();
+  const FakeImpl* f = as_fake(sum);
+  // The engine, the call and its boxed arguments hold the tensor; it and its state hold the memory.
+  return f && sum.use_count() == 3 && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() && !f->is_conj() &&
+         !f->is_neg();
+}
+
 // Where the gradient of an input that is not a leaf leaves the program.
 struct Tracer::Impl::InputNode final : Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { TORCH_CHECK(false, "vitrify: a placeholder has no gradient"); }
@@ -124,7 +172,8 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
     tensors[o].reset();
     for (uint32_t r = 0; r < p.results.size(); ++r) {
       const ResultSpec& how = p.results[r];
-      const bool view_of_it = how.kind == ResultSpec::Kind::ViewOfValue && !how.path.empty() && p.results[how.index].index == o;
+      const bool view_of_it = how.kind == ResultSpec::Kind::ViewOfValue && !how.path.empty() &&
+                              p.results[how.index].kind == ResultSpec::Kind::Value && p.results[how.index].index == o;
       if (view_of_it || (how.kind == ResultSpec::Kind::ViewOfOutput && how.index == o)) fail("returns a view of what its backward() went through");
       if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back(r);
     }
@@ -243,6 +292,26 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
 
 namespace {
 
+// Of what cannot be differentiated again: nothing is behind it, so that only a whole backward comes there.
+std::string refusal_behind(const Edge& from) {
+  std::vector<const Node*> todo{from.function.get()};
+  std::unordered_set<const Node*> seen(todo.begin(), todo.end());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (auto* error = dynamic_cast<const torch::autograd::Error*>(n)) return error->msg;
+    for (const Edge& e : n->next_edges())
+      if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
+  }
+  return {};
+}
+
+bool overlaps_itself(const ir::TensorType& type) {
+  for (size_t d = 0; d < type.dim(); ++d)
+    if (type.strides[d].is(0) && !type.sizes[d].is(1)) return true;
+  return false;
+}
+
 uint32_t place_of(const JointProgram& j, Value given) {
   const auto at = std::find(j.given.begin(), j.given.end(), given);
   VT_CHECK(at != j.given.end(), "a gradient of something that was not given");
@@ -271,6 +340,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   auto run = [&] {
     BackwardState state;
     WithoutHooks no_hooks(level.to);
+    Sums sums(level, summing);
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
@@ -293,9 +363,7 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     capture::View& v = *f->view;
     ResultSpec how;
     how.index = static_cast<uint32_t>(values.size());
-    bool overlaps = false;
-    for (size_t d = 0; d < v.type.dim(); ++d) overlaps = overlaps || (v.type.strides[d].is(0) && !v.type.sizes[d].is(1));
-    if (overlaps) {
+    if (overlaps_itself(v.type)) {
       how.kind = ResultSpec::Kind::ViewOfOutput;
       how.path = path_of(v);
       values.push_back(own_storage(v.storage->base, v.storage.get(), owners));
@@ -390,10 +458,11 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (size_t k = 0; k < tangents.size(); ++k) {
       if (!given[k]) continue;
       tangents[k] = m.new_tensor(given[k]);
+      j.given.push_back(given[k]);
+      if (!how[k].needs_grad) continue;
       tangents[k].set_requires_grad(true);
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
       level.of.push_back(given[k]);
-      j.given.push_back(given[k]);
     }
     const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true);
     std::vector<at::Tensor> results;
@@ -401,23 +470,43 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();
       results.push_back(grads[static_cast<size_t>(at)]);
     }
+    std::vector<std::pair<uint32_t, at::Tensor>> roots;
     for (const at::Tensor& t : results) {
       ResultSpec r;
-      r.index = static_cast<uint32_t>(j.outputs.size());
+      r.kind = ResultSpec::Kind::Undefined;
       if (t.defined()) {
-        const at::Tensor f = m.fake_of(t);
-        auto owners = m.output_roots;
-        j.outputs.push_back(m.own_storage(m.read(*as_fake(f)->view), as_fake(f)->view->storage.get(), owners));
-      } else {
-        r.kind = ResultSpec::Kind::Undefined;
+        at::Tensor root = m.fake_of(t);
+        capture::View& v = *as_fake(root)->view;
+        Value value;
+        if (overlaps_itself(v.type)) {  // users get an expanded one, made for real of what it is a view of
+          r.path = m.path_of(v);
+          if (v.storage->input >= 0) {
+            r.kind = ResultSpec::Kind::ViewOfInput;
+            r.index = place_of(j, m.graph->inputs[static_cast<size_t>(v.storage->input)].value);
+          } else {
+            r.kind = ResultSpec::Kind::ViewOfOutput;
+            if (root.requires_grad()) root = root.is_view() ? root._base() : at::Tensor();
+            const FakeImpl* base = as_fake(root);
+            if (t.requires_grad() && (!base || base->view->parent || base->view->storage != v.storage)) fail("a gradient overlaps itself");
+            value = v.storage->base;
+          }
+        } else {
+          r.kind = ResultSpec::Kind::Value;
+          value = m.read(v);
+        }
+        if (value) {
+          auto owners = m.output_roots;
+          r.index = static_cast<uint32_t>(j.outputs.size());
+          if (root.requires_grad()) roots.emplace_back(r.index, root);
+          j.outputs.push_back(m.own_storage(value, v.storage.get(), owners));
+        }
       }
       j.program.results.push_back(std::move(r));
     }
     j.num_forward = static_cast<uint32_t>(j.outputs.size());
-    for (size_t k = 0, o = 0; k < results.size(); ++k) {
-      if (!results[k].defined()) continue;
-      if (results[k].requires_grad()) m.add_root(j, level, static_cast<uint32_t>(o), results[k]);
-      ++o;
+    for (const auto& [output, root] : roots) {
+      m.add_root(j, level, output, root);
+      j.roots.back().refuses = refusal_behind(level.from.back());
     }
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;

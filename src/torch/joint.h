@@ -20,6 +20,7 @@ struct TangentLayout {
   bool defined = true;
   std::vector<int64_t> strides;    // empty: those recorded
   std::vector<uint32_t> expanded;  // dims of one element, given once
+  bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -39,6 +40,7 @@ struct JointProgram {
     uint32_t output;
     ir::Value tangent;     // graph input: its gradient, of the same type
     int32_t written = -1;  // which of `given`
+    std::string refuses;   // what a backward() through it raises, which grad() does not come to
   };
   std::vector<Root> roots;          // empty: nothing needs gradients, `program` is all there is
   std::vector<Gradient> gradients;  // only where eager has one

@@ -54,6 +54,7 @@ bool special(std::string_view name) {
                                                              "aten::copy_",
                                                              "aten::fill_.Scalar",
                                                              "aten::zero_",
+                                                             "aten::_efficientzerotensor",
                                                              "aten::index.Tensor",
                                                              "aten::repeat_interleave.Tensor",
                                                              "aten::native_batch_norm",

@@ -18,7 +18,7 @@ struct ResultSpec {
     Value,        // graph output `index`
     Input,        // the very object that input `index` is (identity kept)
     ViewOfInput,  // a view of input `index`, made by running `path` on it
-    ViewOfValue,  // a view of result `index` (an earlier Value result), made by running `path` on it
+    ViewOfValue,  // a view of result `index`, made by running `path` on it
     Undefined,
     ViewOfOutput,  // a view of graph output `index`, which no result is, made by running `path` on it
   } kind = Kind::Value;
@@ -30,6 +30,7 @@ struct ResultSpec {
     int32_t result = -1; /* which of a multi-view op's results */
   };
   std::vector<ViewOp> path;
+  uint64_t order = 0;        // of a view that gradients follow: autograd's number, so that they come back in their turn
   std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
 };
 

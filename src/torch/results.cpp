@@ -1,6 +1,7 @@
 // The end of a capture: how the program's results and writes are made from the outputs of the graph.
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "ops/shapes.h"
@@ -77,6 +78,48 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
       if (as_fake(inputs[i]->fake)->view->storage->generation) refuse_hooks(s->real);
     }
   return all;
+}
+
+namespace {
+
+// Whether the history of `t` goes through `view`, at most so many steps back: not where a write has given them another.
+bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
+  const torch::autograd::Node *n = t.grad_fn().get(), *end = view.grad_fn().get();
+  for (; n && n != end && steps; --steps) n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
+  return n && n == end;
+}
+
+}  // namespace
+
+// A view of a view that is returned as well is made from that one, as in eager: their gradients meet there, in the strides of the first.
+void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector<ResultSpec>& results) const {
+  std::unordered_map<const View*, uint32_t> views;
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (FakeImpl* f = as_fake(fakes[i]); f && f->view->parent && fakes[i].requires_grad()) {
+      views.try_emplace(f->view.get(), i);
+      try {
+        (void)fakes[i].grad_fn();
+      } catch (const c10::Error&) {  // eager raises it when gradients come: this one would be made after the write
+        fail("returns one of several views of what it has written to since");
+      }
+    }
+  for (uint32_t i = 0; i < fakes.size(); ++i) {
+    ResultSpec& r = results[i];
+    if (r.path.empty() || !fakes[i].requires_grad()) continue;
+    if (std::ranges::any_of(r.path, [](const ResultSpec::ViewOp& v) { return v.op == "aten::detach"; }))
+      fail("returns a detached tensor that gradients come back through");  // one with a history of its own, in the memory of another
+    if (fakes[i].grad_fn()) r.order = fakes[i].grad_fn()->sequence_nr();
+    size_t steps = 1;
+    const View* p = as_fake(fakes[i])->view->parent.get();
+    for (; p && steps < r.path.size(); p = p->parent.get(), ++steps) {
+      const auto it = views.find(p);
+      if (it == views.end() || results[it->second].path.empty() || !made_from(fakes[i], fakes[it->second], steps)) continue;
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = it->second;
+      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
+      break;
+    }
+  }
 }
 
 // Graph outputs for what the program returns and for what it wrote.
@@ -165,6 +208,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     }
     p.results.push_back(std::move(r));
   }
+  chain_views(fakes, p.results);
 
   for (uint32_t i = 0; i < inputs.size(); ++i) {
     Source& src = *inputs[i];

@@ -158,6 +158,12 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return finish(args[0]);
   }
 
+  if (name == "aten::_efficientzerotensor") {  // zeros without memory: what torch makes of them comes here as other ops
+    Call call = record_call(*ops.find("aten::zeros"), args);
+    at::Tensor zeros = new_tensor(call.node->out());
+    return finish(capture::make_fake(as_fake(zeros)->view, zeros.key_set().add(c10::DispatchKey::ZeroTensor)));
+  }
+
   if (name == "aten::native_batch_norm") {
     if (args[5].toBool() && args[3].isTensor() && args[3].toTensor().defined()) return run_batch_norm(info, stack);
     return run_pure(info, stack);

@@ -96,8 +96,8 @@ class Tracer {
 // (data-dependent read, unsupported tensor, foreign thread, resize_, set_).
 //
 // Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
-// check: every result's dtype, sizes and strides must be those recorded (InternalError if not).
-std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false);
+// check: every result's dtype, sizes and strides must be those recorded (InternalError if not). gradients: autograd records it, if it is on.
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false, bool gradients = false);
 // Runs a captured program as the compiled one would: graph, write-backs, results. `args`: the declared inputs.
 std::vector<at::Tensor> interpret(const Program&, const std::vector<at::Tensor>& args, bool check = false);
 

@@ -156,8 +156,11 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<Level> levels;
   std::unordered_map<uint32_t, uint64_t> view_order;  // by graph output that is returned through views: when autograd saw the last of them
   bool in_backward = false;
-  bool went_back = false;                    // the program has run a backward of its own
-  void again(const std::function<void()>&);  // goes on with a finished trace
+  const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
+  bool went_back = false;                          // the program has run a backward of its own
+  void again(const std::function<void()>&);        // goes on with a finished trace
+  class Sums;
+  bool sums_in_place(const OpInfo&, c10::ArrayRef<c10::IValue> args) const;
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);
   std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);
@@ -175,6 +178,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void find_spent(std::vector<at::Tensor>& roots, Program&);
   // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);
+  void chain_views(const std::vector<at::Tensor>& results, std::vector<ResultSpec>&) const;
   void take_inputs(Program&);
   std::vector<at::Tensor> with_grads(const std::vector<at::Tensor>& outputs, Program&);
   void count_versions();

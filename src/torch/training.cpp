@@ -19,6 +19,7 @@
 #include "ops/lowering.h"
 #include "support/counters.h"
 #include "torch/convert.h"
+#include "torch/formulas.h"
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
@@ -47,10 +48,6 @@ Layouts in_recorded_strides(Layouts how) {
     l.expanded.clear();
   }
   return how;
-}
-
-bool draws(const ir::Graph& g) {
-  return std::any_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
 }
 
 // Nobody notices when it is called without a gradient.
@@ -231,6 +228,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   template <class F>
   variable_list backward(F&& unpack, variable_list tangents, const Node& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
+    if (const auto* tasks = torch::autograd::get_current_graph_task_exec_info(); !tasks || tasks->empty())
+      for (size_t k = 0; k < tangents.size(); ++k)
+        if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
     const Layouts how = layouts_of(tangents, node);
     std::shared_ptr<const Backward> b;
     variable_list grads;
@@ -265,23 +265,38 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
                                         const Node& node) const {
     Layouts how = layouts_of(tangents, node);
-    std::shared_ptr<Training> next = next_level(how);
-    const std::vector<Value>& wanted = next->joint_.given;
-    size_t k = 0;
-    for (size_t i = given.size(); i < wanted.size(); ++i) {
-      if (is_input(*wanted[i].node)) {
-        while (!how[k].defined) ++k;
-        given.push_back(laid_out(tangents[k], k, how[k]));
-        ++k;
-        continue;
+    for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
+    const size_t own = given.size();
+    for (int refused = 0;;) {
+      const std::shared_ptr<Training> next = next_level(how);
+      if (!next) return by_formulas(joint_, saved_, given, saved, tangents);
+      given.resize(own);
+      const std::vector<Value>& wanted = next->joint_.given;
+      size_t k = 0;
+      for (size_t i = own; i < wanted.size(); ++i) {
+        if (is_input(*wanted[i].node)) {
+          while (!how[k].defined) ++k;
+          given.push_back(laid_out(tangents[k], k, how[k]));
+          ++k;
+          continue;
+        }
+        const auto at = std::find_if(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.value == wanted[i]; });
+        given.push_back(at == saved_.end() ? at::Tensor() : saved[static_cast<size_t>(at - saved_.begin())]);
+        TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
       }
-      const auto at = std::find_if(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.value == wanted[i]; });
-      given.push_back(at == saved_.end() ? at::Tensor() : saved[static_cast<size_t>(at - saved_.begin())]);
-      TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
+      try {
+        variable_list all;
+        next->run(given, all);
+        return all;
+      } catch (const capture::PlanRefused&) {  // as in backward()
+        std::lock_guard lock(mutex_);
+        if (refused++ == kMaxRenewals)
+          next_[how] = nullptr;
+        else if (auto at = next_.find(how); at != next_.end() && at->second == next)
+          next_.erase(at);
+        given.resize(own);
+      }
     }
-    variable_list all;
-    next->run(given, all);
-    return all;
   }
 
   const std::vector<Saved>& saved() const { return saved_; }
@@ -404,14 +419,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return backwards_[how] = std::move(b);
   }
 
+  // Null where it cannot be captured.
   std::shared_ptr<Training> next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
-      if (!l.expanded.empty()) l = {};
+      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
     if (strided(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = in_recorded_strides(how);
-    auto& next = next_[how];
-    if (!next) next = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
-    return next;
+    auto [at, fresh] = next_.try_emplace(how);
+    if (fresh) try {
+        at->second = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
+      } catch (const CaptureError&) {
+      } catch (...) {
+        next_.erase(at);
+        throw;
+      }
+    return at->second;
   }
 
   // exactly: where there is but one element as well.
@@ -431,8 +453,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
       return r;
     }
-    if (is_recorded(t, k)) return t;
     const ir::TensorType& type = joint_.roots[k].tangent.type();
+    if (is_recorded(t, k)) {
+      if (is_recorded(t, k, true) || c10::GradMode::is_enabled()) return t;
+      std::vector<int64_t> as_recorded = t.strides().vec();  // calls hand on the strides they are given, also those of one element
+      for (size_t d = 0; d < type.dim(); ++d)
+        if (type.strides[d].is_const()) as_recorded[d] = type.strides[d].value();
+      return t.as_strided(t.sizes(), as_recorded);
+    }
     std::vector<int64_t> strides = values_of(type.strides);
     if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
       std::vector<size_t> order(strides.size());

@@ -2,6 +2,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace vitrify {
 
 namespace {
@@ -36,15 +39,22 @@ at::Tensor follow(const ViewPath& path, at::Tensor t) {
 }
 
 ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
-  for (const ResultSpec& r : specs_) {
-    if (r.kind == ResultSpec::Kind::ViewOfValue) views_of_values_.push_back(static_cast<uint32_t>(paths_.size()));
-    paths_.push_back(resolve(r.path));
-  }
+  for (const ResultSpec& r : specs_) paths_.push_back(resolve(r.path));
+  std::vector<uint32_t> by_age(specs_.size());
+  std::iota(by_age.begin(), by_age.end(), 0);
+  std::ranges::stable_sort(by_age, {}, [&](uint32_t i) { return specs_[i].order; });
+  std::vector<char> made(specs_.size());
+  const auto make_after = [&](auto&& self, uint32_t i) -> void {
+    if (std::exchange(made[i], 1)) return;
+    if (specs_[i].kind == ResultSpec::Kind::ViewOfValue) self(self, specs_[i].index);
+    order_.push_back(i);
+  };
+  for (uint32_t i : by_age) make_after(make_after, i);
 }
 
 void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results) const {
   results.resize(specs_.size());
-  for (size_t i = 0; i < specs_.size(); ++i) {
+  for (uint32_t i : order_) {
     const ResultSpec& r = specs_[i];
     const c10::AutoGradMode grad(r.grad.value_or(c10::GradMode::is_enabled()));
     switch (r.kind) {
@@ -59,13 +69,11 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
         results[i] = follow(paths_[i], *inputs[r.index]);
         break;
       case ResultSpec::Kind::ViewOfValue:
+        results[i] = follow(paths_[i], results[r.index]);
+        break;
       case ResultSpec::Kind::Undefined:
         break;
     }
-  }
-  for (uint32_t i : views_of_values_) {
-    const c10::AutoGradMode grad(specs_[i].grad.value_or(c10::GradMode::is_enabled()));
-    results[i] = follow(paths_[i], results[specs_[i].index]);
   }
 }
 

@@ -33,7 +33,7 @@ class ResultMaker {
  private:
   std::vector<ResultSpec> specs_;
   std::vector<ViewPath> paths_;
-  std::vector<uint32_t> views_of_values_;  // made after the others
+  std::vector<uint32_t> order_;  // in which they are made: each after what it is a view of
 };
 
 }  // namespace vitrify

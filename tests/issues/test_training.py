@@ -145,7 +145,44 @@ def test_hooks_that_a_forward_installs_stay_whole():
     assert vitrify.counters["kernels_launched"] > 0
 
 
+def views_of_views(x):
+    v = x.exp()
+    first = v.view(v.shape)
+    return first.mT, first[1:], first, v[0]
+
+
+def a_view_and_its_transpose(x):
+    first = x.exp().view(x.shape)
+    return first, first.mT
+
+
+def a_view_after_its_transpose(x):
+    first = x.exp().view(x.shape)
+    return first.mT, first
+
+
+def a_single_element_is_written(x):
+    v = x.clone().contiguous()
+    v[..., 0] = 3
+    return v
+
+
+def gradients_are_added_up(x):
+    x = x.clone()
+    first = x.clone()
+    v = x ** 2
+    return first, v, v.std(2, keepdim=True)
+
+
 AS_EAGER = {
+    "views of views, some before what they are views of": (views_of_views, lambda: [torch.randn(3, 4).requires_grad_()]),
+    "a view and a view of it": (a_view_and_its_transpose, lambda: [torch.randn(3, 4).requires_grad_()]),
+    "a view of a view and that": (a_view_after_its_transpose, lambda: [torch.randn(3, 4).requires_grad_()]),
+    "two views, not in the order they were made in": (lambda x: (lambda v: (lambda a, b: (b, a))(v.mT, v.expand(2, 3, 4)))(x.exp()), lambda: [torch.randn(3, 4).requires_grad_()]),
+    "relu of a transposed tensor": (torch.relu, lambda: [torch.randn(3, 4).t().requires_grad_()]),
+    "leaky relu of a transposed tensor": (torch.nn.functional.leaky_relu, lambda: [torch.randn(3, 4).t().requires_grad_()]),
+    "strides of one element": (a_single_element_is_written, lambda: [torch.ones(1).as_strided((1,), (2,)).requires_grad_()]),
+    "strides of a sum in place": (gradients_are_added_up, lambda: [torch.empty_strided((7, 33, 33, 1), (33, 1, 231, 7623)).normal_().requires_grad_()]),
     "the largest of a transposed tensor": (lambda x: x.max(), lambda: [torch.randn(5, 3).t().requires_grad_()]),
     "a kernel's own strides": (lambda x: torch.fft.irfftn(x), lambda: [torch.randn(5, 6, 7).requires_grad_()]),
     "a sixth in float": (lambda x: torch.nn.functional.hardsigmoid(x), lambda: [torch.linspace(-4, 4, 9, dtype=torch.float64).requires_grad_()]),
@@ -174,3 +211,47 @@ def test_as_eager(name):
             torch.testing.assert_close(a, b, **(dict(rtol=0, atol=0) if a.dtype is torch.float64 else {}))
             assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
     assert vitrify.counters["eager_calls"] == vitrify.counters["fallbacks"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+def test_one_of_several_views_of_what_was_written_since():
+    """Made around the compiled call it would be made after the write; in eager it has no gradient."""
+    def fn(x):
+        v = x * 2
+        b = v.split(2)[1]
+        v[0] = 3
+        return v, b
+    for f in (fn, vitrify.compile(fn)):
+        _, b = f(torch.ones(4, requires_grad=True))
+        with pytest.raises(RuntimeError, match="is a view and its base or another view of its base has been modified inplace"):
+            b.sum().backward()
+
+
+def test_an_extremum_is_found_again():
+    """Among other work, what it was taken of would be rounded otherwise: no element equals it, and its gradient is not a number."""
+    def fn(x):
+        v = x.std(0, keepdim=True)
+        w = torch.addcmul(x, v, v)
+        return w.amax(2), torch.atan2(w, v)
+    grads = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        out = f(x)
+        grads += torch.autograd.grad(out, x, [torch.ones_like(t) for t in out])
+    torch.testing.assert_close(*grads)
+    assert vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+def test_a_detached_tensor_that_is_written_to():
+    """It has a history of its own, and the memory of another."""
+    def fn(x):
+        v = x * 2
+        d = v.detach()
+        d.copy_(v)
+        return v, d
+    for f in (fn, vitrify.compile(fn)):
+        x = torch.ones(3, requires_grad=True)
+        v, d = f(x)
+        (g,) = torch.autograd.grad([v, d], x, [torch.ones(3), torch.full((3,), 10.0)])
+        assert d.requires_grad and torch.equal(g, torch.full((3,), 22.0))

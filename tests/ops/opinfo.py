@@ -73,22 +73,42 @@ def tally(result: Result, did: dict[str, int]):
         result.views += 1
 
 
+def samples_of(op, dtype, count, result: Result, requires_grad=False):
+    """The first samples, the same every time."""
+    torch.manual_seed(3)
+    try:
+        return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), count))
+    except Exception as problem:  # the database itself cannot make samples here
+        result.failures.append(f"{dtype}: no samples: {problem!r:.120}".removeprefix("torch."))
+        return []
+
+
+def note(result: Result, label, check):
+    """One comparison; `check` raises, or returns what ran."""
+    result.samples += 1
+    try:
+        tally(result, check())
+        result.passed += 1
+    except Mismatch as wrong:
+        result.failures.append(f"{label}: {wrong}")
+    except Exception as problem:  # copying a sample or comparing failed: say so, it is a failure of this row
+        result.failures.append(f"{label}: {type(problem).__name__}: {problem!s:.160}")
+
+
+def is_pointwise(op):
+    return type(op).__name__ in {"UnaryUfuncInfo", "BinaryUfuncInfo"}
+
+
 def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
     result = Result(name_of(op))
     supported = op.supported_dtypes("cpu")
     has_value = op.name not in NO_VALUE
-    pointwise = type(op).__name__ in {"UnaryUfuncInfo", "BinaryUfuncInfo"}
+    pointwise = is_pointwise(op)
     for dtype_name in dtypes:
         dtype = DTYPES[dtype_name]
         if dtype not in supported:
             continue
-        torch.manual_seed(3)
-        try:
-            inputs = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), samples))
-        except Exception as problem:  # the database itself cannot make samples here
-            result.failures.append(f"{dtype_name}: no samples: {problem!r:.120}")
-            continue
-        for number, sample in enumerate(inputs):
+        for number, sample in enumerate(samples_of(op, dtype, samples, result)):
             packed = (sample.input, sample.args, sample.kwargs)
             variants = [("", function_of(op))]
             if op.inplace_variant is not None and number < 2 and not sample.broadcasts_input:
@@ -101,14 +121,8 @@ def run_op(op, dtypes=tuple(DTYPES), samples=4, errors=True) -> Result:
                 except Exception:  # samples that cannot be made so
                     pass
             for label, fn, packed in runs:
-                result.samples += 1
-                try:
-                    tally(result, compare(fn, packed, has_value, fp64_run if pointwise else conditioned_run, elementwise=pointwise))
-                    result.passed += 1
-                except Mismatch as wrong:
-                    result.failures.append(f"{dtype_name} sample {number}{label}: {wrong}")
-                except Exception as problem:  # copying a sample or comparing failed: say so, it is a failure of this row
-                    result.failures.append(f"{dtype_name} sample {number}{label}: {type(problem).__name__}: {problem!s:.160}")
+                note(result, f"{dtype_name} sample {number}{label}",
+                     lambda: compare(fn, packed, has_value, fp64_run if pointwise else conditioned_run, elementwise=pointwise))  # noqa: B023
         vitrify.reset()
     if errors and op.error_inputs_func is not None:
         run_errors(op, result)

@@ -1,8 +1,8 @@
-"""One op of torch's own op database, compiled in grad mode, with its gradient beside eager's: values, strides, None where eager has None, errors."""
+"""One op of torch's own op database, compiled in grad mode, with its gradients beside eager's: values, strides, None where eager has None, errors. Of the first
+order, or of the second: gradients of the gradients with respect to inputs and tangents."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 
 import torch
 import vitrify
@@ -13,32 +13,44 @@ from compare import Mismatch, attempt, check_leaves, conditioned_run, copied, fl
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def with_gradient(fn, used=None, around=contextlib.nullcontext):
-    """(results, gradients of all inputs that need them), through every result that has one; `used`: through those that it says (a function of their count).
-    around: a context for the derivative."""
+def tangents_for(heads, requires_grad):
+    made = []
+    for i, t in enumerate(heads):
+        dtype = torch.complex128 if t.is_complex() else torch.float64
+        made.append(torch.randn(t.shape, generator=torch.Generator().manual_seed(i), dtype=dtype).to(t.dtype).requires_grad_(requires_grad))
+    return made
+
+
+def with_gradient(fn, used=None, around=contextlib.nullcontext, order=1):
+    """(results, gradients of all inputs that need them, which results have one), through every result that has one; `used`: through those that it says (a function
+    of their count). around: a context for the derivative. order=2: also the gradients of those gradients, and which of the first have them."""
     def run(*sample):
         given = [t for _, t in tensors_of(sample) if t.requires_grad]
         out = fn(*sample)
-        heads = [t for _, t in tensors_of(out) if t.requires_grad]
-        grads = []
-        if used and heads:
-            heads = [heads[i] for i in used(len(heads))]
-        if heads and given:
-            weights = []
-            for i, t in enumerate(heads):
-                dtype = torch.complex128 if t.is_complex() else torch.float64
-                weights.append(torch.randn(t.shape, generator=torch.Generator().manual_seed(i), dtype=dtype).to(t.dtype))
-            with around():
-                grads = list(torch.autograd.grad(heads, given, weights, allow_unused=True))
-        return [t.detach() if isinstance(t, torch.Tensor) else t for _, t in flat(out)], grads, [t.requires_grad for _, t in tensors_of(out)]
+        made = [[t.detach() if isinstance(t, torch.Tensor) else t for _, t in flat(out)]]
+        last = [t for _, t in tensors_of(out)]
+        for level in range(1, order + 1):
+            needs = [t.requires_grad for t in last]
+            heads = [t for t in last if t.requires_grad]
+            if used and heads:
+                heads = [heads[i] for i in used(len(heads))]
+            grads = []
+            if heads and given:
+                with around():  # tangents are inputs like others
+                    tangents = tangents_for(heads, level < order)
+                    grads = list(torch.autograd.grad(heads, given, tangents, allow_unused=True, create_graph=level < order))
+                given = given + tangents
+            made += [[g if g is None else g.detach() for g in grads], needs]
+            last = [g for g in grads if g is not None]
+        return tuple(made)
     return run
 
 
-def compare(fn, sample, has_value, reference_run, elementwise, used=None):
+def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=1):
     """Raises Mismatch; returns what the second call launched, in both halves."""
-    plain = with_gradient(fn, used)
+    plain = with_gradient(fn, used, order=order)
     eager, eager_error = attempt(plain, *copied(sample))
-    compiled = with_gradient(vitrify.compile(fn), used)
+    compiled = with_gradient(vitrify.compile(fn), used, order=order)
     did, unclear = {}, 0
     for run in ("first call", "second call"):
         before = dict(vitrify.counters)
@@ -51,7 +63,7 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None):
         left, right = flat(ours), flat(eager)
         if [p for p, _ in left] != [p for p, _ in right]:
             raise Mismatch(f"{run}: {len(left)} leaves, eager {len(right)}")
-        names = ("result", "gradient", "requires_grad")
+        names = ("result", "gradient", "requires_grad", "gradient of gradients", "gradient's requires_grad")
         left = [(names[int(p[4])] + p[6:], v) for p, v in left]
         # the reference has the inputs too, after the results
         unclear += check_leaves(run, zip(left, right), has_value, lambda: reference_run(plain, sample, len(right) + len(flat(sample, "in"))), elementwise)
@@ -61,32 +73,20 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None):
 CANCELS = {"tanh"}  # 1 - y * y: what rounding y costs shows where y is near 1
 
 
-def run_op(op, dtypes=tuple(DTYPES), samples=3) -> opinfo.Result:
+def run_op(op, dtypes=None, samples=3, order=1) -> opinfo.Result:
     result = opinfo.Result(opinfo.name_of(op))
-    if not op.supports_autograd:
+    if not (op.supports_autograd if order == 1 else op.supports_gradgrad):
         return result
     supported = op.supported_backward_dtypes("cpu")
-    pointwise = type(op).__name__ in {"UnaryUfuncInfo", "BinaryUfuncInfo"}
+    pointwise = opinfo.is_pointwise(op)
     fn = opinfo.function_of(op)
-    for name in dtypes:
-        dtype = DTYPES[name]
-        if dtype not in supported:
+    for name in dtypes or (DTYPES if order == 1 else ["float64"]):
+        if DTYPES[name] not in supported:
             continue
-        torch.manual_seed(3)
-        try:
-            inputs = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=True), samples))
-        except Exception as problem:  # the database itself cannot make samples here
-            result.failures.append(f"{name}: no samples: {problem!r:.120}")
-            continue
-        for number, sample in enumerate(inputs):
-            result.samples += 1
+        for number, sample in enumerate(opinfo.samples_of(op, DTYPES[name], samples, result, requires_grad=True)):
             packed = (sample.input, sample.args, sample.kwargs)
-            try:
-                opinfo.tally(result, compare(fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise else conditioned_run, "mixed" if op.name in CANCELS else pointwise))
-                result.passed += 1
-            except Mismatch as wrong:
-                result.failures.append(f"{name} sample {number}: {wrong}")
-            except Exception as problem:  # copying a sample or comparing failed: say so, it is a failure of this row
-                result.failures.append(f"{name} sample {number}: {type(problem).__name__}: {problem!s:.160}")
+            opinfo.note(result, f"{name} sample {number}", lambda: compare(
+                fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise and order == 1 else conditioned_run,  # noqa: B023
+                "mixed" if op.name in CANCELS else pointwise and order == 1, order=order))
         vitrify.reset()
     return result

@@ -1,6 +1,6 @@
 """All ops of torch's op database, compiled beside eager, in worker processes (an op that crashes one is a row like any other).
 
-run_opinfo.py [--grad] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE] [--merge JSON...]
+run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE] [--merge JSON...]
 """
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def worker(args):
         known.setdefault(opinfo.name_of(op), op)
     for line in sys.stdin:
         name = line.strip()
-        result = (opinfo_grad if args.grad else opinfo).run_op(known[name], args.dtypes.split(","), args.samples)
+        order = {"order": args.grad} if args.grad else {}
+        result = (opinfo_grad if args.grad else opinfo).run_op(known[name], args.dtypes.split(","), args.samples, **order)
         print("RESULT " + json.dumps(result.json()), flush=True)
 
 
@@ -50,7 +51,7 @@ def serve(names, args, deadline, done):
             done({"op": name, "failures": ["not run: time limit"], "samples": 0, "passed": 0, "skipped": True})
             continue
         if process is None:
-            process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads), *(["--grad"] if args.grad else [])],
+            process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads), "--grad", str(args.grad)],
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             lines = queue.Queue()
 
@@ -91,11 +92,12 @@ def report(rows, args, seconds) -> str:
     columns = ("native", "mixed", "extern", "fallback", "views", "errors")
     total = {c: sum(r.get(c, 0) for r in rows) for c in ("samples", "passed", *columns)}
     clean = sum(not r["failures"] for r in rows)
-    file = "opinfo-grad-report.md" if args.grad else "opinfo-report.md"
+    flag, file, what, order = [("", "opinfo-report.md", "compiled", "no grad"), (" --grad", "opinfo-grad-report.md", "gradients", "first order"),
+                               (" --grad 2", "opinfo-grad2-report.md", "gradients of gradients", "second order")][args.grad]
     compared = ("Compared: value of results and gradients (the accuracy rule against fp64), dtype, shape, strides, which results need gradients, which gradients are None, type of the exception."
                 if args.grad else "Compared: value (the accuracy rule against fp64; integers bitwise), dtype, shape, strides, aliasing, mutation, type of the exception.")
-    out = [f"# torch's op database, {'gradients' if args.grad else 'compiled'} beside eager", "",
-           f"Written by `tests/ops/run_opinfo.py{' --grad' if args.grad else ''} --samples {args.samples} --report docs/{file}` (in shards: `--json`, then `--merge`) on torch {torch.__version__}, CPU, {"first order" if args.grad else "no grad"}, dtypes {args.dtypes}, at most {args.samples} samples of an op and dtype.",
+    out = [f"# torch's op database, {what} beside eager", "",
+           f"Written by `tests/ops/run_opinfo.py{flag} --samples {args.samples} --report docs/{file}` (in shards: `--json`, then `--merge`) on torch {torch.__version__}, CPU, {order}, dtypes {args.dtypes}, at most {args.samples} samples of an op and dtype.",
            compared, "",
            f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass**{f' ({seconds:.0f} s)' if seconds else ''}.",
            "Samples by how they ran: " + ", ".join(f"{total[c]} {c}" for c in columns) + ".", "",
@@ -111,8 +113,8 @@ def main():
     import queue
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default=".", help="regular expression on the names")
-    parser.add_argument("--grad", action="store_true", help="first-order gradients")
-    parser.add_argument("--dtypes", help="default: float32,int64,bool,bfloat16; of gradients float32,float64")
+    parser.add_argument("--grad", type=int, nargs="?", const=1, default=0, choices=[0, 1, 2], metavar="ORDER", help="gradients, of the first order or the second")
+    parser.add_argument("--dtypes", help="default: float32,int64,bool,bfloat16; of gradients float32,float64; of the second order float64")
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--jobs", type=int, default=2)
@@ -124,7 +126,7 @@ def main():
     parser.add_argument("--merge", nargs="+", help="run nothing: the report of these --json files (shards; a later file's row of an op wins)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.dtypes = args.dtypes or ("float32,float64" if args.grad else "float32,int64,bool,bfloat16")
+    args.dtypes = args.dtypes or ["float32,int64,bool,bfloat16", "float32,float64", "float64"][args.grad]
     if args.worker:
         return worker(args)
     if args.merge:
