@@ -18,7 +18,7 @@ bool draws(const ir::Graph& g) {
 }
 
 variable_list by_formulas(const JointProgram& joint, const std::vector<Saved>& kept, const std::vector<at::Tensor>& given,
-                          const std::vector<at::Tensor>& saved, const variable_list& tangents) {
+                          const std::vector<at::Tensor>& saved, const variable_list& tangents, std::mutex& trace) {
   ++counters().fallbacks;
   std::vector<Value> inputs = joint.given, heads;
   variable_list from = given, to, directions, all(joint.gradients.size());
@@ -34,7 +34,10 @@ variable_list by_formulas(const JointProgram& joint, const std::vector<Saved>& k
       heads.push_back(joint.outputs[joint.roots[k].output]);
       directions.push_back(tangents[k]);
     }
-  const auto graph = extract(*joint.program.graph, heads, inputs);
+  const auto graph = [&] {
+    std::lock_guard lock(trace);
+    return extract(*joint.program.graph, heads, inputs);
+  }();
   TORCH_CHECK(!draws(*graph), "vitrify: a gradient of a gradient needs random numbers that were not kept");
   variable_list made = interpret(*graph, from, false, true);
   for (size_t i = made.size(); i-- > 0;)

@@ -269,7 +269,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     const size_t own = given.size();
     for (int refused = 0;;) {
       const std::shared_ptr<Training> next = next_level(how);
-      if (!next) return by_formulas(joint_, saved_, given, saved, tangents);
+      if (!next) return by_formulas(joint_, saved_, given, saved, tangents, mutex_);
       given.resize(own);
       const std::vector<Value>& wanted = next->joint_.given;
       size_t k = 0;

@@ -29,6 +29,10 @@ def step(f, module, args, kwargs, jolts=contextlib.nullcontext()):
     return {**found, **{f"statistic {n}": b.clone() for n, b in module.named_buffers()}}
 
 
+def channels_last(t):
+    return t.contiguous(memory_format=torch.channels_last) if torch.is_tensor(t) and t.dim() == 4 else t
+
+
 @pytest.mark.parametrize("entry", params(n for n in zoo.ZOO if n not in networks.LEFT_OUT))
 def test_a_step(entry):
     """Loss, every gradient and every statistic."""
@@ -53,6 +57,10 @@ def test_a_step(entry):
 
     def run(seed):
         other = curves.moved(copy.deepcopy(fresh), seed)
+        if seed % 2 and any(isinstance(m, torch.nn.Conv2d) for m in other.modules()) and entry.name != "timm/repvgg_a0":
+            # Convolutions are compiled in this layout (one network dies of it in eager: tests/issues/test_layout.py).
+            other = other.to(memory_format=torch.channels_last)
+            return step(other, other, tuple(map(channels_last, args)), kwargs, curves.jolted(seed))
         return step(other, other, args, kwargs, curves.jolted(seed))
     curves.Judge(theirs, reference, run, factor=3 if random else 2).check(mine)
     did = measure.counted(lambda: step(compiled, ours, args, kwargs))
