@@ -243,7 +243,7 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
   block_ = {};
 }
 
-int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool reduction) const {
+int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool reduction, Int lanes_along) const {
   int cost = 0;
   bool loops = false;
   for (auto& s : stages) loops = loops || !s.inner.empty();
@@ -251,12 +251,15 @@ int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool re
     if (loops && s.inner.empty()) continue;  // runs once where the loops run many times: their chains decide
     int c = 0;
     for (auto& i : s.body) {
-      if (VectorMath::is_math(i.op))
+      if (i.op == Op::load || i.op == Op::store) {  // lanes apart from each other take a load or store each, more or less
+        auto aff = sym::affine_in(i.at, lanes_along);
+        c += aff && (aff->first.is(0) || aff->first.is(1)) ? 1 : 8;
+      } else if (VectorMath::is_math(i.op))
         c += 12;
       else if (i.op == Op::div || i.op == Op::sqrt || i.op == Op::rsqrt || i.op == Op::reciprocal)
         c += 3;
       else if (i.op == Op::reduce && s.accums[i.iimm].kind >= loop::AccumKind::ArgMin)
-        c += s.accums[i.iimm].kind == loop::AccumKind::OnlineSoftmax ? 14 : 4;
+        c += s.accums[i.iimm].kind == loop::AccumKind::OnlineSoftmax ? 14 : s.accums[i.iimm].kind == loop::AccumKind::Welford ? 8 : 4;
       else if (i.op != Op::constant)
         c += i.type == DType::I64 || i.type == DType::BF16 ? 2 : 1;
     }
@@ -311,7 +314,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
   if (s.inner.empty() && s.accums.empty()) return emit_body(s, nullptr);
   bool empty = s.inner.empty();
   int lanes = k_.vector_axis == loop::VectorAxis::None || empty ? 1 : lanes_;
-  int unroll = lanes == 1 ? 1 : choose_unroll({s}, !s.accums.empty());
+  int unroll = lanes == 1 ? 1 : choose_unroll({s}, !s.accums.empty(), s.inner.back().var);
   Value* extent = empty ? i64(1) : scalar_index(s.inner.back().extent, 0);
   auto n = const_of(extent);
   while (n && unroll > 1 && *n < int64_t(lanes) * unroll) unroll /= 2;
@@ -420,9 +423,10 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   Value *begin = fn_->getArg(2), *end = fn_->getArg(3);
   bool reduction = false;
   for (auto& s : k_.stages) reduction |= !s.accums.empty();
-  int unroll = lanes_ == 1 ? 1 : choose_unroll(k_.stages, reduction);
+  int unroll = lanes_ == 1 || n == 0 ? 1 : choose_unroll(k_.stages, reduction, loops[n - 1].var);
   // Columns of a sum: long pieces of each row, as far as the registers go.
-  if (reduction && unroll == 4 && k_.stages[0].accums.size() == 1 && k_.stages[0].body.size() <= 3) unroll = t_.avx512 ? 16 : 8;
+  if (reduction && unroll == 4 && k_.stages[0].accums.size() == 1 && k_.stages[0].body.size() <= 3)
+    unroll = (t_.avx512 ? 16 : 8) / (k_.stages[0].accums[0].kind == loop::AccumKind::Welford ? 2 : 1);
   auto body = [&](Phase) {
     if (flat)
       emit_body(k_.stages[0], nullptr);

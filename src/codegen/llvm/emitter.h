@@ -108,7 +108,7 @@ class KernelEmitter {
   enum class Phase { Main, Middle, Tail };
   void vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body, const Body& after_chunk = {},
                   int64_t chunk_steps = 0);
-  int choose_unroll(const std::vector<loop::Stage>&, bool reduction) const;
+  int choose_unroll(const std::vector<loop::Stage>&, bool reduction, Int lanes_along) const;
   void if_then(Value* cond, const Body&);
   llvm::AllocaInst* make_slot(llvm::Type*, const char* name);
   // -- indices and memory (emit_memory.cpp)

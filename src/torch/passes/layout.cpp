@@ -152,17 +152,25 @@ class ConvolutionLayout {
       if (!(before[i] == n->outs[i])) changed_.insert(n->out(i));
   }
 
+  static int64_t bytes(const ir::TensorType& t) { return t.numel().value() * 4; }
+
+  // Kernels of one pixel take either layout. Others have their weights copied, forward and backward, and the gradient of those copied back.
+  bool is_worth_it(const Value& x, const Value& w, const ir::TensorType& out) {
+    if (is_last(x) && !changed_.contains(x)) return true;  // users gave it so
+    return is_pixel(w.type()) ? is_last(x) : 2 * (bytes(x.type()) + bytes(out)) >= bytes(w.type());
+  }
+
   void convolve(Node* n, size_t input, std::initializer_list<uint32_t> results) {
-    const Value x = tensor(*n, input);
-    if (is_last(x)) {
-      last_.add(x);
-    } else {
-      const Value copy = copied(n, x, MemoryFormat::ChannelsLast);
-      if (!is_last(copy)) return;  // one channel: either
-      n->args[input] = copy;
-    }
-    // ATen would copy it, slowly.
-    if (const Value w = tensor(*n, input + 1); !is_pixel(w.type()) && !is_last(w)) n->args[input + 1] = copied(n, w, MemoryFormat::ChannelsLast);
+    const Value x = tensor(*n, input), w = tensor(*n, input + 1);
+    const bool last = is_worth_it(x, w, input == 0 ? n->outs[0] : tensor(*n, 0).type());
+    const MemoryFormat format = last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+    auto take = [&](size_t i) {  // ATen would copy it, slowly
+      const Value v = tensor(*n, i);
+      if (is_last(v) != last && (last ? !is_pixel(v.type()) : changed_.contains(v))) n->args[i] = copied(n, v, format);
+    };
+    for (size_t i = 0; i <= input + 1; ++i) take(i);
+    if (!last || !is_last(tensor(*n, input))) return;  // one channel: either
+    last_.add(tensor(*n, input));
     for (uint32_t i : results) {
       const Value v = n->out(i);
       if (!is_image(v.type())) continue;  // not asked for
