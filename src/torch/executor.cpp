@@ -331,10 +331,15 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
   }
   SlotState& s = f.slots[slot];
   const bool strided = t.defined() && t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
+  auto agrees = [&] {  // but for dims of one element
+    for (size_t d = 0; d < s.sizes.size(); ++d)
+      if (s.sizes[d] > 1 && t.stride(static_cast<int64_t>(d)) != s.strides[d]) return false;
+    return true;
+  };
   bool same = true;
   if (strided) {
     const bool typed = t.sizes() == at::IntArrayRef(s.sizes) && to_dtype(t.scalar_type()) == p.dtype;
-    for (size_t d = 0; typed && d < s.sizes.size(); ++d) same = same && (s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d]);
+    same = !typed || agrees();
     const bool differs = !typed || (t.numel() && !same && called_as_recorded(e, state.pointers));
     if (differs && typed && lenient) {  // nobody sees the layout of what a gradient is made of: it is copied, and known the next time
       if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
@@ -370,9 +375,8 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
           t = t.clone();
           break;
         }
-      bool renamed = t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides);  // of dims of size 1 only: users see those too
-      for (size_t d = 0; renamed && d < s.sizes.size(); ++d) renamed = s.sizes[d] <= 1 || t.stride(static_cast<int64_t>(d)) == s.strides[d];
-      if (renamed) t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
+      if (t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides) && agrees())  // users see the strides of one element too
+        t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
   }
   tensors_[slot] = std::move(t);

@@ -73,8 +73,8 @@ def test_known_differences_of_second_order(name):
     assert failures and all(re.search(DIFFERENT[name], f) for f in failures), failures
 
 
-def test_a_wrong_second_gradient_is_found(monkeypatch):
-    """The first order is right."""
+def sine_with(gradient):
+    """In place of vitrify.compile: a sine whose derivative is `gradient` of the tangent and the argument."""
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -83,9 +83,13 @@ def test_a_wrong_second_gradient_is_found(monkeypatch):
 
         @staticmethod
         def backward(ctx, g):
-            x, = ctx.saved_tensors
-            return g * (x.detach().cos() - (1 + 1e-6) * x.detach().sin() * (x - x.detach()))
-    monkeypatch.setattr("vitrify.compile", lambda fn: lambda x, *_: Wrong.apply(x))
+            return gradient(g, *ctx.saved_tensors)
+    return lambda fn: lambda x, *_: Wrong.apply(x)
+
+
+def test_a_wrong_second_gradient_is_found(monkeypatch):
+    """The first order is right."""
+    monkeypatch.setattr("vitrify.compile", sine_with(lambda g, x: g * (x.detach().cos() - (1 + 1e-6) * x.detach().sin() * (x - x.detach()))))
     sample = (torch.randn(64, dtype=torch.float64, requires_grad=True), (), {})
     from compare import conditioned_run
     opinfo_grad.compare(lambda x, a, k: x.sin(), sample, True, conditioned_run, False)
@@ -94,16 +98,7 @@ def test_a_wrong_second_gradient_is_found(monkeypatch):
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.sin()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * ctx.saved_tensors[0].cos() * (1 + 3e-6)
-    monkeypatch.setattr("vitrify.compile", lambda fn: lambda x, *_: Wrong.apply(x))
+    monkeypatch.setattr("vitrify.compile", sine_with(lambda g, x: g * x.cos() * (1 + 3e-6)))
     sample = (torch.randn(64, requires_grad=True), (), {})
     from compare import fp64_run
     with pytest.raises(Mismatch, match="gradient"):

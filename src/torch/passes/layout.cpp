@@ -171,14 +171,15 @@ class ConvolutionLayout {
     for (size_t i = 0; i <= input + 1; ++i) take(i);
     if (!last || !is_last(tensor(*n, input))) return;  // one channel: either
     last_.add(tensor(*n, input));
+    const auto recorded = n->outs;
+    for (uint32_t i : results)
+      if (is_image(recorded[i]) && !(i == 1 && is_pixel(recorded[i])))  // asked for, and not a gradient of weights that is the same in either layout
+        n->outs[i].strides = ops::strides_for(MemoryFormat::ChannelsLast, recorded[i].sizes);
+    capture::apply_learned(n->op->name, n->args, {n->outs.data(), n->outs.size()});
     for (uint32_t i : results) {
       const Value v = n->out(i);
-      if (!is_image(v.type())) continue;  // not asked for
-      const ir::TensorType seen = v.type();
-      const bool is_gradient = i == 1;
-      if (is_gradient && is_pixel(seen)) continue;  // the same memory in either layout
-      n->outs[i].strides = ops::strides_for(MemoryFormat::ChannelsLast, seen.sizes);
-      capture::apply_learned(n->op->name, n->args, {n->outs.data(), n->outs.size()});
+      const ir::TensorType& seen = recorded[i];
+      if (!is_image(seen)) continue;
       if (v.type() == seen) {
         if (is_last(v)) last_.add(v);
         continue;
