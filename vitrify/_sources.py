@@ -2,6 +2,7 @@
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
 import argparse
 import copy
+import dis
 import functools
 import sys
 import types
@@ -21,6 +22,9 @@ _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torc
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_OTHER_GLOBALS = {dis.opmap[n] for n in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")}
+_BY_STRING = {"globals", "vars", "eval", "exec"}
 _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
@@ -39,6 +43,23 @@ def code_names(code, out):
             code_names(c, out)
         elif type(c) is str and c.isidentifier():
             out.add(c)
+    return out
+
+
+@functools.lru_cache(4096)
+def global_names(code):
+    """Names that a function looks up among its globals: an attribute of the same name is another thing."""
+    out, extended = set(), 0
+    for op, arg in zip(code.co_code[::2], code.co_code[1::2]):
+        arg |= extended
+        extended = arg << 8 if op == dis.EXTENDED_ARG else 0
+        if op == _LOAD_GLOBAL:
+            out.add(code.co_names[arg >> 1])
+        elif op in _OTHER_GLOBALS:
+            out.add(code.co_names[arg])
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            out |= global_names(c)
     return out
 
 
@@ -294,7 +315,8 @@ class Sources:
             self.live.add(n)
             for v, label in self.members.pop(n, ()):
                 self.member(v, label)
-        self.globals(f.__globals__, names, f.__globals__.get("__name__", "globals"), names)
+        direct = names if names & _BY_STRING else global_names(f.__code__)
+        self.globals(f.__globals__, direct, f.__globals__.get("__name__", "globals"), names)
         if getattr(f, "__wrapped__", None) is not None:
             self.visit(f.__wrapped__, name)
 

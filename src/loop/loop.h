@@ -52,7 +52,7 @@ using sym::Int;
   _(sqrt, 1, U)                                                                                                                                      \
   _(rsqrt, 1, U) _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U) _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) \
       _(cos, 1, U) _(tan, 1, U) _(asin, 1, U) _(acos, 1, U) _(atan, 1, U) _(sinh, 1, U) _(cosh, 1, U) _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U)    \
-          _(atanh, 1, U) _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U) _(floor, 1, U) _(ceil, 1, U)                    \
+          _(atanh, 1, U) _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(ndtr, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U) _(floor, 1, U) _(ceil, 1, U)                    \
               _(round, 1, U) /* half to even */ _(trunc, 1, U) _(add, 2, B) _(sub, 2, B) _(mul, 2, B)                                                \
                   _(div, 2, B) /* floats: IEEE; integers: truncates, faults DivisionByZero */                                                        \
       _(floordiv, 2, B)        /* towards minus infinity; as Python for floats (c10::div_floor_floating); integers fault on 0 */                     \

@@ -6,19 +6,22 @@
 #include "ops/pointwise.h"
 
 namespace vitrify::ops {
+
+Val gelu_gate(Val x, bool tanh_form) {
+  const bool wide = x.type == DType::F64;
+  if (!tanh_form) return wide ? 0.5 * (1.0 + unary(LOp::erf, x * M_SQRT1_2)) : unary(LOp::ndtr, x);
+  Val u = M_SQRT2 * M_2_SQRTPI * 0.5 * (x + 0.044715 * (x * x * x));
+  return wide ? 0.5 * (1.0 + unary(LOp::tanh, u)) : sigmoid(2.0 * u);
+}
+
 namespace {
 
 using P = PointwiseDType;
 
-Val gelu(Val x, bool tanh_form) {
-  if (!tanh_form) return x * 0.5 * (1.0 + unary(LOp::erf, x * M_SQRT1_2));
-  Val inner = M_SQRT2 * M_2_SQRTPI * 0.5 * (x + 0.044715 * (x * x * x));
-  return 0.5 * x * (1.0 + unary(LOp::tanh, inner));
-}
 bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(1) == "tanh";
   if (!tanh_form && a.string(1) != "none") return false;
-  return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return gelu(v[0], tanh_form); });
+  return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return v[0] * gelu_gate(v[0], tanh_form); });
 }
 bool lower_relu(const Args& a, std::vector<Tensor>& r) {
   return a.out().dtype != DType::Bool && activation<1, true>(a, r, 1, [](Body&, Val* v) { return maximum(v[0], v[0].lit(0)); });

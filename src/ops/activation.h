@@ -33,6 +33,9 @@ bool activation(const Args& a, std::vector<Tensor>& r, int cost, F f) {
     return activation_at<any_type>(a, r, {0, 1}, cost, f);
 }
 
+// What gelu multiplies x by: the normal distribution function or its tanh form. In f64 as eager writes it, else without the 1 + that cancels.
+Val gelu_gate(Val x, bool tanh_form);
+
 std::span<const OpRow> activation_gradient_rows();
 
 }  // namespace vitrify::ops

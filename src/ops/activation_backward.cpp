@@ -12,17 +12,16 @@ using P = PointwiseDType;
 bool lower_gelu_backward(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(2) == "tanh";
   return activation<2>(a, r, 40, [tanh_form](Body&, Val* v) {
-    Val g = v[0], x = v[1];
+    Val g = v[0], x = v[1], s = gelu_gate(x, tanh_form);
     if (!tanh_form) {
-      Val cdf = 0.5 * (1.0 + unary(LOp::erf, x * M_SQRT1_2));
       Val pdf = unary(LOp::exp, -0.5 * (x * x)) * (M_2_SQRTPI * M_SQRT1_2 * 0.5);
-      return g * (cdf + x * pdf);
+      return g * (s + x * pdf);
     }
     const double beta = M_SQRT2 * M_2_SQRTPI * 0.5, kappa = 0.044715;
-    Val th = unary(LOp::tanh, beta * (x + kappa * (x * x * x)));
-    Val left = 0.5 * x, right = 1.0 + th;
     Val d_inner = beta * (1.0 + 3 * kappa * (x * x));
-    return g * (0.5 * right + left * (1.0 - th * th) * d_inner);
+    if (x.type != DType::F64) return g * (s + 2.0 * (x * (s * (1.0 - s))) * d_inner);
+    Val th = unary(LOp::tanh, beta * (x + kappa * (x * x * x)));
+    return g * (s + 0.5 * x * (1.0 - th * th) * d_inner);
   });
 }
 bool lower_silu_backward(const Args& a, std::vector<Tensor>& r) {

@@ -32,6 +32,7 @@ int64_t weight(loop::Op o) {
     case Op::tanh:
     case Op::sigmoid:
     case Op::erf:
+    case Op::ndtr:
     case Op::exp2:
     case Op::log2:
     case Op::sin:

@@ -36,6 +36,7 @@ bool is_heavy(loop::Op o) {
     case Op::acosh:
     case Op::atanh:
     case Op::erf:
+    case Op::ndtr:
     case Op::erfc:
     case Op::erfinv:
     case Op::lgamma:

@@ -273,6 +273,8 @@ double float_unary(Op op, double x) {
       return ::erf(x);
     case Op::erfc:
       return ::erfc(x);
+    case Op::ndtr:
+      return 0.5 * ::erfc(-M_SQRT1_2 * x);
     case Op::erfinv:
       return inverse_erf(x);
     case Op::lgamma: {

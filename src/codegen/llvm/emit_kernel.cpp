@@ -15,6 +15,8 @@ namespace {
 // A result this large leaves the caches before anyone reads it: storing past them saves reading each line first.
 constexpr int64_t kStreamBytes = int64_t(32) << 20;
 
+constexpr int64_t kRowAhead = 256, kCached = int64_t(1) << 18;  // elements of a row worth asking for early, of a buffer that no cache holds
+
 std::optional<int64_t> const_of(Value* v) {
   if (auto* c = llvm::dyn_cast<ConstantInt>(v)) return c->getSExtValue();
   return {};
@@ -278,6 +280,37 @@ void KernelEmitter::emit_body(const loop::Stage& s, AccSet* accs) {
   }
 }
 
+// What the first loop over a row reads from memory, to be asked for one row ahead while a later loop works in the caches.
+std::vector<const Instr*> KernelEmitter::reads_of_rows() const {
+  std::vector<const Instr*> r;
+  if (k_.outer.empty()) return r;
+  auto first = std::find_if(k_.stages.begin(), k_.stages.end(), [](auto& s) { return !s.inner.empty(); });
+  if (first == k_.stages.end() || first->inner.size() != 1) return r;
+  const Int along = first->inner[0].var, row = k_.outer.back().var;
+  for (auto& i : first->body) {
+    if (i.op != Op::load || i.a >= 0 || !read_only_[i.buf]) continue;
+    const Int extent = k_.buffers[i.buf].extent;
+    const auto near = sym::affine_in(i.at, along), far = sym::affine_in(i.at, row);
+    const bool direct =
+        near && far && near->first.is(1) && far->first.is_const() && far->first.value() >= kRowAhead && far->first.value() <= 16 * kRowAhead;
+    if (direct && (!extent.is_const() || extent.value() >= kCached)) r.push_back(&i);
+  }
+  return r;
+}
+
+void KernelEmitter::prefetch(Value* p, Near cache) {  // never faults, wherever p points
+  b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()}, {p, b_.getInt32(0), b_.getInt32(int(cache)), b_.getInt32(1)});
+}
+
+void KernelEmitter::prefetch_row() {
+  const uint32_t row = sym::view(k_.outer.back().var).symbol->id;
+  Value* now = symbols_.at(row);
+  symbols_[row] = b_.CreateAdd(now, i64(1));
+  for (const Instr* i : ahead_)
+    for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(*i, u), Near::L1);
+  symbols_[row] = now;
+}
+
 void KernelEmitter::emit_rows() {
   int n = int(k_.outer.size());
   std::vector<Value*> extents(n), slots(n);
@@ -297,7 +330,13 @@ void KernelEmitter::emit_rows() {
   }
   for_loop(begin, end, i64(1), [&](Value* o) {
     for (int d = 0; d < n; ++d) symbols_[sym::view(k_.outer[d].var).symbol->id] = n == 1 ? o : b_.CreateLoad(b_.getInt64Ty(), slots[d]);
-    for (auto& s : k_.stages) emit_stage(s);
+    int loops = 0;
+    for (auto& s : k_.stages) {
+      loops += !s.inner.empty();
+      if (loops == 2 && !s.inner.empty()) ahead_ = reads_of_rows();
+      emit_stage(s);
+      ahead_ = {};
+    }
     Value* carry = i64(1);
     for (int d = n - 1; d >= 1; --d) {
       Value* c = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), slots[d]), carry);
@@ -339,7 +378,13 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
     auto row = [&] {
       Body chunk;
       if (two_level) chunk = [&] { flush(s, sets[0]); };
-      vector_run(s.inner.back().var, i64(0), extent, lanes, unroll, [&](Phase p) { emit_body(s, &sets[int(p)]); }, chunk, kChunk);
+      vector_run(
+          s.inner.back().var, i64(0), extent, lanes, unroll,
+          [&](Phase p) {
+            emit_body(s, &sets[int(p)]);
+            if (p == Phase::Main && lanes > 1) prefetch_row();
+          },
+          chunk, kChunk);
     };
     if (!many_rows) {
       nest(s.inner.data(), int(depth) - 1, row);

@@ -7,7 +7,7 @@
 namespace vitrify::codegen::x86 {
 
 namespace {
-constexpr int64_t kBand = 8;  // squares down before one step across: whole cache lines of what is read, few pages of what is written
+constexpr int64_t kBand = 64;  // squares down before one step across: long pieces of the rows that are read, and time for what was asked for to come
 
 // Swaps the off-diagonal blocks of every size: W log W shuffles of two vectors.
 void transpose(llvm::IRBuilder<>& b, std::vector<Value*>& rows) {
@@ -60,11 +60,14 @@ void KernelEmitter::emit_tiles() {
     for (int l = 0; l < w; ++l) each(l, b_.CreateGEP(type, p, b_.CreateMul(stride, i64(l))));
   };
   auto square = [&](Value* d0, Value* a0) {
+    Value* next =
+        b_.CreateAdd(a0, i64(w));  // of the square across, which comes a band later: the lines lie a row apart, and no hardware foresees them
     for (auto& i : stage.body) {
       if (i.op != Op::load || !squares.count(&i)) continue;
       const llvm::Align align(size_of(k_.buffers[i.buf].dtype));
       std::vector<Value*> v;
       columns(i, d0, a0, [&](int, Value* p) { v.push_back(tag(b_.CreateAlignedLoad(vector_of(i), p, align), i.buf, true)); });
+      columns(i, d0, next, [&](int, Value* p) { prefetch(p, Near::L2); });
       transpose(b_, v);
       for (int r = 0; r < w; ++r) b_.CreateAlignedStore(v[r], row_of(i, i64(r)), llvm::Align(align.value() * w));
     }
@@ -76,6 +79,12 @@ void KernelEmitter::emit_tiles() {
       symbols_[down_id] = b_.CreateNSWAdd(d0, r);
       for (auto& i : stage.body) {
         if (!squares.count(&i)) {
+          const auto along = sym::affine_in(i.at, across.var);
+          if (i.op == Op::load && i.a < 0 && along && along->first.is(1) && sym::contains(i.at, down.var)) {
+            block_.base = next;
+            prefetch(element_pointer(i, 0), Near::L2);
+            block_.base = a0;
+          }
           emit_instr(i, nullptr);
           continue;
         }

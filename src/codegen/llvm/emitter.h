@@ -50,6 +50,7 @@ class VectorMath {
   Value* sincos(Value* x, bool cosine);
   Value* tanh(Value* x);
   Value* erf(Value* x);
+  Value* ndtr(Value* x);
   Value* sleef(Op op, Value* x, Value* y);
   llvm::AllocaInst* slot(llvm::Type*);
 
@@ -98,6 +99,10 @@ class KernelEmitter {
   void emit_runs(const loop::Loop* loops, int n, bool flat);  // lanes across the last of `loops`
   void emit_tiles();                                          // squares of the last outer and the inner loop (emit_tile.cpp)
   void emit_stage(const loop::Stage&);                        // inner loops across lanes
+  std::vector<const Instr*> reads_of_rows() const;
+  enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
+  void prefetch(Value* p, Near);
+  void prefetch_row();
   void emit_stage_in_block(const loop::Stage&);               // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
   // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
@@ -193,6 +198,7 @@ class KernelEmitter {
   std::map<uint32_t, int32_t> indirect_;        // SSA id by symbol id
   std::vector<llvm::MDNode*> scope_, noalias_;  // by buffer
   std::vector<bool> read_only_;
+  std::vector<const Instr*> ahead_;  // loads of the next row that the loop being emitted asks for
   std::vector<bool> streams_;  // written past the caches: larger than them, and not read here
 };
 

@@ -84,6 +84,8 @@ int tolerance(Op op, DType t) {
     case Op::erf:
     case Op::sigmoid:
       return 2;
+    case Op::ndtr:
+      return 4;
     case Op::erfinv:
       return t == DType::F64 ? 64 : 1;
     case Op::lgamma:
@@ -165,6 +167,7 @@ TEST(Ops, EveryOpEveryType) {
         uint64_t d = !is_float(result) || a.f != a.f || b.f != b.f ? UINT64_MAX : ulps(a.f, b.f, compute_type(t));
         // the smallest results: absolute, one denormal step of the compute type, or the flush the table names
         if (op == Op::sigmoid && std::abs(a.f - b.f) < 1.2e-38) continue;
+        if (op == Op::ndtr && compute_type(t) == DType::F32 && std::abs(a.f - b.f) < 6e-8) continue;  // the far tail
         // half results may round to the neighbour
         if (tolerance(op, t) && (t == DType::F16 || t == DType::BF16)) d >>= t == DType::BF16 ? 16 : 13;
         if (d > worst) worst = d, where = j;
