@@ -12,14 +12,13 @@ class Entry:
     name: str
     build: Callable[[], tuple]  # -> (module, args, kwargs)
     quick: bool = False
-    inexact: str | None = None  # known to be outside the accuracy rule, and why; everything else is asserted
     eagerly: str | None = None  # runs eagerly, with a warning that says this; the rest must run native kernels
 
 
 ZOO: dict[str, Entry] = {}
 
 
-def add(name, make, quick=False, inexact=None, eagerly=None):
+def add(name, make, quick=False, eagerly=None):
     def build():
         module, args, kwargs = make()
         with torch.no_grad():  # heads that start at zero would hide every error before them
@@ -28,7 +27,7 @@ def add(name, make, quick=False, inexact=None, eagerly=None):
                     parameter.normal_(0, 0.02)
         return module.eval(), args, kwargs
     assert name not in ZOO
-    ZOO[name] = Entry(name, build, quick, inexact, eagerly)
+    ZOO[name] = Entry(name, build, quick, eagerly)
 
 
 def image(side=64, batch=2, channels=3):
@@ -36,11 +35,11 @@ def image(side=64, batch=2, channels=3):
 
 
 # ---- torchvision ------------------------------------------------------------------------------------------------------------------------
-def vision(name, side=64, batch=2, quick=False, inexact=None, **kwargs):
+def vision(name, side=64, batch=2, quick=False, **kwargs):
     def build():
         import torchvision
         return torchvision.models.get_model(name, weights=None, **kwargs), (image(side, batch),), {}
-    add(f"torchvision/{name}", build, quick, inexact=inexact)
+    add(f"torchvision/{name}", build, quick)
 
 
 vision("resnet18", quick=True)
@@ -63,8 +62,7 @@ vision("vit_b_32", side=64, batch=1, image_size=64)
 vision("swin_t", batch=1)
 vision("swin_v2_t", side=64, batch=1)
 vision("maxvit_t", side=224, batch=1)
-vision("fcn_resnet50", side=64, batch=1, weights_backbone=None,
-       inexact="oneDNN sums the 4608 products of a pixel one by one in channels-last, in blocks in the contiguous layout: 2.2 times eager's error")
+vision("fcn_resnet50", side=64, batch=1, weights_backbone=None)
 vision("deeplabv3_mobilenet_v3_large", side=64, weights_backbone=None)
 
 

@@ -12,6 +12,10 @@ namespace vitrify {
 // ConvParams::use_mkldnn). `input`: which argument is the input; weight and the rest follow it. Sizes that are not constant: no.
 bool taken_by_onednn(std::span<const ir::Arg> args, size_t input);
 
+// Whether so many products make one element of the result that the layout decides the error: oneDNN's channels-last kernels add them one by one, the
+// others in blocks.
+bool adds_long_sums(const ir::TensorType& weight);
+
 // Values whose strides are channels-last, and where that leads.
 class ChannelsLast {
  public:
