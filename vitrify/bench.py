@@ -1,12 +1,16 @@
 """`python -m vitrify bench`: every measurement in a process of its own, eager, Vitrify and peers in turns within it.
 
-Writes one JSON file with the machine's name in it, and prints tables.
+Writes one JSON file with the machine's name in it, and prints tables:
+calls: what a call costs. bandwidth: bytes that kernels move, beside a copy. networks, training: first call and steady calls. memory: of a whole process.
+layers: what the first step of training costs above eager's first, for Llamas of 8 and of 32 layers (compile_ms; `times` is against the smaller one), with
+the time of each stage of the compiler; medians of --repeats processes, each of which has compiled a Llama of one layer before.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -14,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 CALLS = ("x+1", "10 pointwise", "mlp")
+LAYERS = (8, 32)
 
 
 def peak_rss_mib() -> float:
@@ -130,6 +135,45 @@ def measure_bandwidth(seconds: float) -> dict:
     return {"bandwidth_gb_s": {name: round(moved[name] / t / 1e9, 2) for name, t in steady.items()}}
 
 
+def measure_layers(layers: int) -> dict:
+    """The first step of training of a Llama with so many layers: what capturing and compiling it costs, beside eager's first step."""
+    import torch
+    import vitrify
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from vitrify import measure as m
+    tokens = torch.randint(0, 4000, (1, 64))
+
+    def steps(layers):
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=4000, hidden_size=256, intermediate_size=688, num_hidden_layers=layers, num_attention_heads=8,
+                             num_key_value_heads=4, max_position_embeddings=256, use_cache=False)
+        module = LlamaForCausalLM(config).train()
+
+        def step(run):
+            loss = []
+            forward = m.once(lambda: loss.append(run(tokens, labels=tokens).loss))
+            backward = m.once(loss[0].backward)
+            module.zero_grad()
+            return 1e3 * forward, 1e3 * backward
+        eager, compiled = [step(module) for _ in range(4)], vitrify.compile(module)
+        return eager, [step(compiled) for _ in range(4)]
+    steps(1)  # what any first compile of a process costs, whatever its size: the code generator is opened, Python modules are imported
+    vitrify.reset()
+    eager, ours = steps(layers)
+    row = {"layers": layers, "eager_first_ms": sum(eager[0]), "eager_ms": statistics.median(map(sum, eager[1:])), "forward_first_ms": ours[0][0],
+           "backward_first_ms": ours[0][1], "compiled_ms": statistics.median(map(sum, ours[1:])), "compile_ms": sum(ours[0]) - sum(eager[0])}
+    return row | {"kernels_built": dict(vitrify.counters).get("kernels_built", 0), "stages_ms": stage_times()}
+
+
+def median_row(rows: list[dict]) -> dict:
+    """Of measurements of one thing, each in a process of its own: the median of each figure; the first that failed where one did."""
+    failed = [r for r in rows if "failed" in r]
+    if failed:
+        return failed[0]
+    stages = {stage: statistics.median(r["stages_ms"].get(stage, 0.0) for r in rows) for stage in rows[0]["stages_ms"]}
+    return {k: statistics.median(r[k] for r in rows) for k in rows[0] if k != "stages_ms"} | {"runs": len(rows), "stages_ms": stages}
+
+
 def child(task: dict) -> dict:
     import torch
     if task.get("threads"):
@@ -141,6 +185,8 @@ def child(task: dict) -> dict:
         return measure_memory(task["name"], task["size"], task["which"], task.get("training", False))
     if kind == "training":
         return measure_training(task["name"], task["size"], task["seconds"], task["peers"])
+    if kind == "layers":
+        return measure_layers(task["layers"])
     if kind == "call":
         return measure_call(task["name"], task["seconds"], task["peers"])
     if kind == "bandwidth":
@@ -172,7 +218,7 @@ def table(title: str, rows: list[dict], columns: list[str], console) -> None:
         view.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         if "failed" in row:
-            view.add_row(str(row.get("name") or row.get("network") or row.get("kind")), "failed: " + row["failed"].splitlines()[-1][:60])
+            view.add_row(str(row.get("name") or row.get("network") or row.get("layers") or row.get("kind")), "failed: " + row["failed"].splitlines()[-1][:60])
             continue
         view.add_row(*(("" if row.get(c) is None else f"{row[c]:.4g}" if isinstance(row[c], float) else str(row[c])) for c in columns))
     console.print(view)
@@ -187,7 +233,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, training, memory")
+    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, training, layers, memory")
+    parser.add_argument("--repeats", type=int, default=5, help="processes of each measurement of layers, of which the median is printed")
     parser.add_argument("--json", metavar="FILE", default="build/bench.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -199,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     from rich.console import Console
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     peers = not args.no_peers
-    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "training", "memory"}
+    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "training", "layers", "memory"}
     names = [] if args.models == "none" else args.models.split(",") if args.models else [n for n in networks.NETWORKS if not networks.NETWORKS[n].missing()]
     common = {"seconds": args.seconds, "peers": peers, "threads": args.threads, "size": args.size}
 
@@ -209,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.time()
     here = task(kind="machine")
     console.print(", ".join(f"{k} {v}" for k, v in here.items()))
-    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "memory": [], "memory_training": [], "bandwidth": {}}
+    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "layers": [], "memory": [], "memory_training": [], "bandwidth": {}}
     if "calls" in only:
         report["calls"] = [task(kind="call", name=name) for name in CALLS]
         table("\ncall overhead, microseconds", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels"], console)
@@ -233,6 +280,18 @@ def main(argv: list[str] | None = None) -> int:
         table("\na step of training (forward, loss, backward, AdamW), float32: milliseconds (first: above an eager step)", report["training"],
               ["network", "first_ms", "eager_ms", "compiled_ms", "speedup", *(["torch.compile_first_ms", "torch.compile_ms"] if peers else []),
                "loss_difference", "kernels", "externs", "fallbacks"], console)
+    if "layers" in only:
+        measured = [[task(kind="layers", layers=n) for n in LAYERS] for _ in range(args.repeats)]  # in turns
+        report["layers"] = rows = [median_row([turn[i] for turn in measured]) for i in range(len(LAYERS))]
+        if not any("failed" in r for r in rows):
+            for row in rows:
+                row["times"] = row["compile_ms"] / rows[0]["compile_ms"]
+        names_of_stages = {s for r in rows for s in r.get("stages_ms", {})}
+        table(f"\nfirst step of training (forward, loss, backward) of a Llama by its layers: milliseconds, medians of {args.repeats} processes "
+              "(compile: ours above eager's first)", rows,
+              ["layers", "eager_first_ms", "eager_ms", "forward_first_ms", "backward_first_ms", "compiled_ms", "compile_ms", "times", "kernels_built"], console)
+        table("\ncompile time by stage, ms", [{"stage": s} | {f"{r['layers']} layers": r["stages_ms"].get(s, 0.0) for r in rows if "failed" not in r}
+                                              for s in sorted(names_of_stages)], ["stage", *(f"{n} layers" for n in LAYERS)], console)
     for training in (False, True) if "memory" in only else ():
         rows = report["memory_training" if training else "memory"]
         for name in names:
@@ -247,7 +306,7 @@ def main(argv: list[str] | None = None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"\n{report['seconds']} s; written to {path}")
-    failed = [r for part in ("calls", "networks", "training") for r in report[part] if "failed" in r]
+    failed = [r for part in ("calls", "networks", "training", "layers") for r in report[part] if "failed" in r]
     return 1 if failed else 0
 
 

@@ -45,6 +45,11 @@ class Body {
   Int checked_index(Val i, Int bound);
   // While a mask is set, loads made through Tensor::at read 0 where it is false and never touch memory there (cat, pad, pooling).
   Val masked(Val mask, const std::function<Val()>& f, Val other);
+  // Nothing is added from here on: drops what only that needs.
+  void close() {
+    cse_ = {};
+    def_ = {};
+  }
 
   std::vector<loop::Instr> instrs;
   std::vector<std::pair<Int, int32_t>> indirects;

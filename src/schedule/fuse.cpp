@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "schedule/loop_vars.h"
+
 namespace vitrify::schedule {
 
 using namespace ops;
@@ -17,6 +19,7 @@ constexpr size_t kMaxBuffers = 40;
 constexpr int64_t kMaxInstrs = 400;
 constexpr int64_t kSmallWork = 6'000'000;  // instructions
 constexpr size_t kNearby = 256;            // items among which small groups look for each other
+constexpr size_t kAcrossCalls = 8;         // items among which they do where calls stand between: what such a kernel makes early lives long
 constexpr int64_t kSmall = 16384;          // elements below which losing parallelism costs nothing
 
 Int product(const std::vector<Loop>& l) {
@@ -73,7 +76,7 @@ void rewrite(Part& p, const std::vector<std::pair<Int, Int>>& map) {
 
 class Fuser {
  public:
-  Fuser(const LoopProgram& p, const FuseOptions& o) : program_(p), options_(o) {}
+  Fuser(const LoopProgram& p, const FuseOptions& o) : program_(p), options_(o), vars_(p.ctx) {}
 
   std::vector<Group> run() {
     const size_t n = program_.items.size();
@@ -88,25 +91,23 @@ class Fuser {
     }
     seen_.resize(n);
     blocked_.resize(n);
+    looked_.resize(n);
+    shared_.resize(n);
     if (options_.enabled)
       for (size_t k = 0; k < n; ++k) merge_into_earlier(k);
     return ordered();
   }
 
  private:
-  Loop make_loop(Int extent) {
-    sym::Range r{0, std::numeric_limits<int64_t>::max()};
-    if (extent.is_const()) r.hi = std::max<int64_t>(extent.value() - 1, 0);
-    Int v = program_.ctx->symbol(sym::SymbolKind::Loop, {}, r);
-    if (!extent.is_const()) program_.ctx->set_loop_extent(v, extent);
-    return {v, extent};
-  }
-
   void find_dependencies() {
     std::vector<std::vector<size_t>> writers(program_.buffers.size());
-    touching_.resize(program_.buffers.size());
+    readers_.resize(program_.buffers.size());
+    writers_.resize(program_.buffers.size());
+    touched_.resize(program_.items.size());
     std::optional<size_t> last_effect;
-    for (size_t k = 0; k < program_.items.size(); ++k) {
+    for (size_t k = 0, first = 0; k < program_.items.size(); ++k) {
+      if (program_.items[k].ext) first = k + 1;
+      after_call_.push_back(first);
       const Item& it = program_.items[k];
       auto& d = deps_[k];
       auto need = [&](uint32_t b) { d.insert(d.end(), writers[b].begin(), writers[b].end()); };
@@ -118,8 +119,13 @@ class Fuser {
           last_effect = k;
         }
       } else {
-        for (uint32_t b : it.loop->reads) need(b), touching_[b].emplace_back(k, false);
-        for (uint32_t b : it.loop->writes) writers[b].push_back(k), touching_[b].emplace_back(k, true);
+        for (uint32_t b : it.loop->reads) need(b), readers_[b].push_back(k);
+        for (uint32_t b : it.loop->writes) writers[b].push_back(k), writers_[b].push_back(k);
+        auto& t = touched_[k];
+        t = it.loop->reads;
+        t.insert(t.end(), it.loop->writes.begin(), it.loop->writes.end());
+        std::sort(t.begin(), t.end());
+        t.erase(std::unique(t.begin(), t.end()), t.end());
       }
       std::sort(d.begin(), d.end());
       d.erase(std::unique(d.begin(), d.end()), d.end());
@@ -148,7 +154,8 @@ class Fuser {
 
   // Merges adjacent loops that every index walks as one.
   void collapse(Group& g) {
-    for (auto* loops : {&g.outer, &g.inner})
+    for (auto* loops : {&g.outer, &g.inner}) {
+      const LoopSide side = loops == &g.outer ? LoopSide::Outer : LoopSide::Inner;
       for (size_t i = loops->size(); i-- > 1;) {
         const Loop a = (*loops)[i - 1], b = (*loops)[i];
         bool ok = true;
@@ -156,11 +163,16 @@ class Fuser {
           for (auto* list : {&p.node.body.instrs, &p.node.epilogue})
             for (Instr& in : *list) ok = ok && walks_as_one(in.at, a, b);
         if (!ok) continue;
-        Loop m = make_loop(a.extent * b.extent);
+        Loop m = unused(side, a.extent * b.extent, *loops);
         for (Part& p : g.parts) rewrite(p, {{a.var, Int(0)}, {b.var, m.var}});
         (*loops)[i - 1] = m;
         loops->erase(loops->begin() + i);
       }
+    }
+  }
+  Loop unused(LoopSide side, Int extent, const std::vector<Loop>& loops) {
+    for (size_t place = 0;; ++place)
+      if (Loop l = vars_.at(side, place, extent); std::none_of(loops.begin(), loops.end(), [&](const Loop& x) { return x.var == l.var; })) return l;
   }
   static bool walks_as_one(Int e, const Loop& a, const Loop& b) {
     if (e.is_const()) return true;
@@ -216,30 +228,35 @@ class Fuser {
       const size_t h = group_of_[k];
       if (groups_[h].closed) return;
       // Earlier groups that share memory with this one, most bytes first.
-      std::unordered_map<size_t, int64_t> shared;
-      std::vector<uint32_t> mine;
-      for (Part& p : groups_[h].parts)
-        for (auto* list : {&p.node.reads, &p.node.writes}) mine.insert(mine.end(), list->begin(), list->end());
-      std::sort(mine.begin(), mine.end());
-      mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-      const size_t nearby = k - std::min(k, kNearby);
-      for (uint32_t b : mine)
-        for (auto [j, writes] : touching_[b]) {
-          if (j >= k) break;
-          if (j >= nearby || writes) shared[group_of_[j]] += (writes ? 2 : 1) * std::max<int64_t>(bytes_of(b), 1);
+      candidates_.clear();
+      ++look_;
+      auto add = [&](size_t j, int64_t bytes) {
+        const size_t g = group_of_[j];
+        if (std::exchange(looked_[g], look_) != look_) {
+          candidates_.push_back(g);
+          shared_[g] = 0;
         }
+        shared_[g] += bytes;
+      };
+      const size_t nearby = k - std::min(k, kNearby);
+      for (uint32_t b : touched_[h]) {
+        const int64_t bytes = std::max<int64_t>(bytes_of(b), 1);
+        for (size_t j : writers_[b])
+          if (j < k) add(j, 2 * bytes);
+        for (auto j = std::lower_bound(readers_[b].begin(), readers_[b].end(), nearby); j != readers_[b].end() && *j < k; ++j) add(*j, bytes);
+      }
       if (groups_[h].small)
-        for (size_t j = nearby; j < k; ++j)
-          if (groups_[group_of_[j]].small) shared.try_emplace(group_of_[j], 0);
+        for (size_t j = std::max(nearby, std::min(after_call_[k], k - std::min(k, kAcrossCalls))); j < k; ++j)
+          if (groups_[group_of_[j]].small) add(j, 0);
       std::vector<std::pair<int64_t, size_t>> order;
       size_t first = position_[h];
-      for (auto& [g, bytes] : shared) {
-        if (g == h || groups_[g].closed || !space_may_match(groups_[g], groups_[h])) continue;
+      for (size_t g : candidates_) {
+        if (g == h || groups_[g].closed || !space_may_match(groups_[g], groups_[h]) || limits_exceeded(g, h)) continue;
         if (position_[g] > position_[h]) {
           block(g, position_[h]);
           if (blocked_[h] == block_) continue;
         }
-        order.emplace_back(bytes, g);
+        order.emplace_back(shared_[g], g);
         first = std::min(first, position_[g]);
       }
       if (order.empty()) return;
@@ -280,7 +297,6 @@ class Fuser {
 
   // Of groups whose spaces may match and that do not need each other through a third one.
   bool try_merge(size_t a, size_t b) {
-    if (limits_exceeded(groups_[a], groups_[b])) return false;
     // A map may walk a reduction's space rows first or columns first: where both are at the same place of memory at the same time. Columns first only
     // for what is reduced: what follows from the result is better off with rows of its own.
     Group first, second;
@@ -303,6 +319,10 @@ class Fuser {
     const auto moved = std::exchange(members_[b], {});
     for (size_t k : moved) group_of_[k] = a;
     members_[a].insert(members_[a].end(), moved.begin(), moved.end());
+    std::vector<uint32_t> both;
+    std::set_union(touched_[a].begin(), touched_[a].end(), touched_[b].begin(), touched_[b].end(), std::back_inserter(both));
+    touched_[a] = std::move(both);
+    touched_[b].clear();
     sort_parts(first, members_[a]);
     measure(first);
     groups_[a] = std::move(first);
@@ -343,23 +363,23 @@ class Fuser {
     return hint_or(r.outer_numel, 1024) >= 2 * options_.threads || hint_or(f.numel, 1) < kSmall;
   }
 
-  bool limits_exceeded(const Group& a, const Group& b) {
-    if (a.instrs + b.instrs > kMaxInstrs) return true;
-    std::vector<uint32_t> bufs;
-    for (auto* g : {&a, &b})
-      for (auto& p : g->parts) {
-        bufs.insert(bufs.end(), p.node.reads.begin(), p.node.reads.end());
-        bufs.insert(bufs.end(), p.node.writes.begin(), p.node.writes.end());
-      }
-    std::sort(bufs.begin(), bufs.end());
-    bufs.erase(std::unique(bufs.begin(), bufs.end()), bufs.end());
-    return bufs.size() > kMaxBuffers;
+  bool limits_exceeded(size_t a, size_t b) const {
+    if (groups_[a].instrs + groups_[b].instrs > kMaxInstrs) return true;
+    const std::vector<uint32_t>&x = touched_[a], &y = touched_[b];
+    if (x.size() + y.size() <= kMaxBuffers) return false;
+    size_t n = x.size() + y.size();
+    for (auto i = x.begin(), j = y.begin(); i != x.end() && j != y.end();)
+      if (*i == *j)
+        --n, ++i, ++j;
+      else
+        ++(*i < *j ? i : j);
+    return n > kMaxBuffers;
   }
 
   bool align_outer(Group& a, Group& b) {
     auto r = refine(extents(a.outer), extents(b.outer));
     if (!r) return false;
-    std::vector<Loop> outer = loops_for(*r, a.outer);
+    std::vector<Loop> outer = loops_for(*r, a.outer, LoopSide::Outer);
     relabel(a, a.outer, outer);
     relabel(b, b.outer, outer);
     a.outer = b.outer = outer;
@@ -395,7 +415,7 @@ class Fuser {
     if (a.reduces && b.reduces) {
       auto o = refine(extents(a.outer), extents(b.outer)), i = refine(extents(a.inner), extents(b.inner));
       if (!o || !i) return false;
-      std::vector<Loop> outer = loops_for(*o, a.outer), inner = loops_for(*i, a.inner);
+      std::vector<Loop> outer = loops_for(*o, a.outer, LoopSide::Outer), inner = loops_for(*i, a.inner, LoopSide::Inner);
       relabel(a, a.outer, outer);
       relabel(a, a.inner, inner);
       relabel(b, b.outer, outer);
@@ -421,7 +441,8 @@ class Fuser {
       for (; split != r->end() && !(n == first_numel); ++split) n = n * *split;
       if (!(n == first_numel)) return false;
       const std::vector<Int> head(r->begin(), split), tail(split, r->end());
-      std::vector<Loop> inner = loops_for(inner_first ? head : tail, red.inner), outer = loops_for(inner_first ? tail : head, red.outer);
+      std::vector<Loop> inner = loops_for(inner_first ? head : tail, red.inner, LoopSide::Inner),
+                        outer = loops_for(inner_first ? tail : head, red.outer, LoopSide::Outer);
       std::vector<Loop> both = inner_first ? inner : outer;
       const std::vector<Loop>& rest = inner_first ? outer : inner;
       both.insert(both.end(), rest.begin(), rest.end());
@@ -438,10 +459,10 @@ class Fuser {
     return true;
   }
 
-  std::vector<Loop> loops_for(const std::vector<Int>& e, const std::vector<Loop>& have) {
+  std::vector<Loop> loops_for(const std::vector<Int>& e, const std::vector<Loop>& have, LoopSide side) {
     if (e == extents(have)) return have;
     std::vector<Loop> r;
-    for (Int x : e) r.push_back(make_loop(x));
+    for (Int x : e) r.push_back(vars_.at(side, r.size(), x));
     return r;
   }
 
@@ -521,16 +542,23 @@ class Fuser {
 
   const LoopProgram& program_;
   FuseOptions options_;
+  LoopVars vars_;
   std::vector<std::vector<size_t>> deps_;
   std::vector<size_t> group_of_;
   std::vector<Group> groups_;
   std::vector<std::vector<size_t>> members_;
-  std::vector<std::vector<std::pair<size_t, bool>>> touching_;  // by buffer: items that touch it, and whether they write
-  std::vector<size_t> order_, position_;                        // groups, each after what it depends on; those merged away stay as fillers
-  std::vector<uint32_t> seen_;                                  // by group: the last visit that met it
+  std::vector<std::vector<size_t>> readers_, writers_;  // by buffer: nests, in order
+  std::vector<std::vector<uint32_t>> touched_;          // by group: buffers, in order
+  std::vector<size_t> after_call_;                      // by item: the first of those with no call between them and it
+  std::vector<size_t> order_, position_;                // groups, each after what it depends on; those merged away stay as fillers
+  std::vector<uint32_t> seen_;                          // by group: the last visit that met it
   uint32_t visit_ = 0;
   std::vector<uint32_t> blocked_;  // by group: the last block() that marked it
   uint32_t block_ = 0;
+  std::vector<size_t> candidates_;  // of the look that merge_into_earlier takes, with the bytes they share
+  std::vector<int64_t> shared_;
+  std::vector<uint32_t> looked_;
+  uint32_t look_ = 0;
 };
 
 }  // namespace

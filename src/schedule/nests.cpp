@@ -198,21 +198,13 @@ Tensor Nests::buffer_tensor(uint32_t buf) {
   return t;
 }
 
-loop::Loop Nests::make_loop(Int extent) {
-  sym::Range r{0, std::numeric_limits<int64_t>::max()};
-  if (extent.is_const()) r.hi = std::max<int64_t>(extent.value() - 1, 0);
-  Int v = ctx_->symbol(sym::SymbolKind::Loop, {}, r);
-  if (!extent.is_const()) ctx_->set_loop_extent(v, extent);
-  return {v, extent};
-}
-
 LoopNode Nests::nest(const Dims& sizes, const std::vector<size_t>& order) {
   LoopNode n;
   n.body.ctx = ctx_;
   n.origin = current_;
   for (size_t d : order) {
     if (sizes[d].is(1)) continue;
-    n.ranges.push_back(make_loop(sizes[d]));
+    n.ranges.push_back(vars_.at(LoopSide::Outer, n.ranges.size(), sizes[d]));
     loop_dim_[n.ranges.back().var] = d;
   }
   return n;
@@ -243,6 +235,7 @@ void Nests::write_map(const Tensor& from, const Tensor& to) {
 void Nests::push(LoopNode n) {
   for (const loop::Loop& l : n.ranges)
     if (l.extent.is(0)) return;  // runs never
+  n.body.close();
   collect_accesses(n);
   program_.items.push_back({std::move(n), std::nullopt});
 }
@@ -387,13 +380,13 @@ std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::sp
     if (!reduced[d]) {
       kept.push_back(x.sizes[d]);
       if (!x.sizes[d].is(1)) {
-        n.ranges.push_back(make_loop(x.sizes[d]));
+        n.ranges.push_back(vars_.at(LoopSide::Outer, n.ranges.size(), x.sizes[d]));
         idx[d] = n.ranges.back().var;
       }
     }
   for (size_t d : order)
     if (reduced[d] && !x.sizes[d].is(1)) {
-      n.rranges.push_back(make_loop(x.sizes[d]));
+      n.rranges.push_back(vars_.at(LoopSide::Inner, n.rranges.size(), x.sizes[d]));
       idx[d] = n.rranges.back().var;
     }
   Val v = ops::cast(x.at(n.body, idx), acc);

@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "ops/lowering.h"
+#include "schedule/loop_vars.h"
 #include "schedule/lower_graph.h"
 
 namespace vitrify::schedule {
@@ -32,14 +33,13 @@ class Nests : public Lowering {
     bool heavy = false;
   };
 
-  Nests(std::shared_ptr<sym::Context> ctx, const LowerOptions& o) : options_(o) {
+  Nests(std::shared_ptr<sym::Context> ctx, const LowerOptions& o) : options_(o), vars_(ctx) {
     ctx_ = std::move(ctx);
     program_.ctx = ctx_;
   }
 
   uint32_t new_buffer(DType dtype, const Dims& sizes, const Dims& strides);
   Tensor buffer_tensor(uint32_t buf);
-  loop::Loop make_loop(Int extent);
   // A nest over the dims of `sizes` in the given order (outermost first); dims of size 1 get no loop.
   LoopNode nest(const Dims& sizes, const std::vector<size_t>& order);
   Index index_of(const LoopNode& n, const Dims& sizes);
@@ -64,6 +64,7 @@ class Nests : public Lowering {
   static bool is_dense(const ir::TensorType& t);
 
   LowerOptions options_;
+  LoopVars vars_;
   LoopProgram program_;
   std::deque<Lazy> lazies_;
   std::unordered_map<Int, size_t> loop_dim_;

@@ -351,7 +351,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<ir::Node*> unordered;
   for (ir::Node* n : whole->nodes())
     if (late.contains(n) && (n->op->flags & kUnordered)) unordered.push_back(n);
-  b.graph = extract(*whole, made, given, unordered);
+  std::unordered_map<Value, Value> taken;
+  b.graph = extract(*whole, made, given, unordered, &taken);
   // What is not read here may have been changed since.
   std::unordered_set<Value> read(b.graph->outputs.begin(), b.graph->outputs.end());
   for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v); });
@@ -363,7 +364,11 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     needed.push_back(given[k]);
     if (!tangent) b.saved.push_back(k);
   }
-  if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered);
+  if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered, &taken);
+  std::unordered_set<ir::Node*> again;
+  for (auto& [from, to] : taken)
+    if (!late.contains(from.node) && !is_input(*to.node)) again.insert(to.node);
+  compute_late(*b.graph, again);
   for (size_t i = 0; i < b.saved.size(); ++i) take_as(*b.graph, i, saved[b.saved[i]].strides);
   return b;
 }

@@ -55,7 +55,7 @@ bool is_reshape(const Node& n) {
 }
 
 // [K,N] -> [N,K]: the operand of a transpose, or a transpose of ours before `at`.
-Value rows_of_weight(Graph& g, Node* at, Value b) {
+Value rows_of_weight(Rewriter& r, Node* at, Value b) {
   Node* bn = b.node;
   const bool transposed =
       is(*bn, "aten::t") || (is(*bn, "aten::permute") && bn->outs[0].dim() == 2) || (is(*bn, "aten::transpose.int") && bn->outs[0].dim() == 2);
@@ -66,7 +66,7 @@ Value rows_of_weight(Graph& g, Node* at, Value b) {
   ir::TensorType t = b.type();
   std::swap(t.sizes[0], t.sizes[1]);
   std::swap(t.strides[0], t.strides[1]);
-  return insert(g, at, "aten::t", {b}, t, ir::kView)->out();
+  return r.insert(at, "aten::t", {b}, t, ir::kView)->out();
 }
 
 struct Found {
@@ -76,22 +76,22 @@ struct Found {
   bool packed = false;
 };
 
-void use_mkl(Graph& g, const Found& f) {
+void use_mkl(Rewriter& r, const Found& f) {
   Node* n = f.node;
-  const Value w = rows_of_weight(g, n, f.p.b);
+  const Value w = rows_of_weight(r, n, f.p.b);
   const sym::Int rows = f.p.a.type().sizes[0];
-  const Value packed = insert(g, n, "mkl::_mkl_reorder_linear_weight", {w, rows}, dense(DType::F32, w.type().sizes))->out();
-  g.replace_uses(n->out(),
-                 insert(g, n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
+  const Value packed = r.insert(n, "mkl::_mkl_reorder_linear_weight", {w, rows}, dense(DType::F32, w.type().sizes))->out();
+  r.replace(n->out(),
+            r.insert(n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
 }
 
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
-void use_onednn(Graph& g, const Found& f, const Uses& uses) {
+void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
   Node* n = f.node;
-  Value w = rows_of_weight(g, n, f.p.b);
+  Value w = rows_of_weight(r, n, f.p.b);
   if (f.packed) {
     const sym::Int rows = f.p.a.type().sizes[0];
-    w = insert(g, n, "mkldnn::_reorder_linear_weight", {w, rows.is_const() ? ir::Arg(rows) : ir::Arg(ir::None{})}, dense(DType::F32, w.type().sizes))
+    w = r.insert(n, "mkldnn::_reorder_linear_weight", {w, rows.is_const() ? ir::Arg(rows) : ir::Arg(ir::None{})}, dense(DType::F32, w.type().sizes))
             ->out();
   }
   const ir::Arg bias = f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{});
@@ -102,13 +102,13 @@ void use_onednn(Graph& g, const Found& f, const Uses& uses) {
     u = sole_user(uses, u);
   }
   if (auto post = u ? post_op(*u) : std::nullopt; post && u->outs[0] == tensor(*u, 0).type()) {
-    Node* fused = insert(g, n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, post->attr, scalars(g, post->scalars), post->algorithm}, n->outs[0]);
-    g.replace_uses(n->out(), fused->out());
-    g.replace_uses(u->out(), reshape ? reshape->out() : fused->out());
+    Node* fused = r.insert(n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, post->attr, scalars(g, post->scalars), post->algorithm}, n->outs[0]);
+    r.replace(n->out(), fused->out());
+    r.replace(u->out(), reshape ? reshape->out() : fused->out());
     return;
   }
-  Node* fused = insert(g, n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, std::string("none"), scalars(g, {}), std::string()}, n->outs[0]);
-  g.replace_uses(n->out(), fused->out());
+  Node* fused = r.insert(n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, std::string("none"), scalars(g, {}), std::string()}, n->outs[0]);
+  r.replace(n->out(), fused->out());
 }
 
 }  // namespace
@@ -136,14 +136,12 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
     state.packed_bytes += bytes;
     f->packed = true;
   }
-  bool changed = false;
+  Rewriter rewriter(g);
   for (const Found& f : found) {
     if (library == Library::Mkl && !f.packed) continue;
-    library == Library::Mkl ? use_mkl(g, f) : use_onednn(g, f, uses);
-    changed = true;
+    library == Library::Mkl ? use_mkl(rewriter, f) : use_onednn(g, rewriter, f, uses);
   }
-  if (changed) g.remove_dead();
-  return changed;
+  return rewriter.finish();
 }
 
 }  // namespace vitrify

@@ -58,6 +58,37 @@ inline Node* insert(Graph& g, Node* at, std::string_view op, std::vector<ir::Arg
   return n;
 }
 
+// Many insertions and replacements in one sweep over the graph, made by finish().
+class Rewriter {
+ public:
+  explicit Rewriter(Graph& g) : g_(g), order_(g.nodes()) {}
+  Node* insert(Node* at, std::string_view op, std::vector<ir::Arg> args, ir::TensorType out, uint32_t flags = ir::kPure) {
+    Node* n = g_.append(g_.op(op, flags), std::move(args), {std::move(out)});
+    n->source = at->source;
+    before_[at].push_back(n);
+    return n;
+  }
+  void replace(Value from, Value to) { same_.emplace(from, to); }
+  bool finish() {
+    if (before_.empty() && same_.empty()) return false;
+    std::vector<Node*> order;
+    for (Node* n : order_) {
+      if (auto it = before_.find(n); it != before_.end()) order.insert(order.end(), it->second.begin(), it->second.end());
+      order.push_back(n);
+    }
+    g_.set_order(std::move(order));
+    g_.replace_uses(same_);
+    g_.remove_dead();
+    return true;
+  }
+
+ private:
+  Graph& g_;
+  std::vector<Node*> order_;  // before the insertions
+  std::unordered_map<Node*, std::vector<Node*>> before_;
+  std::unordered_map<Value, Value> same_;
+};
+
 // A Scalar?[] argument: the IR has no such list.
 inline ir::Arg scalars(Graph& g, const std::vector<double>& v) {
   c10::List<std::optional<at::Scalar>> l;
