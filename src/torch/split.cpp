@@ -162,9 +162,8 @@ struct Splitter {
   double kept_bytes(const passes::Partition& p) const {
     double bytes = 0;
     for (Value v : p.saved)
-      if (fixed.contains(v) ||
-          (!is_input(*v.node) &&
-           std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) == joint->outputs.begin() + j.num_forward))
+      if (fixed.contains(v) || (!is_input(*v.node) && std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) ==
+                                                          joint->outputs.begin() + j.num_forward))
         bytes += static_cast<double>(passes::likely_bytes(v.type()));
     return bytes;
   }
@@ -207,7 +206,8 @@ struct Splitter {
           .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
           // A bias is all that stands between a product and its being made again; eager raises no error when it changes, so that it must be ours.
-          .may_copy = [&](Value v) { return !twice.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
+          .may_copy =
+              [&](Value v) { return !twice.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
       });
     };
     parts = cut_with({});
