@@ -19,11 +19,21 @@ from pathlib import Path
 
 CALLS = ("x+1", "10 pointwise", "mlp")
 LAYERS = (8, 32)
+BUDGETS = [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
 def peak_rss_mib() -> float:
-    import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most that this process has had resident, since it began or since forget_peak()."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def forget_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def stage_times() -> dict:
@@ -50,25 +60,66 @@ def measure_training(name: str, size: str, seconds: float, peers: bool) -> dict:
     return demo.measure_training(name, size, seconds, demo.load_peers() if peers else {}) | {"stages_ms": stage_times()}
 
 
-def measure_memory(name: str, size: str, which: str, training: bool) -> dict:
-    """Peak resident memory of one kind of run alone in its process."""
+def measure_memory(name: str, size: str, which: str, training: bool, budget: float = 1.0) -> dict:
+    """Peak resident memory of one kind of run alone in its process: of the process, and of calls or steps after the first five."""
     import torch
     import vitrify
     from vitrify import demo, networks
     module, inputs = networks.build(name, size)
-    call = module if which == "eager" else vitrify.compile(module) if which == "vitrify" else demo.load_peers()[which](module)
     if training:
         module.train()
-        optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-        for _ in range(4):
-            optimizer.zero_grad()
-            networks.loss(name, call(*inputs), inputs).backward()
-            optimizer.step()
-    else:
-        with torch.no_grad():
-            for _ in range(3):
-                call(*inputs)
-    return {"network": name, "which": which, "peak_rss_mib": round(peak_rss_mib(), 1)}
+    call = module if which == "eager" else vitrify.compile(module, options={"memory_budget": budget}) if which == "vitrify" else demo.load_peers()[which](module)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True) if training else None
+
+    def step():
+        if not training:
+            with torch.no_grad():
+                return call(*inputs)
+        optimizer.zero_grad()
+        networks.loss(name, call(*inputs), inputs).backward()
+        optimizer.step()
+    for _ in range(5):
+        step()
+    row = {"network": name, "which": which, "peak_rss_mib": peak_rss_mib()}
+    if forget_peak():
+        for _ in range(5):
+            step()
+        row |= {"steady_peak_rss_mib": peak_rss_mib(), "process_peak_rss_mib": max(peak_rss_mib(), row["peak_rss_mib"])}
+    return row
+
+
+def measure_budget(name: str, size: str, seconds: float, budgets: list[float]) -> dict:
+    """Bytes that a forward keeps for its backward (of eager, and for each memory_budget), and the time of forward, loss and backward, in turns."""
+    import torch
+    import vitrify
+    from vitrify import measure as m, networks
+    module, inputs = networks.build(name, size)
+    module.train()
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers(), *inputs)}
+    calls = {"eager": module} | {str(b): vitrify.compile(module, fullgraph=True, options={"memory_budget": b}) for b in budgets}
+
+    def kept(call):
+        storages = {}
+
+        def pack(t):
+            s = t.untyped_storage()
+            storages[s.data_ptr()] = (s.nbytes(), t)  # t: while it lives, nothing else comes to lie there
+            return t
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            call(*inputs)
+        return sum(n for at, (n, _) in storages.items() if at not in own) / 2**20
+
+    def step(call):
+        module.zero_grad()
+        networks.loss(name, call(*inputs), inputs).backward()
+    fns = {k: partial(step, call) for k, call in calls.items()}
+    for fn in fns.values():
+        fn(), fn()
+    mib = {k: kept(call) for k, call in calls.items()}
+    steady = m.medians(m.interleave(fns, seconds))
+    full = str(max(budgets))
+    rows = [{"network": name, "budget": k, "kept_mib": mib[k], "kept": mib[k] / mib[full], "ms": 1e3 * steady[k], "time": steady[k] / steady[full]} for k in calls]
+    return {"network": name, "budgets": rows, "counters": dict(vitrify.counters)}
 
 
 def measure_call(what: str, seconds: float, peers: bool) -> dict:
@@ -182,7 +233,9 @@ def child(task: dict) -> dict:
     if kind == "network":
         return measure_network(task["name"], task["size"], task["seconds"], task["peers"])
     if kind == "memory":
-        return measure_memory(task["name"], task["size"], task["which"], task.get("training", False))
+        return measure_memory(task["name"], task["size"], task["which"], task.get("training", False), task.get("budget", 1.0))
+    if kind == "budget":
+        return measure_budget(task["name"], task["size"], task["seconds"], task["budgets"])
     if kind == "training":
         return measure_training(task["name"], task["size"], task["seconds"], task["peers"])
     if kind == "layers":
@@ -233,8 +286,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, training, layers, memory")
-    parser.add_argument("--repeats", type=int, default=5, help="processes of each measurement of layers, of which the median is printed")
+    parser.add_argument("--only", help="comma-separated, of: calls, bandwidth, networks, training, layers, memory, budget")
+    parser.add_argument("--repeats", type=int, default=3, help="processes for each figure of memory and layers, of which the median counts")
     parser.add_argument("--json", metavar="FILE", default="build/bench.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -246,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     from rich.console import Console
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     peers = not args.no_peers
-    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "training", "layers", "memory"}
+    only = set(args.only.split(",")) if args.only else {"calls", "bandwidth", "networks", "training", "layers", "memory", "budget"}
     names = [] if args.models == "none" else args.models.split(",") if args.models else [n for n in networks.NETWORKS if not networks.NETWORKS[n].missing()]
     common = {"seconds": args.seconds, "peers": peers, "threads": args.threads, "size": args.size}
 
@@ -256,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.time()
     here = task(kind="machine")
     console.print(", ".join(f"{k} {v}" for k, v in here.items()))
-    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "layers": [], "memory": [], "memory_training": [], "bandwidth": {}}
+    report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "layers": [], "memory": [], "memory_training": [], "budget": [], "bandwidth": {}}
     if "calls" in only:
         report["calls"] = [task(kind="call", name=name) for name in CALLS]
         table("\ncall overhead, microseconds", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels"], console)
@@ -292,21 +345,36 @@ def main(argv: list[str] | None = None) -> int:
               ["layers", "eager_first_ms", "eager_ms", "forward_first_ms", "backward_first_ms", "compiled_ms", "compile_ms", "times", "kernels_built"], console)
         table("\ncompile time by stage, ms", [{"stage": s} | {f"{r['layers']} layers": r["stages_ms"].get(s, 0.0) for r in rows if "failed" not in r}
                                               for s in sorted(names_of_stages)], ["stage", *(f"{n} layers" for n in LAYERS)], console)
+    kinds = ["eager", "vitrify", *(["torch.compile"] if peers else [])]
     for training in (False, True) if "memory" in only else ():
         rows = report["memory_training" if training else "memory"]
         for name in names:
-            row = {"network": name}
-            for which in ["eager", "vitrify", *(["torch.compile"] if peers else [])]:
-                row[which] = task(kind="memory", name=name, which=which, training=training).get("peak_rss_mib")
+            row: dict = {"network": name}
+            for which in kinds:
+                runs = [task(kind="memory", name=name, which=which, training=training) for _ in range(args.repeats)]
+                row |= {f"{which}_failed": r["failed"] for r in runs if "failed" in r}
+                for key, column in (("process_peak_rss_mib", which), ("steady_peak_rss_mib", which + " steady")):
+                    values = [r[key] for r in runs if key in r]
+                    row |= {column: round(statistics.median(values), 1), column + " runs": values} if values else {}
             rows.append(row)
-        table(f"\npeak resident memory of a process that makes {'four steps of training' if training else 'three calls'}, MiB", rows,
-              ["network", "eager", "vitrify", *(["torch.compile"] if peers else [])], console)
+        what = "five steps of training and five" if training else "five calls and five"
+        table(f"\npeak resident memory, MiB: of a process that makes {what} more, compiling included; and of the last five alone (steady)", rows,
+              ["network", *kinds, *(k + " steady" for k in kinds)], console)
+    if "budget" in only:
+        for name in [n for n in names if n == "gpt2" or args.models]:
+            result = task(kind="budget", name=name, budgets=BUDGETS)
+            for row in result.get("budgets", []):
+                if row["budget"] != "eager":
+                    row["steady peak"] = task(kind="memory", name=name, which="vitrify", training=True, budget=float(row["budget"])).get("steady_peak_rss_mib")
+            report["budget"] += result.get("budgets", [result])
+        table("\nmemory_budget: MiB that forward keeps for backward, ms of forward, loss and backward, each over that of budget 1; peak of a step with AdamW, MiB",
+              report["budget"], ["network", "budget", "kept_mib", "kept", "ms", "time", "steady peak"], console)
     report["seconds"] = round(time.time() - started, 1)
     path = Path(args.json)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"\n{report['seconds']} s; written to {path}")
-    failed = [r for part in ("calls", "networks", "training", "layers") for r in report[part] if "failed" in r]
+    failed = [r for part in ("calls", "networks", "training", "layers", "budget") for r in report[part] if "failed" in r]
     return 1 if failed else 0
 
 

@@ -130,9 +130,10 @@ Partition partition(const JointView& j) {
       const Value v = n->out(i);
       // In memory already: it costs that it stays. Otherwise the forward would have to write it as well.
       const bool there = input || visible.contains(v) || j.materialized(*n);
-      int64_t cost = input ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there ? 1 : 2));
-      if ((n->op->flags & ir::kView) || !j.may_save(v)) cost = kNever;  // a view is kept as what it looks at
-      if (nothing && !input && recomputable(*n)) cost = kNever;         // made of nothing: never kept
+      const bool copied = input && j.may_copy && !j.may_save(v) && j.may_copy(v);
+      int64_t cost = input && !copied ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there && !copied ? 1 : 2));
+      if ((n->op->flags & ir::kView) || !(copied || j.may_save(v))) cost = kNever;  // a view is kept as what it looks at
+      if (nothing && !input && recomputable(*n)) cost = kNever;                     // made of nothing: never kept
       const Ends e{net.vertex(), net.vertex()};
       net.edge(compute, e.in, kNever);
       net.edge(e.in, e.out, cost);

@@ -21,6 +21,7 @@ struct JointView {
   std::function<bool(const ir::Node&)> recomputable;  // may run again in the backward: it fuses into what reads it
   std::function<bool(const ir::Node&)> materialized;  // its result is memory in the forward anyway
   std::function<bool(ir::Value)> may_save;            // false: the user could change it, and eager keeps no hold on it
+  std::function<bool(ir::Value)> may_copy = nullptr;  // of inputs that may not be saved: a copy may
 };
 
 struct Partition {

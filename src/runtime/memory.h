@@ -33,6 +33,25 @@ class Arena {
   void* base_ = nullptr;  // start of the mapping
 };
 
+// Plans that do not run at the same time share one arena: of those of a forward and its backward, or of a chain of plans, the largest is all there
+// is.
+class ArenaPool {
+ public:
+  static ArenaPool& instance();
+  Arena take(size_t bytes);
+  void give_back(Arena);
+  // Memory is kept between runs for as long as a plan may want as much.
+  void expect(size_t bytes);
+  void forget(size_t bytes);
+  size_t idle_bytes() const;
+
+  static constexpr size_t kMinBytes = size_t{1} << 20;  // plans that need less have it to themselves
+
+ private:
+  struct State;
+  State& state() const;
+};
+
 // Blocks for results a caller takes away. A fresh mapping costs more than filling it, so blocks that come back are kept, up to a limit.
 class BlockCache {
  public:

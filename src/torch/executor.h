@@ -70,6 +70,17 @@ class PlanRun {
     std::vector<ExternState> externs;
     std::vector<Window> windows;
     int64_t arena_bytes = 0;
+    char* arena = nullptr;  // where its pointers say that it is
+  };
+  // Pointers into the arena hold while a run has it.
+  class ArenaUse {
+   public:
+    ArenaUse(PlanRun& run, Frame& f);
+    ~ArenaUse();
+    ArenaUse(const ArenaUse&) = delete;
+
+   private:
+    runtime::Arena shared_;
   };
   struct Binding {
     uint32_t symbol, input, dim;
@@ -83,7 +94,7 @@ class PlanRun {
   // frame.cpp
   Frame& frame_for(const at::Tensor* const* inputs);
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
-  void place_arena(Frame&);
+  void place_arena(Frame&, char* at);
   bool prepare_slot(Frame&, uint32_t slot);
   bool prepare_launch(Frame&, uint32_t launch, bool patch);
   bool prepare_extern(Frame&, uint32_t ext, bool patch);
@@ -110,7 +121,8 @@ class PlanRun {
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
   Frame* current_ = nullptr;
-  runtime::Arena arena_;
+  runtime::Arena arena_;  // when it is small
+  size_t expected_ = 0;   // bytes of an arena that is shared
   runtime::Arena scratch_;
   size_t scratch_stride_ = 0, scratch_threads_ = 0;
   std::vector<runtime::Arena> late_memory_;  // per slot, sizes known only while running

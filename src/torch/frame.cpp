@@ -115,16 +115,32 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   return s.ready = true;
 }
 
-void PlanRun::place_arena(Frame& f) {
-  if (f.arena_bytes > static_cast<int64_t>(arena_.bytes())) {
-    arena_ = runtime::Arena(static_cast<size_t>(f.arena_bytes));
-    for (auto& other : frames_)
-      if (other.get() != &f)
-        for (uint32_t s = 0; s < other->slots.size(); ++s)
-          if (other->slots[s].arena_offset >= 0) set_pointer(*other, s, arena_.data() + other->slots[s].arena_offset);
-  }
+void PlanRun::place_arena(Frame& f, char* at) {
+  if (f.arena == at) return;
+  f.arena = at;
   for (uint32_t s = 0; s < f.slots.size(); ++s)
-    if (f.slots[s].arena_offset >= 0) set_pointer(f, s, arena_.data() + f.slots[s].arena_offset);
+    if (f.slots[s].arena_offset >= 0) set_pointer(f, s, at + f.slots[s].arena_offset);
+}
+
+PlanRun::ArenaUse::ArenaUse(PlanRun& run, Frame& f) {
+  if (!f.arena_bytes) return;
+  const auto bytes = static_cast<size_t>(f.arena_bytes);
+  if (bytes < runtime::ArenaPool::kMinBytes) {
+    if (run.arena_.bytes() < bytes) run.arena_ = runtime::Arena(bytes);
+    run.place_arena(f, run.arena_.data());
+    return;
+  }
+  auto& pool = runtime::ArenaPool::instance();
+  if (run.expected_ < bytes) {
+    pool.expect(bytes);
+    if (const size_t before = std::exchange(run.expected_, bytes)) pool.forget(before);
+  }
+  shared_ = pool.take(bytes);
+  run.place_arena(f, shared_.data());
+}
+
+PlanRun::ArenaUse::~ArenaUse() {
+  if (shared_.bytes()) runtime::ArenaPool::instance().give_back(std::move(shared_));
 }
 
 std::unique_ptr<PlanRun::Frame> PlanRun::make_frame(std::vector<int64_t> key) {
@@ -154,7 +170,6 @@ std::unique_ptr<PlanRun::Frame> PlanRun::make_frame(std::vector<int64_t> key) {
   }
   for (uint32_t s = 0; s < n; ++s)
     if (plan_->slots[s].kind == SlotKind::Constant && input_pointer_[s]) f.pointers[s] = const_cast<void*>(tensors_[s].const_data_ptr());
-  place_arena(f);
   for (uint32_t i = 0; i < f.launches.size(); ++i)
     if (!prepare_launch(f, i, true)) late_ = true;
   for (uint32_t i = 0; i < f.externs.size(); ++i)

@@ -162,8 +162,8 @@ struct Splitter {
   double kept_bytes(const passes::Partition& p) const {
     double bytes = 0;
     for (Value v : p.saved)
-      if (!is_input(*v.node) &&
-          std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) == joint->outputs.begin() + j.num_forward)
+      if (fixed.contains(v) || (!is_input(*v.node) && std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) ==
+                                                          joint->outputs.begin() + j.num_forward))
         bytes += static_cast<double>(passes::likely_bytes(v.type()));
     return bytes;
   }
@@ -205,6 +205,9 @@ struct Splitter {
               },
           .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
+          // A bias is all that stands between a product and its being made again; eager raises no error when it changes, so that it must be ours.
+          .may_copy =
+              [&](Value v) { return !twice.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
       });
     };
     parts = cut_with({});
@@ -233,6 +236,12 @@ struct Splitter {
       }
   }
 
+  Value copy_of(Value v) {
+    ir::TensorType type = v.type();
+    type.wrapped_number = false;
+    return joint->append(joint->op("aten::clone"), {v, ir::MemoryFormat::Preserve}, {type})->out();
+  }
+
   void keep() {
     std::vector<char> written(num_given());
     for (const Mutation& m : j.program.mutations) written[m.input] = 1;
@@ -245,7 +254,7 @@ struct Splitter {
         s.index = input_index(*v.node);
         if (sizes_only.contains(v))
           s.kind = Saved::Kind::Sizes;
-        else if (!written[s.index])
+        else if (!written[s.index] && !fixed.contains(v))
           s.kind = Saved::Kind::Given;  // else: what it was before
       } else if (output < j.num_forward) {
         s.kind = Saved::Kind::Result;
@@ -254,7 +263,7 @@ struct Splitter {
       if (s.kind == Saved::Kind::Private) {
         s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
         out.kept_bytes += passes::likely_bytes(v.type());
-        forward_outputs.push_back(v);
+        forward_outputs.push_back(fixed.contains(v) ? copy_of(v) : v);
       }
       out.saved.push_back(s);
       saved_values.push_back(v);

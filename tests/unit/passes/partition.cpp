@@ -19,6 +19,7 @@ struct Given {
   std::set<uint32_t> never = {};        // ids of nodes whose results may not be kept
   std::set<uint32_t> in_backward = {};  // that the backward recorded, and needs no tangent for
   uint32_t outputs = 1;
+  std::set<uint32_t> copied = {};  // of those that may not be kept: a copy may
 };
 
 // Ids of the nodes that are kept, of a graph with inputs %0: x, %1: w, %2: the tangent.
@@ -33,6 +34,7 @@ std::vector<uint32_t> kept(const std::string& body, Given given = {}) {
       .recomputable = [](const ir::Node& n) { return (n.op->flags & ir::kView) || (!(n.op->flags & (ir::kRandom | ir::kEffect)) && elementwise(n)); },
       .materialized = [](const ir::Node& n) { return !elementwise(n) && !(n.op->flags & ir::kView); },
       .may_save = [&](ir::Value v) { return !given.never.contains(v.node->id); },
+      .may_copy = [&](ir::Value v) { return given.copied.contains(v.node->id); },
   });
   // Everything the backward reads is its own, kept, a constant, or computed again from such by what may run again.
   std::unordered_set<ir::Value> have(p.saved.begin(), p.saved.end());
@@ -87,6 +89,16 @@ TEST(Partition, what_may_not_be_kept_is_not) {
       "  %3: f32[8,8] = aten::add.Tensor(%0, %1, 1)\n  %4: f32[8,8] = aten::exp(%3)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n";
   EXPECT_EQ(kept(result, {.never = {0, 3}}), Ids{4});
   EXPECT_EQ(kept(result, {.never = {3, 4}}), (Ids{0, 1}));
+}
+
+TEST(Partition, an_input_that_may_change_is_copied_where_that_is_cheaper) {
+  const char* small =
+      "  %3: f32[8,8] = aten::mm(%0, %0)\n  %4: f32[8,8] = aten::mul.Tensor(%2, %3)\n  %5: f32[8,8] = aten::mul.Tensor(%4, %1)\n  return %3, %5\n";
+  EXPECT_THROW(kept(small, {.never = {1}}), Error);
+  EXPECT_EQ(kept(small, {.never = {1}, .copied = {1}}), (Ids{1, 3}));
+  // as wide as what is made of it: that is in memory, a copy would not be
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::sin(%0)\n  %4: f32[8,8] = aten::mul.Tensor(%2, %3)\n  return %3, %4\n", {.never = {0}, .copied = {0}}),
+            Ids{3});
 }
 
 TEST(Partition, the_narrower_value_is_kept) {
