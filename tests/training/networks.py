@@ -25,10 +25,11 @@ QUICK = {"torchvision/resnet18", "timm/convnextv2_atto", "transformers/gpt2", "p
 # layers dropped by Python code that reads a random number.
 LEFT_OUT = {"transformers/deberta_v2", "transformers/mixtral", "transformers/wav2vec2", "transformers/opt", "transformers/bart", "transformers/whisper_encoder"}
 # Eager's native_batch_norm_backward misreads a gradient of a batch of one whose channels lie closest (xcit).
-# Batch norm over a single value (1x1 images of a batch of one), where eager raises or the result is all rounding; side: pixels that give it more.
+# Batch norm over a single value (1x1 images of a batch of one), where eager raises or the result is all rounding; side: pixels that give it more. Of two values (levit's
+# head) its derivative is the rounding of their difference: gradients of the first step are known to 1e-3, and after twenty no run is near another.
 SIZES = {"torchvision/densenet121": (2, 64), "torchvision/googlenet": (4, 96), "torchvision/inception_v3": (2, 299), "torchvision/efficientnet_b0": (2, 96), "torchvision/vgg11_bn": (2, 64),
          "torchvision/wide_resnet50_2": (2, 64), "torchvision/shufflenet_v2_x0_5": (4, 96), "torchvision/fcn_resnet50": (2, 64), "torchvision/mnasnet0_5": (2, 96),
-         "timm/efficientnet_lite0": (2, 96), "timm/ghostnet_100": (2, 96), "timm/res2net50_14w_8s": (4, 96), "timm/repvgg_a0": (2, 96), "timm/levit_128s": (2, 224), "timm/mobilevit_xxs": (2, 96), "timm/xcit_nano_12_p16_224": (2, 224)}
+         "timm/efficientnet_lite0": (2, 96), "timm/ghostnet_100": (2, 96), "timm/res2net50_14w_8s": (4, 96), "timm/repvgg_a0": (2, 96), "timm/levit_128s": (8, 224), "timm/mobilevit_xxs": (2, 96), "timm/xcit_nano_12_p16_224": (2, 224)}
 
 
 def present(entry):
