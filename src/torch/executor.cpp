@@ -71,8 +71,7 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
   if (bytes < runtime::BlockCache::kMinBytes)
     return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
   void* p = runtime::BlockCache::instance().take(bytes);
-  c10::DataPtr data(
-      p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU));
+  c10::DataPtr data(p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true);
   at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                           c10::scalarTypeToTypeMeta(type));
@@ -243,7 +242,7 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
   if (c.threads == 1) {
     run_chunk(f, i, 0, 0, s.iterations);
   } else {
-#pragma omp parallel num_threads(static_cast <int>(c.threads))
+#pragma omp parallel num_threads(static_cast<int>(c.threads))
     {
       // The runtime may give fewer threads than asked for.
       const int64_t team = omp_get_num_threads();
@@ -300,7 +299,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
   if (shared < 2 && most < 2) return false;
   threads = std::max(threads, std::min(limit, static_cast<int64_t>(most)));
   reserve_scratch(limit);
-#pragma omp parallel num_threads(static_cast <int>(threads))
+#pragma omp parallel num_threads(static_cast<int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     int64_t first = 0;  // whose turn it is: small launches go round

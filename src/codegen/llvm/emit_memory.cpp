@@ -418,7 +418,8 @@ void KernelEmitter::store(const Instr& in) {
       Value* p = b_.CreateGEP(storage_llvm(storage), buffers_[in.buf], scalar_index(in.at, u));
       Value* stride = scalar_index(aff->first, u);
       for (int l = 0; l < block_.lanes; ++l)
-        tag(b_.CreateAlignedStore(b_.CreateExtractElement(v, uint64_t(l)), b_.CreateGEP(storage_llvm(storage), p, b_.CreateMul(stride, i64(l))), align),
+        tag(b_.CreateAlignedStore(b_.CreateExtractElement(v, uint64_t(l)), b_.CreateGEP(storage_llvm(storage), p, b_.CreateMul(stride, i64(l))),
+                                  align),
             in.buf, false);
     } else {
       Value* ptrs = lane_pointers(in, u);

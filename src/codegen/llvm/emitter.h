@@ -103,7 +103,7 @@ class KernelEmitter {
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
   void prefetch_row();
-  void emit_stage_in_block(const loop::Stage&);               // inner loops sequential
+  void emit_stage_in_block(const loop::Stage&);  // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
   // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
   void split_runs(const loop::Loop* loops, int n, const std::function<void(Value* from, Value* to)>& run);
@@ -199,7 +199,7 @@ class KernelEmitter {
   std::vector<llvm::MDNode*> scope_, noalias_;  // by buffer
   std::vector<bool> read_only_;
   std::vector<const Instr*> ahead_;  // loads of the next row that the loop being emitted asks for
-  std::vector<bool> streams_;  // written past the caches: larger than them, and not read here
+  std::vector<bool> streams_;        // written past the caches: larger than them, and not read here
 };
 
 template <class I>
