@@ -127,15 +127,27 @@ bool lower_bitwise_not(const Args& a, std::vector<Tensor>& r) {
 
 // --- two operands
 
-template <class F>
+// What eager first rounds to a half common type: numbers, and scalars of another type.
+struct Promotion {
+  DType common;
+  bool rounds[2] = {};
+  Promotion(const Args& a, DType to) : common(to) {
+    for (size_t i : {0, 1}) rounds[i] = to != compute_type(to) && !(a.is_tensor(i) && a.tensor(i).dtype == to);
+  }
+  Val operator()(Body& b, Val* v, size_t i) const { return rounds[i] ? b.op(LOp::cast, common, v[i]) : v[i]; }
+};
+
+// `rounding` false: products and quotients, which eager takes of numbers as they are.
+template <bool rounding = true, class F>
 bool binary_with(const Args& a, std::vector<Tensor>& r, int cost, F f, bool exact = false) {
   const auto& out = a.out();
   const DType t = computed(a);
+  const Promotion p(a, rounding ? out.dtype : t);
   for (size_t i : {0, 1})
     if (!a.is_tensor(i) && !number_fits(a.n.args[i], t)) return false;
   done(r, elementwise(
               a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, out.dtype, out.sizes, cost,
-              [f](Body& b, Val* v) { return f(b, v[0], v[1]); }, exact));
+              [f, p](Body& b, Val* v) { return f(b, p(b, v, 0), p(b, v, 1)); }, exact));
   return true;
 }
 
@@ -156,24 +168,25 @@ bool lower_add(const Args& a, std::vector<Tensor>& r) {
   });
 }
 bool lower_mul(const Args& a, std::vector<Tensor>& r) {
-  return binary_with(a, r, 1, [](Body&, Val x, Val y) { return times(x, y); });
+  return binary_with<false>(a, r, 1, [](Body&, Val x, Val y) { return times(x, y); });
 }
 bool lower_div(const Args& a, std::vector<Tensor>& r) {
-  return is_float(a.out().dtype) && binary_with(a, r, 2, [](Body&, Val x, Val y) { return x / y; });
+  return is_float(a.out().dtype) && binary_with<false>(a, r, 2, [](Body&, Val x, Val y) { return x / y; });
 }
 bool lower_floor_divide(const Args& a, std::vector<Tensor>& r) {
-  return a.out().dtype != Bool && binary_with(a, r, 6, [](Body&, Val x, Val y) { return binary(LOp::floordiv, x, y); }, true);
+  return a.out().dtype != Bool && binary_with<false>(a, r, 6, [](Body&, Val x, Val y) { return binary(LOp::floordiv, x, y); }, true);
 }
 bool lower_div_mode(const Args& a, std::vector<Tensor>& r) {
   if (a.none(2)) return lower_div(a, r);
   if (a.string(2) == "floor") return lower_floor_divide(a, r);
   if (a.string(2) != "trunc" || a.out().dtype == Bool) return false;
   const DType out = a.out().dtype;
-  return binary_with(
+  const bool one = !a.is_tensor(1) || a.tensor(1).sizes.empty();
+  return binary_with<false>(
       a, r, 4,
-      [out](Body& b, Val x, Val y) {
+      [out, one](Body& b, Val x, Val y) {
         Val q = x / y;
-        if (out != compute_type(out)) q = b.op(LOp::cast, out, q);  // eager truncates the rounded quotient
+        if (out != compute_type(out) && !one) q = b.op(LOp::cast, out, q);  // eager truncates the rounded quotient
         return is_float(out) ? unary(LOp::trunc, q) : q;
       },
       true);
@@ -235,7 +248,7 @@ bool lower_minmax(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_xlogy(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
-  return binary_with(a, r, 14, [](Body& b, Val x, Val y) {
+  return binary_with<false>(a, r, 14, [](Body& b, Val x, Val y) {
     Val v = where(eq(x, x.lit(0)), x.lit(0), x * unary(LOp::log, y));
     return where(b.op(LOp::isnan, y.type, y), y, v);
   });
@@ -262,15 +275,10 @@ bool lower_compare(const Args& a, std::vector<Tensor>& r) {
   for (size_t i : {0, 1})
     if (!a.is_tensor(i) && !number_fits(a.n.args[i], common)) return false;
   const DType t = compute_type(common);
-  const bool half = common != t;
-  const bool round[2] = {half && !(a.is_tensor(0) && a.tensor(0).dtype == common), half && !(a.is_tensor(1) && a.tensor(1).dtype == common)};
+  const Promotion p(a, common);
   done(r, elementwise(
               a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1,
-              [common, round0 = round[0], round1 = round[1]](Body& b, Val* v) {
-                Val x = round0 ? b.op(LOp::cast, common, v[0]) : v[0], y = round1 ? b.op(LOp::cast, common, v[1]) : v[1];
-                return binary(O, x, y);
-              },
-              true));
+              [p](Body& b, Val* v) { return binary(O, p(b, v, 0), p(b, v, 1)); }, true));
   return true;
 }
 
