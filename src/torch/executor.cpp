@@ -377,7 +377,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
           t = t.clone();
           break;
         }
-      if (t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides) && agrees())  // users see the strides of one element too
+      if (state.relaid && t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides) && agrees())  // users see the strides of one element too
         t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
   }

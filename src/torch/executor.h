@@ -57,7 +57,8 @@ class PlanRun {
     std::vector<const at::Tensor*> pointers;  // what the call gets
     // Where each operand's tensor comes from: (operand, graph input), (operand, slot), (operand, window).
     std::vector<std::pair<uint32_t, uint32_t>> inputs, slots, windows;
-    Window result;  // over memory of the plan, when the call writes there
+    Window result;        // over memory of the plan, when the call writes there
+    bool relaid = false;  // a pass may have chosen the layout: the record knows eager's strides
     bool ready = false;
   };
   // Everything that follows from one set of symbol values.

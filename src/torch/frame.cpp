@@ -90,6 +90,7 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   std::vector<bool> wrapped;
   ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) { wrapped.push_back(v.type().wrapped_number); });
   VT_CHECK(wrapped.size() == e.operands.size(), "{} has {} operands, the plan {}", e.node->op->name, wrapped.size(), e.operands.size());
+  s.relaid = !e.node->op->name.starts_with("aten::") || e.node->op->name.starts_with("aten::convolution");
   s.pointers.resize(e.operands.size());
   for (uint32_t k = 0; k < e.operands.size(); ++k) {
     const runtime::TensorRef& r = e.operands[k];
