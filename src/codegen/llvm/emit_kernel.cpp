@@ -311,6 +311,22 @@ void KernelEmitter::prefetch_row() {
   symbols_[row] = now;
 }
 
+// Columns are summed in short pieces of rows that lie pages apart: no hardware foresees the next.
+void KernelEmitter::prefetch_column(const loop::Stage& s, Value* now) {
+  constexpr int64_t kRowsAhead = 8;
+  const Int down = s.inner.back().var;
+  const uint32_t row = sym::view(down).symbol->id;
+  if (block_.lanes == 1) return;
+  symbols_[row] = b_.CreateAdd(now, i64(kRowsAhead));
+  for (auto& i : s.body) {
+    if (i.op != Op::load || i.a >= 0 || !read_only_[i.buf]) continue;
+    const auto near = sym::affine_in(i.at, block_.var), far = sym::affine_in(i.at, down);
+    if (!near || !far || !near->first.is(1) || varies(near->second) || !far->first.is_const() || far->first.value() < 2 * kRowAhead) continue;
+    for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(i, u), Near::L1);
+  }
+  symbols_[row] = now;
+}
+
 void KernelEmitter::emit_rows() {
   int n = int(k_.outer.size());
   std::vector<Value*> extents(n), slots(n);
@@ -451,6 +467,7 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
         for_loop(c, end, i64(1), [&](Value* i) {
           symbols_[sym::view(s.inner.back().var).symbol->id] = i;
           emit_body(s, &accs);
+          prefetch_column(s, i);
         });
         flush(s, accs);
       });

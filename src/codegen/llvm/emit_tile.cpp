@@ -81,7 +81,7 @@ void KernelEmitter::emit_tiles() {
         if (!squares.count(&i)) {
           const auto along = sym::affine_in(i.at, across.var);
           if (i.op == Op::load && i.a < 0 && along && along->first.is(1) && sym::contains(i.at, down.var)) {
-            block_.base = next;
+            block_.base = b_.CreateAdd(a0, i64(2 * w));
             prefetch(element_pointer(i, 0), Near::L2);
             block_.base = a0;
           }
