@@ -439,7 +439,12 @@ TEST_F(StepTest, MemoryStaysFlat) {
     step(x, y);
     if (i == 200) early = pages();
   }
-  EXPECT_LT(pages() - early, 2048);  // 8 MiB
+#ifdef __SANITIZE_ADDRESS__
+  constexpr long kMost = 80000;  // what is freed stays in the sanitizer's quarantine, of 256 MiB
+#else
+  constexpr long kMost = 2048;  // 8 MiB
+#endif
+  EXPECT_LT(pages() - early, kMost);
 }
 
 TEST(DoorThreads, Step) {
