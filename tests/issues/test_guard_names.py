@@ -34,6 +34,8 @@ def test_a_global_still_is(monkeypatch):
     for fn in (scaled, through_string):
         compiled = vitrify.compile(fn)
         torch.testing.assert_close(compiled(x), x * 2)
+        launched = vitrify.counters["kernels_launched"]
         monkeypatch.setitem(globals(), "scale", 3.0)
         torch.testing.assert_close(compiled(x), x * 3)
+        assert vitrify.counters["kernels_launched"] == launched + 1
         monkeypatch.setitem(globals(), "scale", 2.0)

@@ -3,6 +3,7 @@
 #include <llvm/IR/MDBuilder.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "codegen/llvm/emitter.h"
 
@@ -302,29 +303,29 @@ void KernelEmitter::prefetch(Value* p, Near cache) {  // never faults, wherever 
   b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()}, {p, b_.getInt32(0), b_.getInt32(int(cache)), b_.getInt32(1)});
 }
 
-void KernelEmitter::prefetch_row() {
-  const uint32_t row = sym::view(k_.outer.back().var).symbol->id;
-  Value* now = symbols_.at(row);
-  symbols_[row] = b_.CreateAdd(now, i64(1));
-  for (const Instr* i : ahead_)
+// What `loads` will read when `var` is `steps` further.
+void KernelEmitter::prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps) {
+  if (loads.empty()) return;
+  Value*& at = symbols_.at(sym::view(var).symbol->id);
+  Value* now = std::exchange(at, b_.CreateAdd(at, i64(steps)));
+  for (const Instr* i : loads)
     for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(*i, u), Near::L1);
-  symbols_[row] = now;
+  at = now;
 }
 
 // Columns are summed in short pieces of rows that lie pages apart: no hardware foresees the next.
-void KernelEmitter::prefetch_column(const loop::Stage& s, Value* now) {
+void KernelEmitter::prefetch_column(const loop::Stage& s) {
   constexpr int64_t kRowsAhead = 8;
-  const Int down = s.inner.back().var;
-  const uint32_t row = sym::view(down).symbol->id;
   if (block_.lanes == 1) return;
-  symbols_[row] = b_.CreateAdd(now, i64(kRowsAhead));
+  const Int down = s.inner.back().var;
+  std::vector<const Instr*> loads;
   for (auto& i : s.body) {
     if (i.op != Op::load || i.a >= 0 || !read_only_[i.buf]) continue;
     const auto near = sym::affine_in(i.at, block_.var), far = sym::affine_in(i.at, down);
-    if (!near || !far || !near->first.is(1) || varies(near->second) || !far->first.is_const() || far->first.value() < 2 * kRowAhead) continue;
-    for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(i, u), Near::L1);
+    if (near && far && near->first.is(1) && !varies(near->second) && far->first.is_const() && far->first.value() >= 2 * kRowAhead)
+      loads.push_back(&i);
   }
-  symbols_[row] = now;
+  prefetch_ahead(loads, down, kRowsAhead);
 }
 
 void KernelEmitter::emit_rows() {
@@ -398,7 +399,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
           s.inner.back().var, i64(0), extent, lanes, unroll,
           [&](Phase p) {
             emit_body(s, &sets[int(p)]);
-            if (p == Phase::Main && lanes > 1) prefetch_row();
+            if (p == Phase::Main && lanes > 1) prefetch_ahead(ahead_, k_.outer.back().var, 1);
           },
           chunk, kChunk);
     };
@@ -467,7 +468,7 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
         for_loop(c, end, i64(1), [&](Value* i) {
           symbols_[sym::view(s.inner.back().var).symbol->id] = i;
           emit_body(s, &accs);
-          prefetch_column(s, i);
+          prefetch_column(s);
         });
         flush(s, accs);
       });

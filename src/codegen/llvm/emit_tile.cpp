@@ -60,8 +60,8 @@ void KernelEmitter::emit_tiles() {
     for (int l = 0; l < w; ++l) each(l, b_.CreateGEP(type, p, b_.CreateMul(stride, i64(l))));
   };
   auto square = [&](Value* d0, Value* a0) {
-    Value* next =
-        b_.CreateAdd(a0, i64(w));  // of the square across, which comes a band later: the lines lie a row apart, and no hardware foresees them
+    // The square across comes a band later. Its lines lie a row apart: no hardware foresees them.
+    Value* next = b_.CreateAdd(a0, i64(w));
     for (auto& i : stage.body) {
       if (i.op != Op::load || !squares.count(&i)) continue;
       const llvm::Align align(size_of(k_.buffers[i.buf].dtype));

@@ -102,8 +102,8 @@ class KernelEmitter {
   std::vector<const Instr*> reads_of_rows() const;
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
-  void prefetch_row();
-  void prefetch_column(const loop::Stage&, Value* now);
+  void prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps);
+  void prefetch_column(const loop::Stage&);
   void emit_stage_in_block(const loop::Stage&);  // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
   // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
