@@ -35,34 +35,38 @@ using sym::Int;
 
 // name (its text spelling), number of SSA operands, class. U: unary arithmetic, B: binary arithmetic (operands and result of `type`),
 // C: comparison (result b8), L: logical or bitwise, S: special.
-#define VT_LOOP_OPS(_)                                                                                                                              \
-  _(constant, 0, S)    /* fimm or iimm by type */                                                                                                   \
-  _(index, 0, S)       /* i64 value of `at` */                                                                                                      \
-  _(load, 0, S)        /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */                                       \
-  _(store, 1, S)       /* buf[at] = a; operand b: optional mask */                                                                                  \
-  _(store_add, 1, S)   /* buf[at] += a, atomically unless the kernel is serial */                                                                   \
-  _(check_index, 1, S) /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */                                    \
-  _(cast, 1, S)        /* from the operand's type to `type` */                                                                                      \
-  _(bitcast, 1, S)                                                                                                                                  \
-  _(where, 3, S)  /* a ? b : c */                                                                                                                   \
-  _(reduce, 1, S) /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */                                \
-  _(neg, 1, U)                                                                                                                                      \
-  _(abs, 1, U)                                                                                                                                      \
-  _(sign, 1, U)                                                                                                                                     \
-  _(sqrt, 1, U)                                                                                                                                     \
-  _(rsqrt, 1, U)                                                                                                                                    \
-  _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U) _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) _(cos, 1, U)  \
-      _(tan, 1, U) _(asin, 1, U) _(acos, 1, U) _(atan, 1, U) _(sinh, 1, U) _(cosh, 1, U) _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U) _(atanh, 1, U) \
-          _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(ndtr, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U) _(floor, 1, U) _(ceil, 1, U)                    \
-              _(round, 1, U) /* half to even */ _(trunc, 1, U) _(add, 2, B) _(sub, 2, B) _(mul, 2, B)                                               \
-                  _(div, 2, B) /* floats: IEEE; integers: truncates, faults DivisionByZero */                                                       \
-      _(floordiv, 2, B)        /* towards minus infinity; as Python for floats (c10::div_floor_floating); integers fault on 0 */                    \
-      _(fmod, 2, B)            /* C fmod; sign of a */                                                                                              \
-      _(remainder, 2, B)       /* Python %; sign of b */                                                                                            \
-      _(pow, 2, B) _(atan2, 2, B) _(hypot, 2, B) _(copysign, 2, B) _(nextafter, 2, B) _(min, 2, B) _(max, 2, B) _(fmin, 2, B) _(fmax, 2, B)         \
-          _(and_, 2, L) _(or_, 2, L) _(xor_, 2, L) _(not_, 1, L) /* bitwise; on b8 logical */                                                       \
-      _(shl, 2, L) _(shr, 2, L) /* arithmetic for signed; amount outside the width: 0 for shl, sign fill for shr (as ATen) */                       \
-      _(lt, 2, C) _(le, 2, C) _(gt, 2, C) _(ge, 2, C) _(eq, 2, C) _(ne, 2, C) _(isnan, 1, C) _(isinf, 1, C)
+// clang-format off
+#define VT_LOOP_OPS(_)                                                                                                       \
+  _(constant, 0, S)       /* fimm or iimm by type */                                                                         \
+  _(index, 0, S)          /* i64 value of `at` */                                                                            \
+  _(load, 0, S)           /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */             \
+  _(store, 1, S)          /* buf[at] = a; operand b: optional mask */                                                        \
+  _(store_add, 1, S)      /* buf[at] += a, atomically unless the kernel is serial */                                         \
+  _(check_index, 1, S)    /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */          \
+  _(cast, 1, S)           /* from the operand's type to `type` */                                                            \
+  _(bitcast, 1, S)                                                                                                           \
+  _(where, 3, S)          /* a ? b : c */                                                                                    \
+  _(reduce, 1, S)         /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */ \
+  _(neg, 1, U) _(abs, 1, U) _(sign, 1, U) _(sqrt, 1, U) _(rsqrt, 1, U) _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U)        \
+  _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) _(cos, 1, U) _(tan, 1, U)             \
+  _(asin, 1, U) _(acos, 1, U) _(atan, 1, U) _(sinh, 1, U) _(cosh, 1, U) _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U)          \
+  _(atanh, 1, U) _(erf, 1, U) _(erfc, 1, U) _(erfinv, 1, U) _(ndtr, 1, U) _(lgamma, 1, U) _(sigmoid, 1, U) _(floor, 1, U)    \
+  _(ceil, 1, U)                                                                                                              \
+  _(round, 1, U)          /* half to even */                                                                                 \
+  _(trunc, 1, U)                                                                                                             \
+  _(add, 2, B) _(sub, 2, B) _(mul, 2, B)                                                                                     \
+  _(div, 2, B)            /* floats: IEEE; integers: truncates, faults DivisionByZero */                                     \
+  _(floordiv, 2, B)       /* towards minus infinity; as Python for floats (c10::div_floor_floating); integers fault on 0 */  \
+  _(fmod, 2, B)           /* C fmod; sign of a */                                                                            \
+  _(remainder, 2, B)      /* Python %; sign of b */                                                                          \
+  _(pow, 2, B) _(atan2, 2, B) _(hypot, 2, B) _(copysign, 2, B) _(nextafter, 2, B) _(min, 2, B) _(max, 2, B) _(fmin, 2, B)    \
+  _(fmax, 2, B)                                                                                                              \
+  _(and_, 2, L) _(or_, 2, L) _(xor_, 2, L)                                                                                   \
+  _(not_, 1, L)           /* bitwise; on b8 logical */                                                                       \
+  _(shl, 2, L)                                                                                                               \
+  _(shr, 2, L)            /* arithmetic for signed; amount outside the width: 0 for shl, sign fill for shr (as ATen) */      \
+  _(lt, 2, C) _(le, 2, C) _(gt, 2, C) _(ge, 2, C) _(eq, 2, C) _(ne, 2, C) _(isnan, 1, C) _(isinf, 1, C)
+// clang-format on
 
 enum class Op : uint8_t {
 #define _(n, a, c) n,

@@ -117,6 +117,7 @@ struct BufferInfo {
   Int extent;           // elements
   BufferRole role = BufferRole::Intermediate;
   bool from_extern = false;  // memory comes from an extern call's result
+  bool placed = false;       // or lies where the plan wants it, the call being one of runtime::writes_into_slot
 };
 
 // One loop nest before scheduling. Writes one or more buffers over `ranges`; reductions over `rranges` store their results after the inner loops.

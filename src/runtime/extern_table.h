@@ -1,11 +1,27 @@
 // Facts about extern calls that the scheduler needs to give their results a place.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <string_view>
 
 namespace vitrify::runtime {
 
-// True for ops the executor calls with out=: their result may live in an Arena or Output slot at no cost. Results of others are best kept in
-// Extern slots; an Arena or Output slot works too, by a copy.
-inline bool writes_into_slot(std::string_view op) { return op == "aten::mm" || op == "aten::addmm" || op == "aten::bmm" || op == "aten::baddbmm"; }
+// Ops whose one result the executor can have made where the plan wants it, at no cost: by out=, or because they allocate it with at::empty
+// (torch/placement.h). Results of others are best kept in Extern slots; an Arena or Output slot works too, by a copy.
+inline bool writes_into_slot(std::string_view op) {
+  constexpr std::array kOps = {"aten::mm",
+                               "aten::addmm",
+                               "aten::bmm",
+                               "aten::baddbmm",
+                               "mkldnn::_convolution_pointwise",
+                               "mkldnn::_convolution_pointwise.binary",
+                               "mkldnn::_linear_pointwise",
+                               "mkldnn::_linear_pointwise.binary",
+                               "mkl::_mkl_linear"};
+  return std::ranges::find(kOps, op) != kOps.end();
+}
+
+// Ops whose second operand can be given up to become their result (a residual sum into the residual), at no cost of a copy.
+inline bool writes_into_operand(std::string_view op) { return op == "mkldnn::_convolution_pointwise.binary"; }
 
 }  // namespace vitrify::runtime

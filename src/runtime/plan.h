@@ -54,6 +54,7 @@ struct ExternCall {
   const ir::Node* node = nullptr;   // owned by Plan::graph
   std::vector<TensorRef> operands;  // one per tensor argument, in for_each_input order
   std::vector<int32_t> results;     // slot per result, -1: not needed
+  bool in_place = false;            // the second operand's memory becomes the result's
 };
 
 struct Step {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/shapes.h"
+#include "runtime/extern_table.h"
 #include "schedule/nests.h"
 
 namespace vitrify::schedule {
@@ -157,6 +158,7 @@ class GraphLowering final : public Nests {
       const uint32_t buf = new_buffer(t.dtype, t.sizes, t.strides);
       program_.buffers[buf].device = t.device;
       program_.buffers[buf].from_extern = true;
+      program_.buffers[buf].placed = is_native(t.dtype) && is_fixed(t) && runtime::writes_into_slot(n.op->name);
       e.results.push_back(buf);
     }
     const std::vector<uint32_t> raw = e.results;
@@ -203,6 +205,7 @@ class GraphLowering final : public Nests {
       taken[t.buffer] = true;
       BufferInfo& b = program_.buffers[t.buffer];
       if (b.role == BufferRole::Intermediate && !b.from_extern) b.role = BufferRole::Output;
+      b.placed = false;  // the caller gets the tensor that the call returns
       t.strides = reuse && !is_native(type.dtype) ? t.strides : want;
       program_.outputs.push_back(t);
     }

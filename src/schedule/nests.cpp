@@ -7,7 +7,6 @@
 
 namespace vitrify::schedule {
 
-using ir::Value;
 using loop::AccumKind;
 using loop::Instr;
 

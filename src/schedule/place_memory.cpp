@@ -1,7 +1,9 @@
 #include "schedule/place_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "runtime/extern_table.h"
 #include "support/error.h"
 
 namespace vitrify::schedule {
@@ -12,6 +14,16 @@ using runtime::Step;
 namespace {
 constexpr int64_t kAlign = 64;
 int64_t round_up(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+// May this call leave its result in the memory of its second operand: whole, laid out alike, and read here for the last time?
+bool dies_as_result(const runtime::Plan& p, const runtime::ExternCall& e, int32_t step, bool fixed) {
+  if (!runtime::writes_into_operand(e.node->op->name) || e.results[0] < 0) return false;
+  const runtime::TensorRef& r = e.operands[1];
+  const runtime::Slot &from = p.slots[r.slot], &to = p.slots[static_cast<size_t>(e.results[0])];
+  const bool plain = from.kind == to.kind && (from.kind == SlotKind::Extern || (from.kind == SlotKind::Arena && fixed));
+  return plain && from.last_step == step && std::ranges::count(e.operands, r.slot, &runtime::TensorRef::slot) == 1 && r.offset.is(0) &&
+         r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides && from.dtype == to.dtype;
+}
 }  // namespace
 
 void place_memory(runtime::Plan& p) {
@@ -61,16 +73,31 @@ void place_memory(runtime::Plan& p) {
       s.last_step = moved[s.last_step];
     }
 
+  const bool fixed = !p.dynamic && std::ranges::all_of(p.slots, [](const runtime::Slot& s) {
+    return s.kind != SlotKind::Arena || s.first_step < 0 || s.bytes.is_const();
+  });
+  std::vector<uint32_t> host(n);  // whose memory a slot has: its own, or that of the operand it replaces
+  std::iota(host.begin(), host.end(), 0);
+  std::vector<int32_t> last(n);
+  for (uint32_t s = 0; s < n; ++s) last[s] = p.slots[s].last_step;
+  for (size_t k = 0; k < p.steps.size(); ++k) {
+    if (p.steps[k].kind != Step::Kind::Extern) continue;
+    runtime::ExternCall& e = p.externs[p.steps[k].index];
+    e.in_place = dies_as_result(p, e, static_cast<int32_t>(k), fixed);
+    if (!e.in_place) continue;
+    const auto to = static_cast<uint32_t>(e.results[0]);
+    host[to] = host[e.operands[1].slot];
+    last[host[to]] = last[to];
+  }
+  if (!fixed) {
+    p.arena_bytes = 0;
+    return;
+  }
+
   // greedy by size: each block at the lowest offset free over its whole life
   std::vector<uint32_t> order;
-  for (uint32_t s = 0; s < n; ++s) {
-    if (p.slots[s].kind != SlotKind::Arena || p.slots[s].first_step < 0) continue;
-    if (!p.slots[s].bytes.is_const()) {
-      p.arena_bytes = 0;
-      return;
-    }
-    order.push_back(s);
-  }
+  for (uint32_t s = 0; s < n; ++s)
+    if (p.slots[s].kind == SlotKind::Arena && p.slots[s].first_step >= 0 && host[s] == s) order.push_back(s);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return p.slots[a].bytes.value() > p.slots[b].bytes.value(); });
   std::vector<uint32_t> placed;
   for (uint32_t s : order) {
@@ -79,7 +106,7 @@ void place_memory(runtime::Plan& p) {
     std::vector<std::pair<int64_t, int64_t>> busy;
     for (uint32_t q : placed) {
       auto& y = p.slots[q];
-      if (y.last_step < x.first_step || x.last_step < y.first_step) continue;
+      if (last[q] < x.first_step || last[s] < y.first_step) continue;
       busy.emplace_back(y.arena_offset, y.arena_offset + round_up(std::max<int64_t>(y.bytes.value(), 1)));
     }
     std::sort(busy.begin(), busy.end());
@@ -92,6 +119,7 @@ void place_memory(runtime::Plan& p) {
     p.arena_bytes = std::max(p.arena_bytes, at + need);
     placed.push_back(s);
   }
+  for (uint32_t s = 0; s < n; ++s) p.slots[s].arena_offset = p.slots[host[s]].arena_offset;
 }
 
 }  // namespace vitrify::schedule

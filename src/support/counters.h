@@ -12,7 +12,8 @@ namespace vitrify {
   _(captures)          \
   _(kernels_built)     \
   _(kernels_launched)  \
-  _(externs_called) _(graph_breaks) _(recompiles) _(eager_calls) _(fallbacks) _(cache_hits) _(cache_misses) _(compiled_calls) _(plans_shared)
+  _(externs_called)    \
+  _(graph_breaks) _(recompiles) _(eager_calls) _(fallbacks) _(cache_hits) _(cache_misses) _(compiled_calls) _(plans_shared) _(results_copied)
 
 struct Counters {
 #define _(n) std::atomic<uint64_t> n{0};

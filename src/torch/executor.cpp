@@ -9,6 +9,7 @@
 #include "support/counters.h"
 #include "torch/compiled.h"
 #include "torch/learned.h"
+#include "torch/placement.h"
 
 namespace vitrify {
 
@@ -87,7 +88,6 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
     calls_.emplace_back(*e.node, *plan_->graph);
     random_ = random_ || (e.node->op->flags & ir::kRandom);
   }
-  find_in_place();
   launch_run_.resize(plan_->steps.size());
   for (size_t k = plan_->steps.size(); k-- > 0;)
     if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() ? launch_run_[k + 1] : 0);
@@ -149,24 +149,6 @@ void PlanRun::find_lifetimes() {
   for (uint32_t s : output_slots_) first_[first[s]].push_back(s);
   for (uint32_t s : input_slots_)
     if (!returned[s]) last_[last[s]].push_back(plan_->slots[s].index);
-}
-
-// Calls whose second operand dies with them and is laid out as their result.
-void PlanRun::find_in_place() {
-  in_place_.resize(plan_->externs.size());
-  for (size_t k = 0; k < plan_->steps.size(); ++k) {
-    if (plan_->steps[k].kind != runtime::Step::Kind::Extern) continue;
-    const uint32_t i = plan_->steps[k].index;
-    const ExternCall& e = plan_->externs[i];
-    if (!calls_[i].has_in_place() || e.results[0] < 0) continue;
-    const runtime::TensorRef& r = e.operands[1];
-    const runtime::Slot &from = plan_->slots[r.slot], &to = plan_->slots[e.results[0]];
-    size_t times = 0;
-    for (auto& o : e.operands) times += o.slot == r.slot;
-    in_place_[i] = times == 1 && from.kind == SlotKind::Extern && to.kind == SlotKind::Extern && from.last_step == static_cast<int32_t>(k) &&
-                   r.offset.is(0) && r.sizes == from.sizes && r.strides == from.strides && from.sizes == to.sizes && from.strides == to.strides &&
-                   from.dtype == to.dtype;
-  }
 }
 
 // Launches between two that wait may run in any order, or at once.
@@ -355,6 +337,11 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     }
   }
   if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
+    if (t.data_ptr() == f.pointers[slot]) {
+      if (same) return;
+      t = t.clone();
+    }
+    counters().results_copied++;
     Window w = make_window(s.sizes, s.strides, slot_scalar_type(p), false, 0);
     w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
     w.tensor.copy_(t);
@@ -423,16 +410,21 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     call.call_out(tensors_[slot], s.pointers.data());
     return;
   }
-  if (in_place_[i]) {
+  if (e.in_place) {
+    const auto slot = static_cast<uint32_t>(e.results[0]);
     at::Tensor& given = tensors_[e.operands[1].slot];
-    if (given.use_count() == 1 && given.storage().use_count() == 1) {
+    const bool in_arena = plan_->slots[slot].kind == SlotKind::Arena;  // the two slots are one there
+    if (in_arena || (given.use_count() == 1 && given.storage().use_count() == 1)) {
       call.call_in_place(s.pointers.data(), stack_);
-      const auto slot = static_cast<uint32_t>(e.results[0]);
+      if (in_arena) return;
       tensors_[slot] = std::move(given);
       if (input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
       return;
     }
   }
+  std::optional<Placement> placement;
+  if (e.results.size() == 1 && e.results[0] >= 0 && plan_->slots[static_cast<size_t>(e.results[0])].kind != SlotKind::Extern)
+    placement.emplace(f.pointers[static_cast<size_t>(e.results[0])], static_cast<size_t>(f.slots[static_cast<size_t>(e.results[0])].bytes));
   call.call(
       s.pointers.data(),
       [&](sym::Int x) {
@@ -441,6 +433,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
         return *v;
       },
       stack_, results_);
+  placement.reset();
   VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
   for (uint32_t r = 0; r < e.results.size(); ++r)
     if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);

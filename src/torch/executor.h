@@ -90,7 +90,6 @@ class PlanRun {
 
   void run_steps(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned);
   void find_lifetimes();
-  void find_in_place();
   void find_waits();
   // frame.cpp
   Frame& frame_for(const at::Tensor* const* inputs);
@@ -115,7 +114,6 @@ class PlanRun {
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
-  std::vector<char> in_place_;                       // by extern call
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
   std::vector<char> waits_;                          // by step: a launch that needs, or takes the memory of, one since the last that waits

@@ -31,7 +31,7 @@ class NodeCall {
   bool has_out() const { return out_ != Out::None; }
   void call_out(at::Tensor& out, const at::Tensor* const* operands) const;
 
-  // An op whose second operand can be given up to become its result (a residual sum into the residual), at no cost of a copy.
+  // runtime::writes_into_operand lists them.
   bool has_in_place() const { return in_place_.has_value(); }
   void call_in_place(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const;
 

@@ -62,15 +62,13 @@ void* address(F* f) {
   return reinterpret_cast<void*>(f);
 }
 
-#define VT_UNARY(_)                                                                                                                         \
-  _(exp, exp)                                                                                                                               \
-  _(exp2, exp2)                                                                                                                             \
-  _(expm1, expm1)                                                                                                                           \
-  _(log, log)                                                                                                                               \
-  _(log2, log2)                                                                                                                             \
-  _(log10, log10) _(log1p, log1p) _(sin, sin) _(cos, cos) _(tan, tan) _(asin, asin) _(acos, acos) _(atan, atan) _(sinh, sinh) _(cosh, cosh) \
-      _(tanh, tanh) _(asinh, asinh) _(acosh, acosh) _(atanh, atanh) _(erf, erf) _(erfc, erfc) _(erfinv, inverse_erf) _(lgamma, log_gamma)   \
-          _(sigmoid, logistic)
+// clang-format off
+#define VT_UNARY(_)                                                                                                     \
+  _(exp, exp) _(exp2, exp2) _(expm1, expm1) _(log, log) _(log2, log2) _(log10, log10) _(log1p, log1p) _(sin, sin)       \
+  _(cos, cos) _(tan, tan) _(asin, asin) _(acos, acos) _(atan, atan) _(sinh, sinh) _(cosh, cosh) _(tanh, tanh)           \
+  _(asinh, asinh) _(acosh, acosh) _(atanh, atanh) _(erf, erf) _(erfc, erfc) _(erfinv, inverse_erf) _(lgamma, log_gamma) \
+  _(sigmoid, logistic)
+// clang-format on
 #define VT_BINARY(_) _(pow, pow) _(atan2, atan2) _(hypot, hypot) _(nextafter, nextafter) _(fmod, fmod)
 
 const std::unordered_map<std::string, void*>& table() {

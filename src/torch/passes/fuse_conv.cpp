@@ -66,7 +66,7 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
     std::stable_sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) { return a.gain > b.gain; });
     state.plain_convs.emplace();
     for (const Wish& w : wishes) {
-      if (state.packed_bytes + w.bytes > options.packed_weight_mb << 20)
+      if (state.packed_bytes + w.bytes > most_packed(options))
         state.plain_convs->insert(w.conv);
       else
         state.packed_bytes += w.bytes;

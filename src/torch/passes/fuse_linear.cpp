@@ -132,7 +132,7 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
                    [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });
   for (Found* f : wanted) {
     const int64_t bytes = f->p.b.type().numel().value() * 4;
-    if (state.packed_bytes + bytes > options.packed_weight_mb << 20) continue;
+    if (state.packed_bytes + bytes > most_packed(options, true)) continue;
     state.packed_bytes += bytes;
     f->packed = true;
   }

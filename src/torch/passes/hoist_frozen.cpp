@@ -153,7 +153,7 @@ struct Hoister {
     int64_t spent = state.packed_bytes;
     for (const Value& v : crossing()) {
       const int64_t bytes = keyed.contains(v.node) || always_worth(*v.node) ? 0 : bytes_of(v.type());
-      if (spent + bytes > options.packed_weight_mb << 20) continue;
+      if (spent + bytes > most_packed(options)) continue;
       spent += bytes;
       values.push_back(v);
     }
