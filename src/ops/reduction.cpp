@@ -232,7 +232,8 @@ bool lower_count_nonzero(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   auto dims = reduced_dims(a, a.n.args.size() > 1 && !a.none(1) ? 1 : 99, x.sizes.size());
   if (!dims || dims->empty()) return false;
-  r.push_back(a.L.reduce(AccumKind::Sum, x, *dims, false, DType::I64, DType::I64, [](Val v) { return cast(logical(v), DType::I64); })[0]);
+  Tensor counted = map1(a.L, x, DType::Bool, [](Body&, Val v) { return logical(v); });  // 0.5 is no integer, and not zero
+  r.push_back(a.L.reduce(AccumKind::Sum, counted, *dims, false, DType::I64, DType::I64)[0]);
   return true;
 }
 
