@@ -27,7 +27,7 @@ class NodeCall {
   // Results flattened, one per n.outs. Operands in for_each_input order. `eval` is asked for symbolic arguments only.
   void call(const at::Tensor* const* operands, const EvalInt& eval, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) const;
 
-  // Ops with an out= kernel the executor calls directly, without boxing (runtime::writes_into_slot lists them).
+  // Ops with an out= kernel the executor calls directly, without boxing (they are among runtime::writes_into_slot).
   bool has_out() const { return out_ != Out::None; }
   void call_out(at::Tensor& out, const at::Tensor* const* operands) const;
 
