@@ -337,7 +337,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     }
   }
   if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
-    if (t.data_ptr() == f.pointers[slot]) {
+    if (strided && t.data_ptr() == f.pointers[slot]) {
       if (same) return;
       t = t.clone();
     }
@@ -410,7 +410,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     call.call_out(tensors_[slot], s.pointers.data());
     return;
   }
-  if (e.in_place) {
+  if (e.in_place && call.has_in_place()) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
     at::Tensor& given = tensors_[e.operands[1].slot];
     const bool in_arena = plan_->slots[slot].kind == SlotKind::Arena;  // the two slots are one there
@@ -423,8 +423,10 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     }
   }
   std::optional<Placement> placement;
-  if (e.results.size() == 1 && e.results[0] >= 0 && plan_->slots[static_cast<size_t>(e.results[0])].kind != SlotKind::Extern)
-    placement.emplace(f.pointers[static_cast<size_t>(e.results[0])], static_cast<size_t>(f.slots[static_cast<size_t>(e.results[0])].bytes));
+  if (e.results.size() == 1 && e.results[0] >= 0) {
+    const auto slot = static_cast<uint32_t>(e.results[0]);
+    if (plan_->slots[slot].kind != SlotKind::Extern) placement.emplace(f.pointers[slot], static_cast<size_t>(f.slots[slot].bytes));
+  }
   call.call(
       s.pointers.data(),
       [&](sym::Int x) {

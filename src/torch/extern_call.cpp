@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "runtime/extern_table.h"
 #include "support/error.h"
 
 namespace vitrify {
@@ -55,7 +56,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
   }
 
   const std::string& name = n.op->name;
-  if (name == "mkldnn::_convolution_pointwise.binary" && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
+  if (runtime::writes_into_operand(name) && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
   keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;

@@ -52,9 +52,10 @@ def test_other_allocations_of_the_op_are_untouched():
     torch.manual_seed(0)
     net = nn.Conv2d(32, 32, 3, padding=1).eval()
     x = torch.randn(16, 16, 32, 2).permute(3, 2, 0, 1)[..., ::1]
-    compiled = vitrify.compile(lambda x: net(x.flip(0)).relu() + 1)
+    compiled, before = vitrify.compile(lambda x: net(x.flip(0)).relu() + 1), dict(vitrify.counters)
     with torch.no_grad():
         ours = compiled(x), compiled(x)
         eager = net(x.flip(0)).relu() + 1
+    assert vitrify.counters["externs_called"] == before["externs_called"] + 2 and vitrify.counters["fallbacks"] == before["fallbacks"]
     for t in ours:
         torch.testing.assert_close(t, eager)
