@@ -317,14 +317,14 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
   const bool strided = t.defined() && t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
   auto agrees = [&] {  // but for dims of one element
     for (size_t d = 0; d < s.sizes.size(); ++d)
-      if (s.sizes[d] > 1 && t.stride(static_cast<int64_t>(d)) != s.strides[d]) return false;
+      if (s.sizes[d] != 1 && t.stride(static_cast<int64_t>(d)) != s.strides[d]) return false;
     return true;
   };
   bool same = true;
   if (strided) {
     const bool typed = t.sizes() == at::IntArrayRef(s.sizes) && to_dtype(t.scalar_type()) == p.dtype;
     same = !typed || agrees();
-    const bool differs = !typed || (t.numel() && !same && called_as_recorded(e, state.pointers));
+    const bool differs = !typed || (!same && called_as_recorded(e, state.pointers));
     if (differs && typed && lenient) {  // nobody sees the layout of what a gradient is made of: it is copied, and known the next time
       if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
       learned = true;
@@ -352,7 +352,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     return;
   }
   if (strided) {
-    if (t.numel() && !same) {
+    if (!same) {
       at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous);
       u.copy_(t);
       t = std::move(u);
