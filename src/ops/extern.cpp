@@ -155,6 +155,7 @@ const OpRow kRows[] = {
     {"aten::convolution", 0, shape_convolution, nullptr},
     {"aten::convolution_backward", 0, shape_convolution_backward, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", 0, shape_flash_cpu, nullptr},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", 0, shape_flash_cpu_backward, nullptr},
     {"aten::cumsum", 0, shape_scan, nullptr},
     {"aten::cumprod", 0, shape_scan, nullptr},
     {"aten::topk", 0, shape_topk, nullptr},

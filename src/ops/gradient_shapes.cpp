@@ -62,4 +62,23 @@ Shape shape_convolution_backward(sym::Context& ctx, ArgSpan args) {
   return Types{of_format(ctx, *x), of_format(ctx, *w), plain(*w, {g->sizes[1]})};
 }
 
+Shape shape_pool_backward(sym::Context& ctx, ArgSpan args) {
+  const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1);
+  if (!g || !x || g->dtype != x->dtype || (x->sizes.size() != 3 && x->sizes.size() != 4)) return {};
+  return one(of_format(ctx, *x));
+}
+
+// Made as [batch, length, heads, width] whatever the operands are, and transposed.
+Shape shape_flash_cpu_backward(sym::Context&, ArgSpan args) {
+  Types r;
+  for (size_t i = 1; i <= 3; ++i) {
+    const TensorType* x = float_arg(args, i);
+    if (!x || x->sizes.size() != 4) return {};
+    const Int heads = x->sizes[1], length = x->sizes[2], width = x->sizes[3];
+    r.push_back(plain(*x, x->sizes));
+    r.back().strides = Dims{length * heads * width, width, heads * width, Int(1)};
+  }
+  return r;
+}
+
 }  // namespace vitrify::ops

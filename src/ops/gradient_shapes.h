@@ -10,5 +10,7 @@ Shape shape_group_norm_backward(sym::Context&, ArgSpan);
 Shape shape_nll_backward(sym::Context&, ArgSpan);
 Shape shape_loss_backward(sym::Context&, ArgSpan);
 Shape shape_convolution_backward(sym::Context&, ArgSpan);
+Shape shape_pool_backward(sym::Context&, ArgSpan);  // of two dims: gradient, input, ...
+Shape shape_flash_cpu_backward(sym::Context&, ArgSpan);
 
 }  // namespace vitrify::ops

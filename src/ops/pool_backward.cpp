@@ -1,4 +1,5 @@
 // Gradients of pooling. Each element of the input asks the windows that reach it, in their order, so that nothing is added atomically.
+#include "ops/gradient_shapes.h"
 #include "ops/norm.h"
 #include "ops/pool.h"
 #include "ops/view.h"
@@ -133,11 +134,11 @@ bool lower_adaptive_avg_backward(const Args& a, std::vector<Tensor>& r) {
 }
 
 const OpRow kRows[] = {
-    {"aten::max_pool2d_with_indices_backward", 0, nullptr, lower<lower_max_pool_backward<2>>},
+    {"aten::max_pool2d_with_indices_backward", 0, shape_pool_backward, lower<lower_max_pool_backward<2>>},
     {"aten::max_pool3d_with_indices_backward", 0, nullptr, lower<lower_max_pool_backward<3>>},
-    {"aten::avg_pool2d_backward", 0, nullptr, lower<lower_avg_pool_backward<2>>},
+    {"aten::avg_pool2d_backward", 0, shape_pool_backward, lower<lower_avg_pool_backward<2>>},
     {"aten::avg_pool3d_backward", 0, nullptr, lower<lower_avg_pool_backward<3>>},
-    {"aten::_adaptive_avg_pool2d_backward", 0, nullptr, lower<lower_adaptive_avg_backward<2>>},
+    {"aten::_adaptive_avg_pool2d_backward", 0, shape_pool_backward, lower<lower_adaptive_avg_backward<2>>},
     {"aten::_adaptive_avg_pool3d_backward", 0, nullptr, lower<lower_adaptive_avg_backward<3>>},
 };
 
