@@ -110,14 +110,18 @@ struct Tensor {
 };
 
 enum class BufferRole : uint8_t { Input, Constant, Intermediate, Output };
+enum class MadeBy : uint8_t {
+  Kernel,
+  Call,        // an extern call, which brings the memory
+  PlacedCall,  // one that leaves its result in memory of the plan (runtime::writes_into_slot)
+};
 struct BufferInfo {
   DType dtype;
   Device device;
   Dims sizes, strides;  // as allocated; a fixed layout once `frozen`
   Int extent;           // elements
   BufferRole role = BufferRole::Intermediate;
-  bool from_extern = false;  // memory comes from an extern call's result
-  bool placed = false;       // or lies where the plan wants it, the call being one of runtime::writes_into_slot
+  MadeBy made_by = MadeBy::Kernel;
 };
 
 // One loop nest before scheduling. Writes one or more buffers over `ranges`; reductions over `rranges` store their results after the inner loops.

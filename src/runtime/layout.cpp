@@ -51,44 +51,41 @@ std::vector<Lifetime> lifetimes(const Plan& plan) {
   return out;
 }
 
+// Large ones first; each at the lowest gap between those that are alive with it.
+int64_t place(std::vector<Block>& blocks) {
+  for (Block& b : blocks) b.bytes = (b.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.bytes > b.bytes; });
+  std::vector<const Block*> placed;  // by offset
+  int64_t total = 0;
+  for (Block& b : blocks) {
+    b.offset = 0;
+    for (const Block* p : placed) {
+      if (p->life.last < b.life.first || b.life.last < p->life.first) continue;
+      if (p->offset - b.offset >= b.bytes) break;
+      b.offset = std::max(b.offset, p->offset + p->bytes);
+    }
+    total = std::max(total, b.offset + b.bytes);
+    placed.insert(std::ranges::upper_bound(placed, b.offset, {}, &Block::offset), &b);
+  }
+  return total;
+}
+
 ArenaLayout lay_out_arena(const Plan& plan, const SymbolValues& symbols) {
-  struct Block {
-    uint32_t slot;
-    int64_t bytes;
-    Lifetime life;
-    int64_t offset;
-  };
   ArenaLayout out;
   out.offsets.assign(plan.slots.size(), -1);
-  std::vector<Lifetime> lives;
-  for (const Slot& s : plan.slots) lives.push_back({s.first_step, s.last_step});
-  std::vector<Block> todo, placed;
+  std::vector<Block> blocks;
   for (uint32_t i = 0; i < plan.slots.size(); ++i) {
     const Slot& s = plan.slots[i];
     if (s.kind != SlotKind::Arena) continue;
     auto bytes = symbols.eval(s.bytes);
     if (!bytes) continue;
-    if (lives[i].first < 0 || *bytes == 0) {
+    if (s.first_step < 0 || *bytes == 0)
       out.offsets[i] = 0;
-      continue;
-    }
-    int64_t size = (*bytes + kAlignment - 1) / kAlignment * kAlignment;
-    todo.push_back({i, size, lives[i], 0});
+    else
+      blocks.push_back({i, *bytes, {s.first_step, s.last_step}});
   }
-  // Large ones first; each at the lowest gap between those that are alive with it.
-  std::stable_sort(todo.begin(), todo.end(), [](const Block& a, const Block& b) { return a.bytes > b.bytes; });
-  for (Block& b : todo) {
-    int64_t at = 0;
-    for (const Block& p : placed) {  // sorted by offset
-      if (p.life.last < b.life.first || b.life.last < p.life.first) continue;
-      if (p.offset - at >= b.bytes) break;
-      at = std::max(at, p.offset + p.bytes);
-    }
-    b.offset = at;
-    out.offsets[b.slot] = at;
-    out.bytes = std::max(out.bytes, at + b.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), b, [](const Block& x, const Block& y) { return x.offset < y.offset; }), b);
-  }
+  out.bytes = place(blocks);
+  for (const Block& b : blocks) out.offsets[b.slot] = b.offset;
   return out;
 }
 

@@ -32,6 +32,15 @@ struct Lifetime {
 };
 std::vector<Lifetime> lifetimes(const Plan&);
 
+// Memory for blocks of `bytes` each, so that two that are alive at the same step do not overlap: sets their offsets, returns the bytes of all.
+struct Block {
+  uint32_t slot;
+  int64_t bytes;
+  Lifetime life;
+  int64_t offset = 0;
+};
+int64_t place(std::vector<Block>&);
+
 // Places the arena slots whose size is known so that two that are alive at the same step do not overlap. Offsets of others are -1.
 struct ArenaLayout {
   std::vector<int64_t> offsets;  // per slot

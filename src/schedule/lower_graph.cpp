@@ -157,8 +157,8 @@ class GraphLowering final : public Nests {
       const ir::TensorType& t = n.outs[i];
       const uint32_t buf = new_buffer(t.dtype, t.sizes, t.strides);
       program_.buffers[buf].device = t.device;
-      program_.buffers[buf].from_extern = true;
-      program_.buffers[buf].placed = is_native(t.dtype) && is_fixed(t) && runtime::writes_into_slot(n.op->name);
+      const bool placed = is_native(t.dtype) && is_fixed(t) && runtime::writes_into_slot(n.op->name);
+      program_.buffers[buf].made_by = placed ? MadeBy::PlacedCall : MadeBy::Call;
       e.results.push_back(buf);
     }
     const std::vector<uint32_t> raw = e.results;
@@ -204,8 +204,10 @@ class GraphLowering final : public Nests {
       taken.resize(program_.buffers.size());
       taken[t.buffer] = true;
       BufferInfo& b = program_.buffers[t.buffer];
-      if (b.role == BufferRole::Intermediate && !b.from_extern) b.role = BufferRole::Output;
-      b.placed = false;  // the caller gets the tensor that the call returns
+      if (b.made_by != MadeBy::Kernel)
+        b.made_by = MadeBy::Call;  // the caller gets the tensor that the call returns
+      else if (b.role == BufferRole::Intermediate)
+        b.role = BufferRole::Output;
       t.strides = reuse && !is_native(type.dtype) ? t.strides : want;
       program_.outputs.push_back(t);
     }

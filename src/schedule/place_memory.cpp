@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "runtime/extern_table.h"
+#include "runtime/layout.h"
 #include "support/error.h"
 
 namespace vitrify::schedule {
@@ -12,9 +13,6 @@ using runtime::SlotKind;
 using runtime::Step;
 
 namespace {
-constexpr int64_t kAlign = 64;
-int64_t round_up(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
-
 // May this call leave its result in the memory of its second operand: whole, laid out alike, and read here for the last time?
 bool dies_as_result(const runtime::Plan& p, const runtime::ExternCall& e, int32_t step, bool fixed) {
   if (!runtime::writes_into_operand(e.node->op->name) || e.results[0] < 0) return false;
@@ -28,24 +26,11 @@ bool dies_as_result(const runtime::Plan& p, const runtime::ExternCall& e, int32_
 
 void place_memory(runtime::Plan& p) {
   const size_t n = p.slots.size();
-  for (auto& s : p.slots) s.first_step = s.last_step = -1;
-  auto touch = [&](uint32_t slot, size_t step) {
-    auto& s = p.slots[slot];
-    if (s.first_step < 0) s.first_step = static_cast<int32_t>(step);
-    s.last_step = static_cast<int32_t>(step);
-  };
-  for (size_t k = 0; k < p.steps.size(); ++k) {
-    if (p.steps[k].kind == Step::Kind::Launch) {
-      for (uint32_t s : p.launches[p.steps[k].index].slots) touch(s, k);
-    } else {
-      auto& e = p.externs[p.steps[k].index];
-      for (auto& o : e.operands) touch(o.slot, k);
-      for (int32_t r : e.results)
-        if (r >= 0) touch(static_cast<uint32_t>(r), k);
-    }
+  const std::vector<runtime::Lifetime> lives = runtime::lifetimes(p);
+  for (size_t s = 0; s < n; ++s) {
+    p.slots[s].first_step = lives[s].first;
+    p.slots[s].last_step = lives[s].last;
   }
-  for (auto& o : p.outputs)
-    if (o.defined) touch(o.ref.slot, p.steps.size());
   // the result of an extern view is its operand's memory
   for (size_t k = p.steps.size(); k-- > 0;) {
     if (p.steps[k].kind != Step::Kind::Extern) continue;
@@ -94,31 +79,12 @@ void place_memory(runtime::Plan& p) {
     return;
   }
 
-  // greedy by size: each block at the lowest offset free over its whole life
-  std::vector<uint32_t> order;
+  std::vector<runtime::Block> blocks;
   for (uint32_t s = 0; s < n; ++s)
-    if (p.slots[s].kind == SlotKind::Arena && p.slots[s].first_step >= 0 && host[s] == s) order.push_back(s);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return p.slots[a].bytes.value() > p.slots[b].bytes.value(); });
-  std::vector<uint32_t> placed;
-  for (uint32_t s : order) {
-    auto& x = p.slots[s];
-    const int64_t need = round_up(std::max<int64_t>(x.bytes.value(), 1));
-    std::vector<std::pair<int64_t, int64_t>> busy;
-    for (uint32_t q : placed) {
-      auto& y = p.slots[q];
-      if (last[q] < x.first_step || last[s] < y.first_step) continue;
-      busy.emplace_back(y.arena_offset, y.arena_offset + round_up(std::max<int64_t>(y.bytes.value(), 1)));
-    }
-    std::sort(busy.begin(), busy.end());
-    int64_t at = 0;
-    for (auto& [lo, hi] : busy) {
-      if (at + need <= lo) break;
-      at = std::max(at, hi);
-    }
-    x.arena_offset = at;
-    p.arena_bytes = std::max(p.arena_bytes, at + need);
-    placed.push_back(s);
-  }
+    if (p.slots[s].kind == SlotKind::Arena && p.slots[s].first_step >= 0 && host[s] == s)
+      blocks.push_back({s, std::max<int64_t>(p.slots[s].bytes.value(), 1), {p.slots[s].first_step, last[s]}});
+  p.arena_bytes = runtime::place(blocks);
+  for (const runtime::Block& b : blocks) p.slots[b.slot].arena_offset = b.offset;
   for (uint32_t s = 0; s < n; ++s) p.slots[s].arena_offset = p.slots[host[s]].arena_offset;
 }
 

@@ -51,7 +51,7 @@ struct PlanBuilder {
           if (program.outputs[o] && program.outputs[o]->buffer == static_cast<int32_t>(b)) s.index = static_cast<uint32_t>(o);
         break;
       case BufferRole::Intermediate:
-        s.kind = info.from_extern && !info.placed ? SlotKind::Extern : SlotKind::Arena;
+        s.kind = info.made_by == MadeBy::Call ? SlotKind::Extern : SlotKind::Arena;
         break;
     }
     plan.slots.push_back(std::move(s));
