@@ -312,7 +312,7 @@ class Builder {
     return subst.empty() ? at : sym::substitute(at, subst);
   }
 
-  // A value of a half type that somebody else sees is, to its other uses in this kernel, what they see: max(x, v) < v must not depend on who stores v.
+  // What memory has of a value of a half type is what its other uses in this kernel see: max(x, v) < v must not depend on who stores v.
   int32_t as_stored(loop::Stage& st, uint32_t b, int32_t value, DType type) {
     const DType have = program_.buffers[b].dtype;
     if (have == type || !is_float(have) || !stored(b)) return value;
