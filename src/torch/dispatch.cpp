@@ -46,11 +46,6 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
 
 // What they keep for their backward is of a size that the kernel alone knows: Meta says another, or none.
 bool hides_sizes(const std::string& name) { return name == "aten::_embedding_bag" || name == "aten::mkldnn_rnn_layer"; }
-// The derivative of max() over all: under a mode it is a product, else it is written into zeros.
-bool spreads_evenly() {
-  const auto node = torch::autograd::get_current_node();
-  return node && (node->name() == "MaxBackward1" || node->name() == "MinBackward1");
-}
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -104,8 +99,9 @@ void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
   }
 }
 
-// The mode is still on the stack: what the composite calls arrives here.
+// What the composite calls arrives here.
 void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
+  capture::Unseen unseen;
   info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
@@ -345,10 +341,6 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);
   if (!call.node) call.node = append(info, std::move(converted), call.types);
-  if (in_backward && info.name == "aten::mul.Tensor" && spreads_evenly()) {
-    call.types[0].strides = ops::strides_for(ir::MemoryFormat::Contiguous, call.types[0].sizes);
-    call.node = append("aten::clone", {call.node->out(), ir::MemoryFormat::Contiguous}, call.types);
-  }
   return call;
 }
 

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -17,6 +18,7 @@ namespace vitrify {
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
+using capture::looks_at_values;
 using ir::Value;
 using torch::autograd::Edge;
 using torch::autograd::Node;
@@ -79,10 +81,10 @@ void refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
 
 }  // namespace
 
-// Notes for each node of a graph when it has given its gradients: what the engine adds from then on is what it got from several.
-class Tracer::Impl::Sums {
+// What is done around each node of a graph. That it has given its gradients is noted: what the engine adds from then on is what it got from several.
+class Tracer::Impl::Nodes {
  public:
-  Sums(const Level& level, const Node*& summing) : summing_(summing) {
+  Nodes(const Level& level, const Node*& summing) : summing_(summing) {
     std::unordered_set<Node*> seen;
     for (const Edge& e : level.to) seen.insert(e.function.get());
     std::vector<Edge> todo = level.from;
@@ -90,27 +92,48 @@ class Tracer::Impl::Sums {
       const Edge e = std::move(todo.back());
       todo.pop_back();
       if (!e.function || !seen.insert(e.function.get()).second) continue;
-      hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<Hook>(summing, e.function.get())));
+      hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<After>(*this, e.function.get())));
+      if (looks_at_values(*e.function) || of_python(*e.function)) e.function->add_pre_hook(std::make_unique<Before>(*this));
       for (const Edge& next : e.function->next_edges()) todo.push_back(next);
     }
   }
-  ~Sums() {
-    for (auto& [node, hook] : hooks_) node->del_post_hook(hook);
+  ~Nodes() {
+    for (auto& [node, hook] : hooks_) {
+      node->del_post_hook(hook);
+      std::erase_if(node->pre_hooks(), [](const auto& h) { return dynamic_cast<Before*>(h.get()); });
+    }
     summing_ = nullptr;
   }
-  Sums(const Sums&) = delete;
+  Nodes(const Nodes&) = delete;
 
  private:
-  struct Hook final : torch::autograd::FunctionPostHook {
-    Hook(const Node*& summing, const Node* node) : summing(summing), node(node) {}
-    torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads, const torch::autograd::variable_list&) override {
-      summing = node;
+  using variable_list = torch::autograd::variable_list;
+
+  // Python code may ask for the mode, or put one of its own above it.
+  static bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
+
+  struct Before final : torch::autograd::FunctionPreHook {
+    explicit Before(Nodes& nodes) : nodes(nodes) {}
+    variable_list operator()(const variable_list& grads) override {
+      nodes.mode_.emplace();
       return grads;
     }
-    const Node*& summing;
-    const Node* node;
+    Nodes& nodes;
+  };
+  struct After final : torch::autograd::FunctionPostHook {
+    After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
+    variable_list operator()(const variable_list& made, const variable_list& grads) override {
+      nodes.mode_.reset();
+      variable_list r = made;
+      if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
+      nodes.summing_ = node;
+      return r;
+    }
+    Nodes& nodes;
+    Node* node;
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
+  std::optional<capture::Seen> mode_;
   const Node*& summing_;
 };
 
@@ -339,8 +362,9 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (level.to.empty() || from.empty()) return std::vector<at::Tensor>(level.to.size());
   auto run = [&] {
     BackwardState state;
+    capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
-    Sums sums(level, summing);
+    Nodes nodes(level, summing);
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };

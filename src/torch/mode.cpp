@@ -1,5 +1,7 @@
 #include "torch/mode.h"
 
+#include <torch/library.h>
+
 #include "support/error.h"
 
 namespace vitrify {
@@ -14,6 +16,10 @@ using compat::ModeStack;
 PyInterpreter* interpreter();
 thread_local ModeHandler* handler = nullptr;
 thread_local PyObject* object = nullptr;
+thread_local std::shared_ptr<compat::Mode> waiting;  // while it is unseen
+
+// No part of torch uses this key, which comes before all others but the Python dispatcher's.
+constexpr auto kUnseenKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // Forwards to torch's table in a Python process; in a C++ process (next == nullptr) there are no Python objects, so nothing but dispatch and detach
 // is reached.
@@ -127,8 +133,9 @@ void push_mode(ModeHandler* h, void* python_mode) {
   handler = h;
 }
 
-void remove_mode() {
-  if (!handler) return;
+namespace {
+
+void take_off() {
   std::vector<std::shared_ptr<compat::Mode>> above;
   while (ModeStack::stack_len() > 0) {
     auto mode = ModeStack::pop_stack();
@@ -136,11 +143,78 @@ void remove_mode() {
     above.push_back(mode);
   }
   for (size_t i = above.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(above[i]);
+}
+
+}  // namespace
+
+void remove_mode() {
+  if (!handler) return;
+  take_off();
   handler = nullptr;
   object = nullptr;
 }
 
-Paused::Paused() {
+namespace {
+
+// What is on the stack stays above it: a mode of the program's own is asked first.
+void push_below_all(const std::shared_ptr<compat::Mode>& mode) {
+  std::vector<std::shared_ptr<compat::Mode>> above;
+  while (ModeStack::stack_len() > 0) above.push_back(ModeStack::pop_stack());
+  ModeStack::push_non_infra_mode_onto_stack(mode);
+  for (size_t i = above.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(above[i]);
+}
+
+// In autograd and above it such an op is no op of ours: only what it calls is.
+bool is_taken_apart(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
+  if (!keys.has_any(c10::autograd_dispatch_keyset) || !compat::has_composite_kernel(op)) return false;
+  for (auto own : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::CompositeExplicitAutograd})
+    if (op.hasKernelForDispatchKey(own)) return false;
+  return true;
+}
+
+void call_unseen(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
+  if (!waiting || is_taken_apart(op, keys)) return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kUnseenKey), stack);
+  Seen seen;
+  op.callBoxed(stack);
+}
+
+// False where another library has taken the key: the mode is then seen.
+const bool can_be_unseen = [] {
+  try {
+    static auto* library = new torch::Library(torch::Library::IMPL, "_", kUnseenKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&call_unseen>());
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}();
+
+}  // namespace
+
+Unseen::Unseen() : keys_(c10::impl::tls_local_dispatch_key_set()) {
+  if (!can_be_unseen || !mode_on_top()) return;
+  mode_ = waiting = ModeStack::pop_stack();
+  c10::impl::tls_set_dispatch_key_included(kUnseenKey, true);
+  c10::impl::tls_set_dispatch_key_excluded(kUnseenKey, false);
+}
+Unseen::~Unseen() {
+  if (!mode_) return;
+  waiting.reset();
+  c10::impl::tls_set_dispatch_key_included(kUnseenKey, keys_.included_.has(kUnseenKey));
+  c10::impl::tls_set_dispatch_key_excluded(kUnseenKey, keys_.excluded_.has(kUnseenKey));
+  ModeStack::push_non_infra_mode_onto_stack(std::move(mode_));
+}
+
+Seen::Seen() : mode_(std::move(waiting)), not_unseen_(kUnseenKey) {
+  if (mode_) push_below_all(mode_);
+}
+Seen::~Seen() {
+  if (!mode_) return;
+  take_off();
+  waiting = std::move(mode_);
+}
+
+Paused::Paused() : not_unseen_(kUnseenKey) {
   if (mode_on_top()) mode_ = ModeStack::pop_stack();
 }
 Paused::~Paused() {

@@ -33,6 +33,32 @@ class Paused {
 
  private:
   std::shared_ptr<compat::Mode> mode_;
+  c10::impl::ExcludeDispatchKeyGuard not_unseen_;
+};
+
+// For a scope, the mode is on the stack for as long as an op is called and no longer: ATen's formulas ask whether there is one, and write nothing in
+// place if so. Composite ops are taken apart without it.
+class Unseen {
+ public:
+  Unseen();
+  ~Unseen();
+  Unseen(const Unseen&) = delete;
+
+ private:
+  std::shared_ptr<compat::Mode> mode_;
+  c10::impl::LocalDispatchKeySet keys_;
+};
+
+// Back on the stack for a scope within that.
+class Seen {
+ public:
+  Seen();
+  ~Seen();
+  Seen(const Seen&) = delete;
+
+ private:
+  std::shared_ptr<compat::Mode> mode_;
+  c10::impl::ExcludeDispatchKeyGuard not_unseen_;
 };
 
 }  // namespace capture

@@ -159,7 +159,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
-  class Sums;
+  class Nodes;
   bool sums_in_place(const OpInfo&, c10::ArrayRef<c10::IValue> args) const;
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);

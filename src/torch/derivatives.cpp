@@ -1,0 +1,112 @@
+#include "torch/derivatives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/WrapDimUtils.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+
+namespace vitrify::capture {
+
+using at::Tensor;
+using torch::autograd::Node;
+namespace generated = torch::autograd::generated;
+
+namespace {
+
+// What is not chosen is computed of operands that do no harm: in a derivative of this, zero times what it gives must be zero.
+Tensor harmless(const Tensor& chosen, const Tensor& t, double other) { return at::where(chosen, t, at::scalar_tensor(other, t.options())); }
+
+Tensor quotient(const Tensor& chosen, const Tensor& grad, const Tensor& input, const Tensor& result) {
+  return harmless(chosen, grad, 0) * (harmless(chosen, result, 0) / harmless(chosen, input, 1)).conj();
+}
+
+// For each element, the product of the others.
+Tensor product_of_others(const Tensor& grad, const Tensor& input, int64_t dim) {
+  const c10::SymInt n = input.sym_size(dim);
+  if (n == 1) return grad;
+  std::vector<c10::SymInt> one = input.sym_sizes().vec();
+  one[static_cast<size_t>(dim)] = 1;
+  const Tensor ones = at::ones_symint(one, grad.options());
+  const Tensor before = at::cat({ones, input.narrow_symint(dim, 0, n - 1)}, dim).cumprod(dim);
+  const Tensor after = at::cat({ones, input.narrow_symint(dim, 1, n - 1).flip(dim)}, dim).cumprod(dim).flip(dim);
+  return grad * (before * after).conj();
+}
+
+Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional<int64_t> along, bool keepdim) {
+  if (along && !keepdim && input.dim() != 1) {
+    grad = grad.unsqueeze(*along);
+    result = result.unsqueeze(*along);
+  }
+  const Tensor zeros = (input == 0).sum(), none = zeros == 0;
+  const Tensor usual = quotient(none, grad, input, result);
+  const Tensor few = along ? at::logical_not(none) : zeros == 1;
+  const Tensor operand = harmless(few, input, 1), given = harmless(few, grad, 0);
+  const Tensor others = along ? product_of_others(given, operand, *along) : product_of_others(given, operand.contiguous().view(-1), 0).view_as(input);
+  return at::where(none, usual, others);
+}
+
+Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t dim, const Tensor& result, const Tensor& made) {
+  if (input.sym_numel() <= 1 || input.sym_size(dim) == 1) return made;
+  const auto sums_from = [dim](const Tensor& t) { return t.flip(dim).cumsum(dim).flip(dim); };
+  const Tensor zero = input == 0, factors = input.conj(), products = result.conj();
+  if (at::GradMode::is_enabled()) {  // `made` has gradients where a factor is zero
+    const Tensor none = zero.sum() == 0;
+    return at::where(none, sums_from(harmless(none, products, 0) * harmless(none, grad, 0)).div(harmless(none, factors, 1)), made);
+  }
+  const Tensor zeros = zero.cumsum(dim), before = zeros == 0, once = zeros == 1, first = once.logical_and(zero);
+  const Tensor up_to_first = sums_from((products * grad).masked_fill(before.logical_not(), 0)).div(factors);
+  const Tensor place = std::get<1>(first.max(dim, true));
+  const Tensor product_before = products.gather(dim, (place - 1).relu()).masked_fill(place == 0, 1);
+  const Tensor after =
+      factors.masked_fill(once.logical_and(zero.logical_not()).logical_not(), 1).cumprod(dim) * grad.masked_fill(once.logical_not(), 0);
+  const Tensor of_first = after.sum(dim, true) * product_before;
+  return at::where(before, up_to_first, at::where(first, of_first, at::zeros({}, grad.options())));
+}
+
+// All that are the largest, or the middle, have the same part in it.
+Tensor spread_evenly(const Tensor& grad, const Tensor& input, const Tensor& value) {
+  const Tensor chosen = (input == value).logical_or(input.isnan().logical_and(value.isnan()));
+  return grad.new_zeros_symint(input.sym_sizes(), input.options()).masked_fill_(chosen, grad / chosen.sum());
+}
+
+template <class N>
+const N* as(const Node& n) {
+  return dynamic_cast<const N*>(&n);
+}
+
+template <class N>
+bool any_has_hooks(const N& n) {  // of a checkpoint: they give what was saved only once
+  return n.self_.has_hooks() || n.result_.has_hooks();
+}
+
+template <class N>
+Tensor spread(const N& n, Node& node, const Tensor& grad, const Tensor& made) {
+  return any_has_hooks(n) || made.is_cuda() ? made : spread_evenly(grad, n.self_.unpack(), n.result_.unpack(node.getptr()));
+}
+
+}  // namespace
+
+bool looks_at_values(const Node& n) {
+  if (const auto* slices = as<torch::autograd::CopySlices>(n)) return slices->fn && looks_at_values(*slices->fn);
+  return as<generated::ProdBackward0>(n) || as<generated::ProdBackward1>(n) || as<generated::CumprodBackward0>(n) ||
+         as<generated::LinalgDetBackward0>(n) || as<generated::MaskedFillBackward1>(n) || as<generated::MaxBackward1>(n) ||
+         as<generated::MinBackward1>(n) || as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
+}
+
+Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
+  if (!grad.defined() || !made.defined() || made.dim() == 0) return made;
+  if (const auto* n = as<generated::ProdBackward0>(node); n && !any_has_hooks(*n))
+    return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), {}, false);
+  if (const auto* n = as<generated::ProdBackward1>(node); n && !any_has_hooks(*n))
+    return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), at::maybe_wrap_dim(n->dim, made.dim()),
+                      n->keepdim);
+  if (const auto* n = as<generated::CumprodBackward0>(node); n && !any_has_hooks(*n))
+    return of_cumulative_product(grad.to(n->self_scalar_type), n->self_.unpack(), n->dim, n->result_.unpack(node.getptr()), made);
+  if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);
+  if (const auto* n = as<generated::MinBackward1>(node)) return spread(*n, node, grad, made);
+  if (const auto* n = as<generated::MedianBackward0>(node)) return spread(*n, node, grad, made);
+  if (const auto* n = as<generated::NanmedianBackward0>(node)) return spread(*n, node, grad, made);
+  return made;
+}
+
+}  // namespace vitrify::capture

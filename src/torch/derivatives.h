@@ -1,0 +1,13 @@
+// Derivatives whose formula in ATen looks at values to choose how it computes. Under a mode it takes a way that needs no such choice and gives other
+// strides, and other values where an operand is not finite: here the choice is part of the graph.
+#pragma once
+#include <torch/csrc/autograd/function.h>
+
+namespace vitrify::capture {
+
+bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mode is on
+
+// The gradient that such a node should have given in place of `made`.
+at::Tensor as_chosen(torch::autograd::Node&, const at::Tensor& grad, const at::Tensor& made);
+
+}  // namespace vitrify::capture
