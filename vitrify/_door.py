@@ -192,7 +192,7 @@ class Door:
 
     def compile(self, signature, sources, marks):
         start = time.perf_counter_ns()
-        session = _C.Session(_CaptureMode())
+        session = _C.Session(_CaptureMode(), self.name)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
         with Process(sources.generators) as process:

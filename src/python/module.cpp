@@ -27,15 +27,17 @@ struct Session {
   std::shared_ptr<Tracer> tracer;
   std::vector<at::Generator> generators;  // that the program can reach
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
-  explicit Session(py::object mode)
-      : tracer(new Tracer(tracer_options(mode)), [mode](Tracer* t) mutable {
+  Session(py::object mode, const std::string& name)
+      : tracer(new Tracer(tracer_options(mode, name)), [mode](Tracer* t) mutable {
           py::gil_scoped_acquire gil;
           delete t;
           mode = py::object();
         }) {}
 
-  static TracerOptions tracer_options(const py::object& mode) {
+  static TracerOptions tracer_options(const py::object& mode, const std::string& name) {
     TracerOptions o;
+    o.name = name;
+    o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
     o.without_gil = without_gil;
@@ -44,6 +46,17 @@ struct Session {
       f();
     };
     return o;
+  }
+  static void warn(const std::string& message) {
+    py::gil_scoped_acquire gil;
+    try {
+      py::module_::import("vitrify._messages").attr("warn")(message);
+    } catch (py::error_already_set& e) {  // where warnings are errors
+      e.restore();
+      python_error raised;
+      raised.persist();
+      throw raised;
+    }
   }
   static void without_gil(const std::function<void()>& f) {
     try {
@@ -264,7 +277,7 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("graph", [](JointProgram& j) { return ir::print(*j.program.graph); })
       .def_property_readonly("program", [](JointProgram& j) { return std::make_shared<Program>(j.program); });
   py::class_<Session>(m, "Session")
-      .def(py::init<py::object>(), py::arg("mode"))
+      .def(py::init<py::object, std::string>(), py::arg("mode"), py::arg("name"))
       .def("add_input",
            [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
              const at::Tensor& t = THPVariable_Unpack(real.ptr());

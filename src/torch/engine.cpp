@@ -288,7 +288,9 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     counters().fallbacks++;
     TORCH_WARN("vitrify: ", spec.name, " runs eagerly for this signature: ", why...);
   };
-  auto tracer_owner = std::make_shared<Tracer>();
+  TracerOptions about;
+  about.name = spec.name;
+  auto tracer_owner = std::make_shared<Tracer>(std::move(about));
   Tracer& tracer = *tracer_owner;
   try {
     std::vector<at::Tensor> fakes;

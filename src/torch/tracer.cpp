@@ -418,6 +418,13 @@ const std::optional<std::string>& Tracer::failure() const { return impl_->failur
 void Tracer::note_failure(std::string why) {
   if (!impl_->failure) impl_->failure = std::move(why);
 }
+void Tracer::warn_eager(const std::string& part, const std::string& why) const {
+  const std::string message = fmt::format("vitrify: {} of {} run eagerly: {}", part, impl_->options.name, why);
+  if (impl_->options.warn)
+    impl_->options.warn(message);
+  else
+    TORCH_WARN(message);
+}
 void Tracer::set_source_callback(std::function<std::string()> f) { impl_->source_callback = std::move(f); }
 
 namespace {

@@ -27,6 +27,8 @@ struct TracerOptions {
   // In a Python process: calls its argument without the GIL, which autograd's engine must not hold; what Python code raised comes out as any
   // exception.
   std::function<void(const std::function<void()>&)> without_gil;
+  std::string name = "the program";              // as warnings call it
+  std::function<void(const std::string&)> warn;  // as the door does, on any thread; null: as torch does
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
   bool check_shapes = false;
   // Which dims are symbolic: per declared input, per dim. Empty: all static.
@@ -83,6 +85,8 @@ class Tracer {
   void note_failure(std::string);  // the exception that says so may become another one on its way
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);
+
+  void warn_eager(const std::string& part, const std::string& why) const;  // "`part` of <name> run eagerly"; after the capture too
 
   static Tracer* current();  // of this thread, or null
   static bool is_fake(const at::Tensor&);

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <numeric>
 #include <ranges>
+#include <set>
 #include <unordered_set>
 
 #include "ops/lowering.h"
@@ -268,8 +269,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
     const size_t own = given.size();
     for (int refused = 0;;) {
-      const std::shared_ptr<Training> next = next_level(how);
-      if (!next) return by_formulas(joint_, saved_, given, saved, tangents, mutex_);
+      const auto [next, why] = next_level(how);
+      if (!next) {
+        warn_once(why);
+        return by_formulas(joint_, saved_, given, saved, tangents, mutex_);
+      }
       given.resize(own);
       const std::vector<Value>& wanted = next->joint_.given;
       size_t k = 0;
@@ -288,11 +292,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         variable_list all;
         next->run(given, all);
         return all;
-      } catch (const capture::PlanRefused&) {  // as in backward()
+      } catch (const capture::PlanRefused& e) {  // as in backward()
         std::lock_guard lock(mutex_);
         if (refused++ == kMaxRenewals)
-          next_[how] = nullptr;
-        else if (auto at = next_.find(how); at != next_.end() && at->second == next)
+          next_[how] = {nullptr, e.what()};
+        else if (auto at = next_.find(how); at != next_.end() && at->second.program == next)
           next_.erase(at);
         given.resize(own);
       }
@@ -419,21 +423,34 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return backwards_[how] = std::move(b);
   }
 
-  // Null where it cannot be captured.
-  std::shared_ptr<Training> next_level(Layouts& how) const {
+  struct Next {
+    std::shared_ptr<Training> program;  // null where it cannot be captured
+    std::string why;
+  };
+
+  Next next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
     if (strided(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = in_recorded_strides(how);
     auto [at, fresh] = next_.try_emplace(how);
     if (fresh) try {
-        at->second = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
-      } catch (const CaptureError&) {
+        at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
+      } catch (const CaptureError& e) {
+        at->second.why = e.what();
       } catch (...) {
         next_.erase(at);
         throw;
       }
     return at->second;
+  }
+
+  void warn_once(const std::string& why) const {
+    {
+      std::lock_guard lock(mutex_);
+      if (!warned_.insert(why).second) return;
+    }
+    trace_->warn_eager("gradients of the gradients", why);
   }
 
   // exactly: where there is but one element as well.
@@ -484,7 +501,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<uint32_t> watched_given_, watched_outputs_;
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::shared_ptr<Backward>> backwards_;
-  mutable std::map<Layouts, std::shared_ptr<Training>> next_;
+  mutable std::map<Layouts, Next> next_;
+  mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
   int64_t kept_bytes_ = 0;
   mutable int renewals_ = 0;
