@@ -1,4 +1,5 @@
 // The end of a capture: how the program's results and writes are made from the outputs of the graph.
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 
 #include "ops/shapes.h"
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -89,6 +91,9 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
   return n && n == end;
 }
 
+// Of memory that was written to since: in eager's history it is made again, from the whole of it and by its strides.
+bool made_again(const at::Tensor& t) { return dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(t.grad_fn().get()); }
+
 }  // namespace
 
 // A view of a view that is returned as well is made from that one, as in eager: their gradients meet there, in the strides of the first.
@@ -109,6 +114,14 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     if (std::ranges::any_of(r.path, [](const ResultSpec::ViewOp& v) { return v.op == "aten::detach"; }))
       fail("returns a detached tensor that gradients come back through");  // one with a history of its own, in the memory of another
     if (fakes[i].grad_fn()) r.order = fakes[i].grad_fn()->sequence_nr();
+    const View& v = *as_fake(fakes[i])->view;
+    const bool of_whole =
+        r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
+    if (of_whole && made_again(fakes[i]) && r.path.back().op != "aten::as_strided" && capture::is_static(v.type) &&
+        capture::is_static(v.storage->type)) {
+      r.path = {{"aten::as_strided", {values_of(v.type.sizes), values_of(v.type.strides), v.offset - v.storage->offset}}};
+      continue;
+    }
     size_t steps = 1;
     const View* p = as_fake(fakes[i])->view->parent.get();
     for (; p && steps < r.path.size(); p = p->parent.get(), ++steps) {

@@ -1,4 +1,6 @@
 """Bugs of training, once fixed."""
+import warnings
+
 import pytest
 import torch
 import vitrify
@@ -274,3 +276,129 @@ def test_a_detached_tensor_that_is_written_to():
         v, d = f(x)
         (g,) = torch.autograd.grad([v, d], x, [torch.ones(3), torch.full((3,), 10.0)])
         assert d.requires_grad and torch.equal(g, torch.full((3,), 22.0))
+
+
+SPECIAL = {
+    "finite": [], "a zero": [0.0], "zeros": [0.0, 0.0], "inf": [float("inf")], "nan": [float("nan")], "inf and a zero": [float("inf"), 0.0],
+    "nan and zeros": [float("nan"), 0.0, 0.0], "-inf and nan": [float("-inf"), float("nan")], "ties": [9.0, 9.0],
+}
+LOOKS = {
+    "prod": lambda x: x.prod(), "prod of rows": lambda x: x.prod(1), "prod of columns": lambda x: x.prod(0, keepdim=True), "prod in double": lambda x: x.prod(1, dtype=torch.float64),
+    "cumprod": lambda x: x.cumprod(1), "cumprod of columns": lambda x: x.cumprod(0), "cumprod in place": lambda x: x.clone()[1:].cumprod_(1),
+    "max": lambda x: x.max(), "min": lambda x: x.min(), "median": lambda x: x.median(), "nanmedian": lambda x: x.nanmedian(),
+    "masked_fill": lambda x: x.masked_fill(x.detach() > 1, x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_derivative_that_looks_at_values(name, special):
+    """As eager chooses: a quotient where no factor is zero, else the products of the others. In its strides, unless a zero is among the factors."""
+    fn = LOOKS[name]
+    compiled, grads = vitrify.compile(fn, fullgraph=True), []
+    made = torch.rand(4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
+    made[0, [1, 3, 4][:len(SPECIAL[special])]] = torch.tensor(SPECIAL[special], dtype=torch.float64)
+    for transposed in (False, True):
+        if name == "cumprod in place" and transposed:
+            continue
+        both = []
+        for f in (fn, compiled):
+            x = (made.t().contiguous().t() if transposed else made.clone()).requires_grad_()
+            out = f(x)
+            first, = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=special in ("finite", "a zero", "ties"))
+            both.append([first])
+            if first.requires_grad:
+                both[-1] += torch.autograd.grad(first, x, torch.ones_like(first), allow_unused=True)
+        for ours, theirs in zip(both[1], both[0]):
+            torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-12, atol=1e-12)
+        if "zero" not in special:
+            assert both[1][0].stride() == both[0][0].stride()
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("fn", [torch.matrix_exp, lambda x: torch.linalg.eigh(x).eigenvalues, lambda x: torch.ormqr(x.detach(), x[0].detach(), x)], ids=["matrix_exp", "eigh", "ormqr"])
+def test_formulas_write_where_eagers_do(fn):
+    """They ask whether there is a dispatch mode, and would write nothing in place under ours: other strides came of it."""
+    x = torch.randn(5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grads = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        given = x.clone().requires_grad_()
+        out = f(given)
+        tangent = torch.ones_like(out, requires_grad=True)
+        first, = torch.autograd.grad(out, given, tangent, create_graph=True)
+        grads.append([first, *torch.autograd.grad(first, [given, tangent], torch.ones_like(first), allow_unused=True)])
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+    assert [g is not None and g.stride() for g in grads[0]] == [g is not None and g.stride() for g in grads[1]]
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+def test_python_in_a_backward_has_its_own_mode_above():
+    """Ops of a backward() written in Python are seen by a mode that it puts on, and captured all the same."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    seen = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            with Names():
+                return g * 2
+
+    def fn(x):
+        return Double.apply(x).sin()
+    x = torch.arange(4.0).requires_grad_()
+    out = vitrify.compile(fn)(x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (2 * x.detach()).cos())
+    assert any("mul" in name for name in seen)
+
+
+def test_a_view_of_what_was_written_since_is_made_from_the_whole():
+    """Its history is as_strided of it, as eager's; in what strides the gradients meet comes of that."""
+    def fn(x):
+        x = x.clone()
+        view = x[..., ::2]
+        x.neg_()
+        return view, x.roll(1, 0)
+    made = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x = torch.randn(3, 33, generator=torch.Generator().manual_seed(2)).t().requires_grad_()
+        out = f(x)
+        grad, = torch.autograd.grad(out, x, [torch.ones_like(t) for t in out])
+        made.append((out[0].grad_fn.name(), out[0].stride(), out[0].storage_offset(), grad.stride(), out[0], grad))
+    assert made[0][:4] == made[1][:4]
+    torch.testing.assert_close(made[0][4:], made[1][4:])
+    assert vitrify.counters["kernels_launched"] > 0
+
+
+def test_gradients_of_gradients_that_run_eagerly_say_so_once():
+    index = torch.tensor([0, 1, 0])
+
+    def program(x, y):
+        return x.index_reduce(1, index, y, "prod") * y
+    compiled = vitrify.compile(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            x, y = (torch.rand(2, 3, generator=torch.Generator().manual_seed(s), dtype=torch.float64).requires_grad_() for s in (1, 2))
+            first, = torch.autograd.grad(compiled(x, y).sum(), x, create_graph=True)
+            torch.autograd.grad(first.sum(), y)
+    said = [w for w in caught if issubclass(w.category, vitrify.VitrifyWarning)]
+    assert len(said) == 1 and said[0].filename == __file__
+    text = str(said[0].message)
+    assert text.startswith("vitrify: gradients of the gradients of ") and text.endswith("program run eagerly: reads a tensor's value: aten::item")
+    assert vitrify.counters["fallbacks"] > 0
+    with warnings.catch_warnings():  # as an error, it passes the engine
+        warnings.simplefilter("error", vitrify.VitrifyWarning)
+        x, y = torch.rand(2, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)
+        out = vitrify.compile(program)(x, y).sum()
+        with pytest.raises(vitrify.VitrifyWarning, match="run eagerly"):
+            torch.autograd.grad(out, x, create_graph=True)
