@@ -183,6 +183,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     // Before anything is written: the edge of a view that was written through would be another.
     torch::autograd::edge_list edges;
     for (const Gradient& g : joint_.gradients) edges.push_back(torch::autograd::impl::gradient_edge(*given[g.given]));
+    if (joint_.failed)  // it is raised when autograd comes here on its way to any of them
+      for (const at::Tensor* t : given)
+        if (t->defined() && t->requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(*t));
     std::vector<Edge> before(joint_.roots.size());
     for (size_t k = 0; k < before.size(); ++k)
       if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
@@ -265,6 +268,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same as a compiled call of its own, which has gradients too. `saved` is asked for values that the program drew.
   variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
                                         const Node& node) const {
+    if (joint_.failed) std::rethrow_exception(joint_.failed);
     Layouts how = layouts_of(tangents, node);
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
     const size_t own = given.size();

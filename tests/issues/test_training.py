@@ -402,3 +402,19 @@ def test_gradients_of_gradients_that_run_eagerly_say_so_once():
         out = vitrify.compile(program)(x, y).sum()
         with pytest.raises(vitrify.VitrifyWarning, match="run eagerly"):
             torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_an_error_of_a_second_derivative_is_raised():
+    """Eager's formula has no case for a bias without a weight; there was no gradient at all, and nothing raised."""
+    errors = []
+    for f in (torch.native_layer_norm, vitrify.compile(lambda *a: torch.native_layer_norm(*a), fullgraph=True)):
+        x, bias = torch.rand(2, 3, requires_grad=True), torch.rand(3, requires_grad=True)
+        out = f(x, (3,), None, bias, 1e-5)[0]
+        tangent = torch.ones_like(out, requires_grad=True)
+        first = torch.autograd.grad(out, [x, bias], tangent, create_graph=True)
+        with pytest.raises(RuntimeError) as caught:
+            torch.autograd.grad(first, [x, tangent], [torch.ones_like(g) for g in first], allow_unused=True)
+        errors.append(str(caught.value))
+        with pytest.raises(RuntimeError):
+            torch.autograd.grad(first, x, [torch.ones_like(g) for g in first], create_graph=True)
+    assert errors[0] == errors[1]
