@@ -46,6 +46,12 @@ struct Where {
   size_t dims = 99, keepdim = 99;
 };
 
+// Sums start from zero: that of -0 is 0.
+template <AccumKind kind>
+Val sum_of_one(Val v) {
+  return kind == AccumKind::Sum && is_float(v.type) ? v + v.lit(0) : v;
+}
+
 template <AccumKind kind, size_t dims_at, size_t keep_at>
 bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
@@ -54,7 +60,7 @@ bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   if (!dims || out == DType::Bool) return false;
   const DType acc = is_float(out) ? compute_type(out) : DType::I64;
   if (dims->empty()) {
-    r.push_back(map1(a.L, x, out, [acc, out](Body&, Val v) { return cast(cast(v, acc), compute_type(out)); }));
+    r.push_back(map1(a.L, x, out, [acc, out](Body&, Val v) { return cast(sum_of_one<kind>(cast(v, acc)), compute_type(out)); }));
     return true;
   }
   r.push_back(a.L.reduce(kind, x, *dims, keepdim_arg(a, keep_at), acc, out, [acc](Val v) { return cast(v, acc); })[0]);
@@ -68,7 +74,7 @@ bool lower_mean(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   if (!dims || !is_float(out)) return false;
   const DType acc = compute_type(out);
-  if (dims->empty()) return r.push_back(map1(a.L, x, out, [acc](Body&, Val v) { return cast(v, acc); })), true;
+  if (dims->empty()) return r.push_back(map1(a.L, x, out, [acc](Body&, Val v) { return sum_of_one<AccumKind::Sum>(cast(v, acc)); })), true;
   Tensor s = reduce_sum(a.L, x, *dims, keepdim_arg(a, keep_at), acc, acc);
   r.push_back(map1(a.L, s, out, [acc, n = product(x.sizes, *dims)](Body& b, Val v) { return v / numel_as(b, n, acc); }, 2));
   return true;

@@ -73,7 +73,7 @@ Operand operand(const Args& a, size_t i, const Dims& sizes) {
 }
 
 Val stored(const Tensor& t, Val v) {
-  // Of a buffer too: where nobody else reads it, a kernel hands its values on in registers, unrounded.
+  // Of a buffer too: a kernel may hand on what it stored from its registers, unrounded.
   const bool half = t.dtype == DType::F16 || t.dtype == DType::BF16;
   return half ? v.body->op(LOp::cast, t.dtype, v) : v;
 }

@@ -312,24 +312,14 @@ class Builder {
     return subst.empty() ? at : sym::substitute(at, subst);
   }
 
-  // What memory has of a value of a half type is what its other uses in this kernel see: max(x, v) < v must not depend on who stores v.
-  int32_t as_stored(loop::Stage& st, uint32_t b, int32_t value, DType type) {
-    const DType have = program_.buffers[b].dtype;
-    if (have == type || !is_float(have) || !stored(b)) return value;
-    const int32_t v = emit(st, {.op = loop::Op::cast, .type = have, .a = value});
-    rounded_.emplace(v, have);
-    return v;
-  }
-
   int32_t load(loop::Stage& st, Instr i, int stage) {
     const uint32_t b = i.buf;
     auto p = producer_.find(b);
     if (p != producer_.end() && !group_.parts[p->second].node.scatter) {
       auto v = forwarded_.find(b);
       if (v != forwarded_.end() && (v->second.stage == stage || v->second.everywhere)) {
-        const int32_t value = as_stored(st, b, v->second.value, i.type);
-        if (i.a == kNoValue) return value;
-        return emit(st, {.op = loop::Op::where, .type = i.type, .a = i.a, .b = value, .c = i.b});
+        if (i.a == kNoValue) return v->second.value;
+        return emit(st, {.op = loop::Op::where, .type = i.type, .a = i.a, .b = v->second.value, .c = i.b});
       }
       i.at = address(b, i.at);
     }

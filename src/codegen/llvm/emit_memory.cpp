@@ -1,4 +1,6 @@
 // Index expressions, loads and stores.
+#include <llvm/IR/PatternMatch.h>
+
 #include <algorithm>
 
 #include "codegen/llvm/emitter.h"
@@ -231,6 +233,9 @@ Value* KernelEmitter::narrow(Value* v, DType storage) {
   if (storage == DType::Bool) return b_.CreateZExt(v, vec(b_.getInt8Ty(), lanes));
   if (storage == DType::F16) return b_.CreateFPTrunc(v, vec(b_.getHalfTy(), lanes));
   if (storage == DType::BF16) {
+    using namespace llvm::PatternMatch;
+    Value* raw = nullptr;  // as it was loaded
+    if (match(v, m_BitCast(m_Shl(m_ZExt(m_Value(raw)), m_SpecificInt(16)))) && raw->getType() == vec(b_.getInt16Ty(), lanes)) return raw;
     auto* i32 = vec(b_.getInt32Ty(), lanes);
     Value* bits = b_.CreateBitCast(v, i32);
     Value* odd = b_.CreateAnd(b_.CreateLShr(bits, 16), 1);
