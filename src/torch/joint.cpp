@@ -203,6 +203,34 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
   }
 }
 
+// Gradients of an input are added in the order in which they arrive: that of the last op on it comes first.
+void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level& level, Program& p) {
+  std::unordered_map<const Node*, uint64_t> last;  // by node that an input's gradient goes to
+  std::unordered_set<const Node*> seen, ends;
+  for (const Edge& e : level.to) ends.insert(e.function.get());
+  std::vector<const Node*> todo;
+  for (const Edge& e : level.from) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (!n || ends.contains(n) || !seen.insert(n).second) continue;
+    for (const Edge& next : n->next_edges()) {
+      if (ends.contains(next.function.get())) last[next.function.get()] = std::max(last[next.function.get()], n->sequence_nr());
+      todo.push_back(next.function.get());
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ResultSpec& r = p.results[i];
+    if (r.kind != ResultSpec::Kind::ViewOfInput || !fake_of(outputs[i]).requires_grad()) continue;
+    if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; })) continue;
+    const Node* n = fake_of(outputs[i]).grad_fn().get();
+    while (n && n->num_outputs() == 1 && !ends.contains(n->next_edge(0).function.get())) n = n->next_edge(0).function.get();
+    if (!n || n->num_outputs() != 1) continue;
+    const auto after = last.find(n->next_edge(0).function.get());
+    r.first = after != last.end() && n->sequence_nr() < after->second;
+  }
+}
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
@@ -242,6 +270,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       level.of.push_back(graph->inputs[s->input].value);
     }
     refuse_hooks(level.from, level.to);
+    order_views_of_inputs(outputs, level, j.program);
     j.backward = graph->next_id();
     in_backward = true;
     last_forward_states = states();

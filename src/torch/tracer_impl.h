@@ -161,6 +161,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void again(const std::function<void()>&);        // goes on with a finished trace
   class Nodes;
   bool sums_in_place(const OpInfo&, c10::ArrayRef<c10::IValue> args) const;
+  void order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level&, Program&);
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);
   std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);

@@ -192,6 +192,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         before[k] = torch::autograd::impl::gradient_edge(*given[joint_.roots[k].written]);
     std::vector<at::Tensor> values;
     forward_->run(args, values);
+    out.clear();
+    results_.make(values, given, out, /*first=*/true);
 
     const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
     auto node = compat::make_node<RegionNode>(shared_from_this(), hooked);

@@ -52,10 +52,12 @@ ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
   for (uint32_t i : by_age) make_after(make_after, i);
 }
 
-void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results) const {
+void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
+                       bool first) const {
   results.resize(specs_.size());
   for (uint32_t i : order_) {
     const ResultSpec& r = specs_[i];
+    if (first ? !r.first : r.first && results[i].defined()) continue;
     const c10::AutoGradMode grad(r.grad.value_or(c10::GradMode::is_enabled()));
     switch (r.kind) {
       case ResultSpec::Kind::Value:

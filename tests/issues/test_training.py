@@ -418,3 +418,16 @@ def test_an_error_of_a_second_derivative_is_raised():
         with pytest.raises(RuntimeError):
             torch.autograd.grad(first, x, [torch.ones_like(g) for g in first], create_graph=True)
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("fn", [lambda x: (x.select(1, 0), x.var(1, correction=0).movedim(-3, -2)), lambda x: (x.var(1, correction=0).movedim(-3, -2), x.select(1, 0)),
+                                lambda x: (x.mT.unsqueeze(0), torch.nn.functional.layer_norm(x, x.shape[-1:]), x.mT.sin())], ids=["before", "after", "between"])
+def test_gradients_of_an_input_and_of_its_views_meet_in_order(fn):
+    """A view of an input is no part of the compiled program; its gradient comes before or after the program's as in eager, whose sum has the strides of the first."""
+    grads = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x = torch.randn(4, 1, 16, 2, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        out = f(x)
+        grads += torch.autograd.grad(out, x, [torch.ones(t.shape) for t in out])
+    torch.testing.assert_close(*grads)
+    assert grads[0].stride() == grads[1].stride() and vitrify.counters["kernels_launched"] > 0
