@@ -91,6 +91,14 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
   return n && n == end;
 }
 
+// Of the views that lead from `base` to `t`, the one that the gradient of `base` comes from.
+const torch::autograd::Node& first_of_path(const at::Tensor& t, const at::Tensor& base) {
+  const torch::autograd::Edge end = torch::autograd::impl::gradient_edge(base);
+  const torch::autograd::Node* n = t.grad_fn().get();
+  while (n && n->num_outputs() == 1 && n->next_edge(0) != end) n = n->next_edge(0).function.get();
+  return n ? *n : *t.grad_fn();
+}
+
 // Of memory that was written to since: in eager's history it is made again, from the whole of it and by its strides.
 bool made_again(const at::Tensor& t) { return dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(t.grad_fn().get()); }
 
@@ -180,7 +188,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
           fail("returns views of memory that has no tensor of its own");
         note_root(it->second, base);
         uint64_t& order = view_order[it->second];
-        order = std::max(order, fakes[i].grad_fn()->sequence_nr());
+        order = std::max(order, first_of_path(fakes[i], base).sequence_nr());
       }
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;

@@ -420,8 +420,13 @@ def test_an_error_of_a_second_derivative_is_raised():
     assert errors[0] == errors[1]
 
 
+def later_view(view, other):
+    return other, view, view[:-1]
+
+
 @pytest.mark.parametrize("fn", [lambda x: (x.select(1, 0), x.var(1, correction=0).movedim(-3, -2)), lambda x: (x.var(1, correction=0).movedim(-3, -2), x.select(1, 0)),
-                                lambda x: (x.mT.unsqueeze(0), torch.nn.functional.layer_norm(x, x.shape[-1:]), x.mT.sin())], ids=["before", "after", "between"])
+                                lambda x: (x.mT.unsqueeze(0), torch.nn.functional.layer_norm(x, x.shape[-1:]), x.mT.sin()), lambda x: later_view(x.mT, x.sin().contiguous()),
+                                lambda x: later_view((y := x.exp()).mT, y.sin().contiguous())], ids=["before", "after", "between", "in two steps", "of a result"])
 def test_gradients_of_an_input_and_of_its_views_meet_in_order(fn):
     """A view of an input is no part of the compiled program; its gradient comes before or after the program's as in eager, whose sum has the strides of the first."""
     grads = []
