@@ -150,7 +150,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
                                        : scalar_arg(args[1]);
     Value value;
     if (t.dtype != DType::Opaque && v.parent) t.strides = ir::contiguous_strides(t.sizes);  // scattered into place anyway
-    if (t.is_contiguous() && t.dtype != DType::Opaque)
+    if (t.strides == ir::contiguous_strides(t.sizes) && t.dtype != DType::Opaque)
       value = append("aten::full", {to_ints(t.sizes), number, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
     else
       value = append("aten::fill.Scalar", {read(v), number}, {t})->out();

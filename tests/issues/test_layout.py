@@ -125,3 +125,13 @@ def test_statistics_of_channels_that_lie_closest(shape, offset):
     distance = lambda t: (t.double() - wide).square().mean().sqrt().item()  # noqa: E731
     assert distance(mine) <= 2 * distance(plain) + 1e-8 + offset * torch.finfo(torch.float32).eps  # a mean is a float32 here
     assert vitrify.counters["fallbacks"] == 0 and vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_filling_keeps_the_strides_of_one_element(dtype):
+    """0.5 written to integers: the strides of dims of one element became those of a new tensor."""
+    x = torch.zeros(3, 1, 16, 4, dtype=dtype).as_strided((3, 1, 16, 4), (64, 1, 4, 1))
+    for f in (lambda x: (x + 1).fill_(0.5), lambda x: (x + 1).fill_(2), lambda x: (x + 1).zero_()):
+        mine, eager = vitrify.compile(f)(x), f(x)
+        assert torch.equal(mine, eager) and mine.stride() == eager.stride()
+    assert vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] == 3
