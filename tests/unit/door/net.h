@@ -1,13 +1,30 @@
-// A module with a parameter that no gradient reaches.
+// What the door's tests share: a module with a parameter that no gradient reaches, and what memory the process has.
 #pragma once
 #include <torch/torch.h>
 #include <vitrify/compile.h>
+
+#include <cstdio>
 
 namespace {
 
 using namespace torch;
 
 uint64_t count(const char* what) { return vitrify::counters_map()[what]; }
+
+[[maybe_unused]] long resident_pages() {
+  long total = 0, resident = 0;
+  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &total, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return resident;
+}
+// How much more of them is flat memory: 8 MiB, and what the sanitizer's quarantine of 256 MiB holds.
+#ifdef __SANITIZE_ADDRESS__
+constexpr long kFlatPages = 80000;
+#else
+constexpr long kFlatPages = 2048;
+#endif
 
 struct NetImpl : nn::Module {
   nn::Linear a{nullptr}, b{nullptr}, unused{nullptr};

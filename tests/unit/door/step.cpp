@@ -426,25 +426,12 @@ TEST_F(StepTest, MemoryStaysFlat) {
   optim::AdamW optimizer(net->parameters());
   auto step = vitrify::compile_step(net, optimizer, loss_of, {.fullgraph = true});
   auto [x, y] = batch(0, 64);
-  auto pages = [] {
-    long total = 0, resident = 0;
-    if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-      if (std::fscanf(f, "%ld %ld", &total, &resident) != 2) resident = 0;
-      std::fclose(f);
-    }
-    return resident;
-  };
   long early = 0;
   for (int i = 0; i < 1000; ++i) {
     step(x, y);
-    if (i == 200) early = pages();
+    if (i == 200) early = resident_pages();
   }
-#ifdef __SANITIZE_ADDRESS__
-  constexpr long kMost = 80000;  // what is freed stays in the sanitizer's quarantine, of 256 MiB
-#else
-  constexpr long kMost = 2048;  // 8 MiB
-#endif
-  EXPECT_LT(pages() - early, kMost);
+  EXPECT_LT(resident_pages() - early, kFlatPages);
 }
 
 TEST(DoorThreads, Step) {

@@ -127,22 +127,14 @@ TEST_F(Training, MemoryStaysFlat) {
   auto fast = vitrify::compile(net, {.fullgraph = true});
   optim::SGD optimizer(net->parameters(), 0.01);
   Tensor x = torch::randn({64, 8});
-  auto pages = [] {
-    long total = 0, resident = 0;
-    if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-      if (std::fscanf(f, "%ld %ld", &total, &resident) != 2) resident = 0;
-      std::fclose(f);
-    }
-    return resident;
-  };
   long early = 0;
   for (int i = 0; i < 1000; ++i) {
     optimizer.zero_grad();
     fast(x).square().mean().backward();
     optimizer.step();
-    if (i == 200) early = pages();
+    if (i == 200) early = resident_pages();
   }
-  EXPECT_LT(pages() - early, 2048);  // 8 MiB
+  EXPECT_LT(resident_pages() - early, kFlatPages);
 }
 
 TEST(DoorThreads, Training) {
