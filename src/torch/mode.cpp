@@ -135,34 +135,25 @@ void push_mode(ModeHandler* h, void* python_mode) {
 
 namespace {
 
-void take_off() {
-  std::vector<std::shared_ptr<compat::Mode>> above;
-  while (ModeStack::stack_len() > 0) {
-    auto mode = ModeStack::pop_stack();
-    if (mode->ptr(interpreter()) == object) break;
-    above.push_back(mode);
-  }
-  for (size_t i = above.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(above[i]);
+// Ours is taken from wherever on the stack it is, and `bottom`, if any, is put below all others: a mode of the program's own is asked first.
+void restack(const std::shared_ptr<compat::Mode>& bottom) {
+  std::vector<std::shared_ptr<compat::Mode>> others;
+  while (ModeStack::stack_len() > 0)
+    if (auto mode = ModeStack::pop_stack(); mode->ptr(interpreter()) != object) others.push_back(std::move(mode));
+  if (bottom) ModeStack::push_non_infra_mode_onto_stack(bottom);
+  for (size_t i = others.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(others[i]);
 }
 
 }  // namespace
 
 void remove_mode() {
   if (!handler) return;
-  take_off();
+  restack(nullptr);
   handler = nullptr;
   object = nullptr;
 }
 
 namespace {
-
-// What is on the stack stays above it: a mode of the program's own is asked first.
-void push_below_all(const std::shared_ptr<compat::Mode>& mode) {
-  std::vector<std::shared_ptr<compat::Mode>> above;
-  while (ModeStack::stack_len() > 0) above.push_back(ModeStack::pop_stack());
-  ModeStack::push_non_infra_mode_onto_stack(mode);
-  for (size_t i = above.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(above[i]);
-}
 
 // In autograd and above it such an op is no op of ours: only what it calls is.
 bool is_taken_apart(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
@@ -206,11 +197,11 @@ Unseen::~Unseen() {
 }
 
 Seen::Seen() : mode_(std::move(waiting)), not_unseen_(kUnseenKey) {
-  if (mode_) push_below_all(mode_);
+  if (mode_) restack(mode_);
 }
 Seen::~Seen() {
   if (!mode_) return;
-  take_off();
+  restack(nullptr);
   waiting = std::move(mode_);
 }
 

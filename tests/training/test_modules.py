@@ -335,7 +335,8 @@ def test_sizes_that_change(name):
 
 @pytest.mark.parametrize("text", ["return (x * y).sum(), x.mean(0)", "return torch.cat([x, y]) * 2", "return F.cross_entropy(x @ y.t(), torch.arange(x.shape[0]))", "return x[1:] * y[:-1]", "return F.softmax(x, 0) @ y.t()",
                                   "return x.view(-1).sin(), y.expand(2, *y.shape) * 2", "return (x * x.shape[0]).exp(), x.sum() / y.numel()", "return x.mean() + y.mean(1).sum()", "return (x * x.shape[0]).sum() * y.numel()",
-                                  "return F.scaled_dot_product_attention(x.view(1, -1, 1, 3), y.view(1, -1, 1, 3), y.view(1, -1, 1, 3))"])
+                                  "return F.scaled_dot_product_attention(x.view(1, -1, 1, 3), y.view(1, -1, 1, 3), y.view(1, -1, 1, 3))",
+                                  "return F.max_pool2d(x.view(1, 1, -1, 3), 2, 1), F.avg_pool2d(y.view(1, 1, -1, 3), 2, 1), F.adaptive_avg_pool2d(x.view(1, 1, -1, 3), 1)"])
 def test_functions_of_sizes_that_change(text):
     fn = program(text)
     compiled = vitrify.compile(fn, dynamic=True)
