@@ -132,7 +132,7 @@ class Canon {
     for (int32_t o : {i.a, i.b, i.c}) value(o);
     if (i.op == Op::constant) put(is_float(i.type) ? f : uint64_t(i.iimm));
     if (i.op == Op::reduce) put(uint64_t(i.iimm));
-    if (i.op == Op::load || i.op == Op::store || i.op == Op::store_add || i.op == Op::index || i.op == Op::check_index) expr(i.at);
+    if (is_load(i.op) || i.op == Op::store || i.op == Op::store_add || i.op == Op::index || i.op == Op::check_index) expr(i.at);
     value(i.result);
   }
 

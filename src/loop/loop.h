@@ -40,6 +40,7 @@ using sym::Int;
   _(constant, 0, S)       /* fimm or iimm by type */                                                                         \
   _(index, 0, S)          /* i64 value of `at` */                                                                            \
   _(load, 0, S)           /* buf[at]; operand a: optional b8 mask, b: value when masked off (both or neither) */             \
+  _(load_bit, 0, S)       /* b8: bit at % 8 of byte at / 8 of a u8 buffer nothing here stores; operands as load's */         \
   _(store, 1, S)          /* buf[at] = a; operand b: optional mask */                                                        \
   _(store_add, 1, S)      /* buf[at] += a, atomically unless the kernel is serial */                                         \
   _(check_index, 1, S)    /* faults with IndexOutOfRange unless 0 <= a < at; operand b: optional mask; result: a */          \
@@ -75,6 +76,9 @@ enum class Op : uint8_t {
 };
 std::string_view to_string(Op);
 int arity(Op);  // SSA operands that must be present
+inline bool is_load(Op o) { return o == Op::load || o == Op::load_bit; }
+// Bytes that hold n bits: a load_bit of many reads whole words, the last ones beyond the bits.
+inline Int bytes_of_bits(Int n) { return sym::ceildiv(n, 8) + 8; }
 
 constexpr int32_t kNoValue = -1;
 

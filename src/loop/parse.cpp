@@ -220,6 +220,7 @@ class Parser {
         expect("]");
         return i;
       case Op::load:
+      case Op::load_bit:
         place_buffer(i);
         if (eat("mask")) {
           i.a = value();

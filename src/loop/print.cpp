@@ -35,6 +35,7 @@ std::string text(const Instr& i) {
     case Op::index:
       return s + fmt::format(" [{}]", sym::str(i.at));
     case Op::load:
+    case Op::load_bit:
       s += fmt::format(" b{}[{}]", i.buf, sym::str(i.at));
       return i.a >= 0 ? s + fmt::format(" mask {} else {}", operand(i.a), operand(i.b)) : s;
     case Op::store:

@@ -88,7 +88,12 @@ class Verifier {
   void buffer(const Instr& i, bool store) {
     check(i.buf < k_.buffers.size(), "buffer b{} does not exist", i.buf);
     auto& b = k_.buffers[i.buf];
-    check(compute_type(b.dtype) == compute_type(i.type), "b{} holds {}, not {}", i.buf, to_string(b.dtype), to_string(i.type));
+    if (i.op == Op::load_bit) {
+      check(i.type == DType::Bool, "a bit is {}", to_string(i.type));
+      check(b.dtype == DType::U8 && b.kind == BufferKind::In, "b{} holds no bits: it is {} or stored", i.buf, to_string(b.dtype));
+    } else {
+      check(compute_type(b.dtype) == compute_type(i.type), "b{} holds {}, not {}", i.buf, to_string(b.dtype), to_string(i.type));
+    }
     if (store) check(b.kind != BufferKind::In, "In buffer b{} is stored", i.buf);
     if (store) stored_.insert(i.buf);
     index(i.at);
@@ -124,6 +129,7 @@ class Verifier {
         index(i.at);
         return make(i.result, DType::I64);
       case Op::load:
+      case Op::load_bit:
         buffer(i, false);
         check((i.a < 0) == (i.b < 0), "a masked load needs a mask and a value");
         if (i.a >= 0) {

@@ -86,6 +86,10 @@ Val Body::load(uint32_t buffer, DType storage, Int at) {
   Val other = constant(t, 0);
   return emit({.op = loop::Op::load, .type = t, .a = mask_, .b = other.id, .buf = buffer, .at = at}, t);
 }
+Val Body::load_bit(uint32_t buffer, Int at) {
+  const int32_t other = mask_ == kNoValue ? kNoValue : constant(DType::Bool, 0).id;
+  return emit({.op = loop::Op::load_bit, .type = DType::Bool, .a = mask_, .b = other, .buf = buffer, .at = at}, DType::Bool);
+}
 Val Body::load_masked(uint32_t buffer, DType storage, Int at, Val mask, Val other) {
   if (mask_ != kNoValue) mask = Val{this, mask_, DType::Bool} & mask;
   return emit({.op = loop::Op::load, .type = compute_type(storage), .a = mask.id, .b = other.id, .buf = buffer, .at = at}, compute_type(storage));

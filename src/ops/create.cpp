@@ -51,6 +51,17 @@ bool lower_arange(const Args& a, std::vector<Tensor>& r) { return arange(a, r, I
 bool lower_arange_start(const Args& a, std::vector<Tensor>& r) { return arange(a, r, a.n.args[0], Int(1)); }
 bool lower_arange_step(const Args& a, std::vector<Tensor>& r) { return arange(a, r, a.n.args[0], a.n.args[2]); }
 
+bool lower_unpack_bits(const Args& a, std::vector<Tensor>& r) {
+  const Tensor bits = a.L.realize(a.tensor(0));
+  const std::vector<Int> strides = a.ints(2);
+  r.push_back(a.L.map(DType::Bool, a.out().sizes, [bits, strides](Body& b, const Index& i) {
+    Int at = bits.offset * 8;
+    for (size_t d = 0; d < i.size(); ++d) at = at + i[d] * strides[d];
+    return b.load_bit(static_cast<uint32_t>(bits.buffer), at);
+  }));
+  return true;
+}
+
 // Symmetric from both ends, as ATen.
 bool lower_linspace(const Args& a, std::vector<Tensor>& r) {
   auto start = a.scalar(0), end = a.scalar(1);
@@ -232,7 +243,9 @@ const OpRow kRows[] = {
     {"aten::uniform", ir::kRandom, nullptr, nullptr},
     {"aten::exponential", ir::kRandom, nullptr, nullptr},
     {"aten::multinomial", ir::kRandom, nullptr, nullptr},
-    {"vitrify::bernoulli", ir::kRandom, nullptr, nullptr},
+    {"vitrify::bernoulli", ir::kRandom, nullptr, nullptr},  // as bits
+    {"vitrify::pack_bits", 0, nullptr, nullptr},
+    {"vitrify::unpack_bits", 0, nullptr, lower<lower_unpack_bits>},
     {"vitrify::uniform", ir::kRandom, nullptr, nullptr},
 };
 

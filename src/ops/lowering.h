@@ -38,6 +38,7 @@ class Body {
   Val index(Int e);  // i64
   Val load(uint32_t buffer, DType storage, Int at);
   Val load_masked(uint32_t buffer, DType storage, Int at, Val mask, Val other);
+  Val load_bit(uint32_t buffer, Int at);                        // see loop::Op::load_bit
   Val op(loop::Op, DType type, Val a, Val b = {}, Val c = {});  // type as in loop::Instr
   Val check_index(Val i, Int bound, Val mask = {});             // i64; faults as eager raises IndexError
   Int indirect(Val i64_value, Int bound);                       // use a loaded value (already checked, non-negative, < bound) inside an index

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/bits.h"
 #include "runtime/clones.h"
 
 namespace vitrify::runtime {
@@ -62,7 +63,7 @@ void draw_words(Mersenne& m, uint32_t* out, int64_t n) {
   }
 }
 
-void draw_bernoulli(Mersenne& m, bool* out, int64_t n, double p) {
+void draw_bernoulli(Mersenne& m, uint8_t* bits, int64_t n, double p) {
   alignas(64) uint32_t words[kTile];
   const auto limit = static_cast<int64_t>(std::ceil(p * 0x1p53));  // exact: u is a multiple of 2^-53
   for (int64_t i = 0; i < n; i += kTile / 2) {
@@ -70,7 +71,9 @@ void draw_bernoulli(Mersenne& m, bool* out, int64_t n, double p) {
     draw_words(m, words, 2 * k);
     uint64_t pairs[kTile / 2];
     std::memcpy(pairs, words, static_cast<size_t>(k) * sizeof(uint64_t));
-    below(pairs, reinterpret_cast<uint8_t*>(out + i), k, limit);
+    bool mask[kTile / 2];
+    below(pairs, reinterpret_cast<uint8_t*>(mask), k, limit);
+    pack_bits(mask, bits + i / 8, k);
   }
 }
 

@@ -13,8 +13,8 @@ struct Mersenne {
 
 void draw_words(Mersenne&, uint32_t* out, int64_t n);
 
-// out[i] = u < p, u uniform over [0, 1) in 53 bits: two words each, the first is the high half.
-void draw_bernoulli(Mersenne&, bool* out, int64_t n, double p);
+// Bit i (runtime/bits.h) is u < p, u uniform over [0, 1) in 53 bits: two words each, the first is the high half.
+void draw_bernoulli(Mersenne&, uint8_t* bits, int64_t n, double p);
 // Uniform over [0, 1) in 24 bits: one word each.
 void draw_uniform(Mersenne&, float* out, int64_t n);
 

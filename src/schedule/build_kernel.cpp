@@ -168,9 +168,9 @@ class Builder {
       if (p.kind == PartKind::OuterPoint) continue;
       auto count = [&](const std::vector<Instr>& instrs, int weight) {
         for (auto& i : instrs) {
-          if (i.op != loop::Op::load && i.op != loop::Op::store) continue;
+          if (!loop::is_load(i.op) && i.op != loop::Op::store) continue;
           if (auto a = sym::affine_in(i.at, vi); a && a->first.is(1)) in += weight;
-          if (weight == 2 && i.op == loop::Op::load && i.a == kNoValue && !sym::contains(i.at, vi)) continue;  // read once per outer iteration
+          if (weight == 2 && loop::is_load(i.op) && i.a == kNoValue && !sym::contains(i.at, vi)) continue;  // read once per outer iteration
           if (auto a = sym::affine_in(i.at, vo); a && a->first.is(1)) outr += weight;
         }
       };
@@ -268,6 +268,10 @@ class Builder {
       switch (i.op) {
         case loop::Op::load:
           result = load(st, i, stage);
+          break;
+        case loop::Op::load_bit:
+          i.buf = buffer(i.buf, false);
+          result = emit(st, i);
           break;
         case loop::Op::store:
           store(st, part, i);

@@ -400,7 +400,7 @@ class Fuser {
 
   // Is some element read or written by both in the same iteration?
   static bool meet(const Group& a, const Group& b) {
-    auto touches = [](const Instr& i) { return i.op == loop::Op::load || i.op == loop::Op::store; };
+    auto touches = [](const Instr& i) { return loop::is_load(i.op) || i.op == loop::Op::store; };
     for (const Part& p : a.parts)
       for (const Instr& i : p.node.body.instrs)
         if (touches(i) && !i.at.is_const())
@@ -497,7 +497,7 @@ class Fuser {
           }
       if (!store) return false;
       for (const Instr& i : q.node.body.instrs)
-        if (i.op == loop::Op::load && i.buf == b && !(i.at == store->at)) return false;
+        if (loop::is_load(i.op) && i.buf == b && (i.op == loop::Op::load_bit || !(i.at == store->at))) return false;
       if (std::none_of(q.node.body.instrs.begin(), q.node.body.instrs.end(), [&](const Instr& i) { return i.op == loop::Op::load && i.buf == b; }))
         return false;  // a read that is not a load (lifetime of an extern view): keep apart
     }

@@ -253,7 +253,7 @@ Dims Nests::natural_strides(const Tensor& t) {
   const Dims plain = ir::contiguous_strides(t.sizes);
   if (t.sizes.size() < 2) return plain;
   for (const Instr& in : probe(t).instrs) {
-    if (in.op != loop::Op::load) continue;
+    if (!loop::is_load(in.op)) continue;
     ir::TensorType type;
     type.sizes = t.sizes;
     for (size_t d = 0; d < t.sizes.size(); ++d) {
@@ -270,7 +270,7 @@ Nests::Price Nests::price(const Tensor& t) {
   const Body b = probe(t);
   Price p;
   for (auto& in : b.instrs) {
-    if (in.op == loop::Op::load)
+    if (loop::is_load(in.op))
       ++p.reads;
     else if (in.op != loop::Op::constant && in.op != loop::Op::index)
       ++p.ops;
@@ -455,7 +455,7 @@ void collect_accesses(LoopNode& n) {
   };
   for (auto* list : {&n.body.instrs, &n.epilogue})
     for (const Instr& i : *list) {
-      if (i.op == loop::Op::load) add(n.reads, i.buf);
+      if (loop::is_load(i.op)) add(n.reads, i.buf);
       if (i.op == loop::Op::store || i.op == loop::Op::store_add) add(n.writes, i.buf);
       if (i.op == loop::Op::store_add || (n.scatter && i.op == loop::Op::store)) add(n.reads, i.buf);
     }

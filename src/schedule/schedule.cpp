@@ -78,7 +78,7 @@ bool overwrites_elementwise(const Group& g, uint32_t b, uint32_t old) {
   bool stored = false;
   for (const Part& p : g.parts)
     for (const loop::Instr& i : p.node.body.instrs) {
-      if (i.op == loop::Op::load && i.buf == old && (stored || !(i.at == store->at))) return false;
+      if (loop::is_load(i.op) && i.buf == old && (i.op == loop::Op::load_bit || stored || !(i.at == store->at))) return false;
       if (i.op == loop::Op::store && i.buf == old) return false;
       stored = stored || &i == store;
     }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "ops/shapes.h"
+#include "torch/bits.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
 #include "torch/passes/layout.h"
@@ -344,7 +345,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   return call;
 }
 
-// Draws from the default CPU generator as ops of ours, where those give the same numbers: a mask is kept as a byte, and nothing reads the memory that
+// Draws from the default CPU generator as ops of ours, where those give the same numbers: a mask is kept as a bit, and nothing reads the memory that
 // is drawn into. Null where they do not.
 ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>& args, const Types& types) {
   if (!(info.flags & ir::kRandom) || types.size() != 1 || !is_native(types[0].dtype) || types[0].device.kind != DeviceKind::CPU ||
@@ -370,8 +371,9 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
   TensorType coin = type;
   coin.dtype = DType::Bool;
   coin.wrapped_number = false;
-  const Value mask = append("vitrify::bernoulli", {sizes, number(1)}, {coin})->out();
-  return cast(mask, type).node;
+  const Value bits = append("vitrify::bernoulli", {sizes, number(1)}, {bits_of(coin)})->out();
+  const std::vector<sym::Int> strides(coin.strides.begin(), coin.strides.end());
+  return cast(append("vitrify::unpack_bits", {bits, sizes, strides}, {coin})->out(), type).node;
 }
 
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {

@@ -5,7 +5,9 @@
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
+#include "runtime/bits.h"
 #include "runtime/mersenne.h"
+#include "torch/bits.h"
 #include "torch/executor.h"
 
 namespace vitrify {
@@ -32,11 +34,13 @@ void with_engine(at::Generator generator, F&& draw) {
   cpu->set_engine(engine);
 }
 
+// As bits.
 at::Tensor bernoulli_of(at::IntArrayRef sizes, double p, const at::Generator& generator) {
   TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
-  at::Tensor out = new_result(sizes, c10::contiguous_strides(sizes), at::kBool, true);
-  with_engine(generator, [&](runtime::Mersenne& m) { runtime::draw_bernoulli(m, out.data_ptr<bool>(), out.numel(), p); });
-  return out;
+  const int64_t n = c10::multiply_integers(sizes);
+  at::Tensor bits = new_bits(n);
+  with_engine(generator, [&](runtime::Mersenne& m) { runtime::draw_bernoulli(m, bits.data_ptr<uint8_t>(), n, p); });
+  return bits;
 }
 at::Tensor uniform_of(at::IntArrayRef sizes, const at::Generator& generator) {
   at::Tensor out = new_result(sizes, c10::contiguous_strides(sizes), at::kFloat, true);
@@ -55,7 +59,9 @@ bool compare_with_aten() {
   bool same = true;
   for (double p : {0.9, 0.1, 0.5, 0.0, 1.0})
     for (int64_t n : {1, 64, 700}) {
-      const at::Tensor a = at::empty({n}, at::kFloat).bernoulli_(p, theirs), b = bernoulli_of({n}, p, ours);
+      const at::Tensor a = at::empty({n}, at::kFloat).bernoulli_(p, theirs), bits = bernoulli_of({n}, p, ours);
+      at::Tensor b = at::empty({n}, at::kBool);
+      runtime::unpack_bits(bits.const_data_ptr<uint8_t>(), b.data_ptr<bool>(), n);
       const at::Tensor c = at::empty({n}, at::kFloat).uniform_(0, 1, theirs), d = uniform_of({n}, ours);
       same = same && a.equal(b.to(at::kFloat)) && c.equal(d) && theirs.get_state().equal(ours.get_state());
     }

@@ -6,10 +6,12 @@
 #include <unordered_set>
 
 #include "ops/lowering.h"
+#include "ops/shapes.h"
 #include "passes/cse.h"
 #include "passes/dce.h"
 #include "passes/partition.h"
 #include "pipeline/pipeline.h"
+#include "torch/bits.h"
 #include "torch/passes/layout.h"
 #include "torch/slice.h"
 
@@ -75,17 +77,29 @@ void find_reads(const JointProgram& j, uint32_t first, BackwardProgram& b) {
     if (j.outputs[o] && read.contains(root_of(j.outputs[o]))) b.reads_outputs.push_back(o);
 }
 
-// Input `i` comes in these strides; those that read it were recorded with others.
-void take_as(ir::Graph& g, size_t i, const ir::Dims& strides) {
+constexpr int64_t kPacked = 4096;  // elements of a mask from which on it is kept as bits
+
+// Input `i` comes as it was kept; those that read it were recorded with something else.
+void take_as(ir::Graph& g, size_t i, const Saved& kept) {
   const Value v = g.inputs[i].value;
-  if (v.type().strides == strides) return;
-  const auto first = std::find_if(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return !n->op->name.starts_with("graph::"); });
   const ir::TensorType recorded = v.type();
-  v.node->outs[v.index].strides = strides;
-  ir::Node* copy = first == g.nodes().end() ? g.append(g.op("aten::clone"), {v, ir::MemoryFormat::Contiguous}, {recorded})
-                                            : g.insert_before(*first, g.op("aten::clone"), {v, ir::MemoryFormat::Contiguous}, {recorded});
-  g.replace_uses(v, copy->out());
-  copy->args[0] = v;
+  if (recorded.strides == kept.strides && !kept.bits) return;
+  ir::TensorType dense = recorded;
+  dense.strides = kept.strides;
+  v.node->outs[v.index] = kept.bits ? bits_of(dense) : dense;
+  const auto at = std::find_if(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) { return !n->op->name.starts_with("graph::"); });
+  ir::Node *const first = at == g.nodes().end() ? nullptr : *at, *reads_input = nullptr;
+  Value made = v;
+  auto add = [&](const char* op, std::vector<ir::Arg> args, const ir::TensorType& type) {
+    ir::Node* n = first ? g.insert_before(first, g.op(op), std::move(args), {type}) : g.append(g.op(op), std::move(args), {type});
+    if (!reads_input) reads_input = n;
+    made = n->out();
+  };
+  auto ints = [](const ir::Dims& d) { return std::vector<sym::Int>(d.begin(), d.end()); };
+  if (kept.bits) add("vitrify::unpack_bits", {made, ints(dense.sizes), ints(dense.strides)}, dense);
+  if (recorded.strides != dense.strides) add("aten::clone", {made, ir::MemoryFormat::Contiguous}, recorded);
+  g.replace_uses(v, made);
+  reads_input->args[0] = v;
 }
 
 struct Splitter {
@@ -164,8 +178,25 @@ struct Splitter {
     for (Value v : p.saved)
       if (fixed.contains(v) || (!is_input(*v.node) && std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) ==
                                                           joint->outputs.begin() + j.num_forward))
-        bytes += static_cast<double>(passes::likely_bytes(v.type()));
+        bytes += static_cast<double>(passes::likely_bytes(type_kept(v)));
     return bytes;
+  }
+
+  // Which of the forward's outputs it is, as far as users see them; num_forward: none.
+  uint32_t result_of(Value v) const {
+    uint32_t o = 0;
+    while (o < j.num_forward && !(joint->outputs[o] == v && returned[o])) ++o;
+    return o;
+  }
+  bool keeps_bits(Value v) const {
+    const ir::TensorType& t = v.type();
+    return t.dtype == DType::Bool && t.device.kind == DeviceKind::CPU && passes::likely_bytes(t) >= kPacked && !is_input(*v.node) &&
+           !(v.node->op->flags & (kUnordered | ir::kDataDependent)) && result_of(v) == j.num_forward && ops::is_dense(joint->ctx(), t);
+  }
+  ir::TensorType type_kept(Value v) const { return keeps_bits(v) ? bits_of(v.type()) : v.type(); }
+  Value packed(Value v) {
+    const ir::Dims& strides = v.type().strides;
+    return joint->append(joint->op("vitrify::pack_bits"), {v, std::vector<sym::Int>(strides.begin(), strides.end())}, {bits_of(v.type())})->out();
   }
 
   // What the forward computes and could compute again, by time for each byte that need not be kept.
@@ -227,7 +258,8 @@ struct Splitter {
       parts = with(low);
     }
     // Symbols that the backward could not read from anything else.
-    std::vector<Value> known = parts.saved;
+    std::vector<Value> known;
+    std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
     for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
     for (Value v : carriers(*joint, known))
       if (!parts.backward[v.node->id]) {
@@ -248,8 +280,7 @@ struct Splitter {
     forward_outputs.assign(joint->outputs.begin(), joint->outputs.begin() + j.num_forward);
     for (Value v : parts.saved) {
       Saved s{Saved::Kind::Private, 0, recorded_as.at(v), v.type().strides};
-      uint32_t output = 0;
-      while (output < j.num_forward && !(joint->outputs[output] == v && returned[output])) ++output;
+      const uint32_t output = result_of(v);
       if (is_input(*v.node)) {
         s.index = input_index(*v.node);
         if (sizes_only.contains(v))
@@ -262,8 +293,9 @@ struct Splitter {
       }
       if (s.kind == Saved::Kind::Private) {
         s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
-        out.kept_bytes += passes::likely_bytes(v.type());
-        forward_outputs.push_back(fixed.contains(v) ? copy_of(v) : v);
+        out.kept_bytes += passes::likely_bytes(type_kept(v));
+        s.bits = keeps_bits(v);
+        forward_outputs.push_back(s.bits ? packed(v) : fixed.contains(v) ? copy_of(v) : v);
       }
       out.saved.push_back(s);
       saved_values.push_back(v);
@@ -303,7 +335,10 @@ struct Splitter {
     for (auto& [from, to] : copies)
       if (!parts.backward[from.node->id]) again.insert(to.node);
     compute_late(*out.backward.graph, again);
-    for (uint32_t k = 0; k < saved_values.size(); ++k) out.backward.saved.push_back(k);
+    for (uint32_t k = 0; k < saved_values.size(); ++k) {
+      take_as(*out.backward.graph, k, out.saved[k]);
+      out.backward.saved.push_back(k);
+    }
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
       out.backward.types.push_back(g.type);
@@ -378,7 +413,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   for (auto& [from, to] : taken)
     if (!late.contains(from.node) && !is_input(*to.node)) again.insert(to.node);
   compute_late(*b.graph, again);
-  for (size_t i = 0; i < b.saved.size(); ++i) take_as(*b.graph, i, saved[b.saved[i]].strides);
+  for (size_t i = 0; i < b.saved.size(); ++i) take_as(*b.graph, i, saved[b.saved[i]]);
   return b;
 }
 

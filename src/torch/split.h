@@ -14,6 +14,7 @@ struct Saved {
   uint32_t index;                                                    // of JointProgram::given, of the forward's outputs, or which of the private ones
   ir::Value value;                                                   // in the graph as recorded
   ir::Dims strides;                                                  // as kept: passes may have chosen others than were recorded
+  bool bits = false;                                                 // kept as bits (torch/bits.h)
 };
 
 struct BackwardProgram {

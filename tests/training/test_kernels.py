@@ -106,13 +106,80 @@ def test_dropout_in_channels_last_draws_in_the_order_of_memory():
     assert "vitrify::bernoulli" in calls_of(compiled)
 
 
-def test_dropout_keeps_a_byte_for_the_backward():
-    compiled = vitrify.compile(Wrap(lambda x: F.dropout(x, 0.3, True)))
-    compiled(torch.randn(64, 64, requires_grad=True)).sum().backward()
-    backward = plan_of(compiled).split("backward:")[1]
-    masks = [line for line in backward.splitlines() if line.startswith("slot ") and "input" in line]
-    assert any(" b8 " in line or " bool " in line for line in masks), masks
-    assert sum(" f32 " in line for line in masks) <= 1, masks  # the tangent
+def kept_bytes(compiled):
+    return _C.state_entries(_C.twin_state(compiled))[0][0].stats["kept_bytes"]
+
+
+# Name: program, whether all that is kept are bits (else something else is kept as well)
+MASKS = {
+    "dropout": (lambda x, y: F.dropout(x, 0.3, True), True),
+    "compared": (lambda x, y: torch.where((x + y).tanh() > 0.1, x, y), True),
+    "transposed": (lambda x, y: torch.where((x + y).t().tanh() > 0.1, x.t() * 2, y.t()).t().contiguous(), True),
+    "read across": (lambda x, y: x.masked_fill(((x + y).tanh() > 0.1).t(), 0.0) + y, True),
+    "filled": (lambda x, y: x.sin().masked_fill((y.cos() > 0.5), -1.0), False),
+    "padded": (lambda x, y: F.pad(F.dropout(x, 0.5, True), (3, 5, 1, 0))[:64, 2:66].contiguous() + y, True),
+    "twice": (lambda x, y: F.dropout(F.dropout(x, 0.3, True) + y, 0.4, True), True),
+    "rows": (lambda x, y: F.dropout1d(x[None], 0.5, True)[0] * y, False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_kept_as_bits(name):
+    fn, only_bits = MASKS[name]
+    compiled = vitrify.compile(Wrap(fn))
+    x, y, weight = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64, 64)
+    before = dict(vitrify.counters)
+    for seed in (1, 2):
+        out, grads = gradients(compiled, [x, y], weight, seed=seed)
+        eager_out, eager = gradients(fn, [x, y], weight, seed=seed)
+        torch.testing.assert_close(out, eager_out, rtol=2e-6, atol=1e-6)
+        for ours, theirs in zip(grads, eager):
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
+    if only_bits:
+        assert 0 < kept_bytes(compiled) <= 2 * (64 * 64 // 8 + 8)
+
+
+def test_bits_of_images_in_channels_last():
+    """In the order of memory, whose rows start within a byte."""
+    fn = lambda x, y: torch.where((x * y).tanh() > 0.05, x, y).sum((2, 3))  # noqa: E731
+    x, y = (torch.randn(3, 5, 17, 19).to(memory_format=torch.channels_last) for _ in range(2))
+    compiled, weight = vitrify.compile(Wrap(fn)), torch.randn(3, 5)
+    out, grads = gradients(compiled, [x, y], weight)
+    eager_out, eager = gradients(fn, [x, y], weight)
+    torch.testing.assert_close([out, *grads], [eager_out, *eager])
+    assert [g.stride() for g in grads] == [g.stride() for g in eager]
+    assert kept_bytes(compiled) == (x.numel() + 7) // 8 + 8 and vitrify.counters["kernels_launched"] > 0
+
+
+def test_bits_of_any_size():
+    """The mask is all that is kept: the backward reads its sizes from elsewhere."""
+    fn = lambda x, y: torch.where((x * y).tanh() > 0.05, x, y).sum(1) + F.dropout(x, 0.5, True).sum(1)  # noqa: E731
+    compiled, before = vitrify.compile(fn, dynamic=True), dict(vitrify.counters)
+    for n, m in ((70, 61), (65, 80), (300, 17)):
+        x, y, weight = torch.randn(n, m), torch.randn(n, m), torch.randn(n)
+        out, grads = gradients(compiled, [x, y], weight, seed=n)
+        eager_out, eager = gradients(fn, [x, y], weight, seed=n)
+        torch.testing.assert_close([out, *grads], [eager_out, *eager], rtol=1e-5, atol=1e-5)
+    assert vitrify.counters["captures"] == before["captures"] + 1 and vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def test_bits_through_hooks_and_to_second_order():
+    fn = lambda x, y: (F.dropout(x, 0.4, True) * torch.where((x * y).tanh() > 0.1, x, y)).square()  # noqa: E731
+    compiled, before = vitrify.compile(Wrap(fn)), dict(vitrify.counters)
+    results = []
+    for f in (compiled, fn):
+        moved = []
+        leaves = [leaf(torch.randn(70, 61, generator=torch.Generator().manual_seed(k))) for k in range(2)]
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: moved.append(t) or t.clone(), lambda t: t):
+            out = f(*leaves)
+        first = torch.autograd.grad(out.sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        results.append([out, *first, *second])
+        assert moved
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert vitrify.counters["eager_calls"] == before["eager_calls"] and vitrify.counters["kernels_launched"] > before["kernels_launched"]
 
 
 @pytest.mark.parametrize("fn", [

@@ -103,7 +103,7 @@ class Run {
     std::atomic_ref<int32_t>(*fault_).store(int32_t(f), std::memory_order_relaxed);
   }
   int64_t place(const Instr& i) const {
-    int64_t at = eval(i.at);
+    int64_t at = i.op == Op::load_bit ? eval(i.at) >> 3 : eval(i.at);
     VT_CHECK(at >= 0 && at < extents_[i.buf], "kernel {}: {} of b{}[{}] = {} outside {}", k_.name, to_string(i.op), i.buf, sym::str(i.at), at,
              extents_[i.buf]);
     return at;
@@ -133,6 +133,12 @@ class Run {
       case Op::load: {
         if (i.a >= 0 && !v(i.a).i) return define(i.result, i.type, v(i.b));
         return define(i.result, i.type, interp::load(buffers_[i.buf], place(i), k_.buffers[i.buf].dtype));
+      }
+      case Op::load_bit: {
+        if (i.a >= 0 && !v(i.a).i) return define(i.result, i.type, v(i.b));
+        Scalar byte = interp::load(buffers_[i.buf], place(i), DType::U8);
+        byte.i = byte.i >> (eval(i.at) & 7) & 1;
+        return define(i.result, i.type, byte);
       }
       case Op::store:
         if (i.b >= 0 && !v(i.b).i) return;

@@ -254,7 +254,7 @@ int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool re
     if (loops && s.inner.empty()) continue;  // runs once where the loops run many times: their chains decide
     int c = 0;
     for (auto& i : s.body) {
-      if (i.op == Op::load || i.op == Op::store) {  // lanes apart from each other take a load or store each, more or less
+      if (loop::is_load(i.op) || i.op == Op::store) {  // lanes apart from each other take a load or store each, more or less
         auto aff = sym::affine_in(i.at, lanes_along);
         c += aff && (aff->first.is(0) || aff->first.is(1)) ? 1 : 8;
       } else if (VectorMath::is_math(i.op))

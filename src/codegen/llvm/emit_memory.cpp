@@ -2,6 +2,7 @@
 #include <llvm/IR/PatternMatch.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "codegen/llvm/emitter.h"
 
@@ -9,6 +10,7 @@ namespace vitrify::codegen::x86 {
 
 using llvm::BasicBlock;
 using llvm::Constant;
+using llvm::ConstantInt;
 using sym::ExprOp;
 
 namespace {
@@ -369,6 +371,52 @@ Multi KernelEmitter::load(const Instr& in) {
       Value* x = m.uniform ? v : scalar(any(and_mask(user)));
       r.v.push_back(b_.CreateSelect(user, splat(x), get(in.b, u, true)));
     }
+  }
+  return r;
+}
+
+// Neighbouring bits are part of a word; others take a byte each.
+Multi KernelEmitter::load_bit(const Instr& in) {
+  auto *i8 = b_.getInt8Ty(), *i64t = b_.getInt64Ty();
+  auto byte_of = [&](Value* bit) { return b_.CreateGEP(i8, buffers_[in.buf], b_.CreateAShr(bit, ConstantInt::get(bit->getType(), 3))); };
+  auto shift_of = [&](Value* bit, llvm::Type* word) { return b_.CreateZExtOrTrunc(b_.CreateAnd(bit, ConstantInt::get(bit->getType(), 7)), word); };
+  auto word = [&](Value* bit, int n) {  // n of at most 32: with those before the first in its byte, they are in one word
+    auto* type = b_.getIntNTy(n <= 8 ? 16 : n <= 24 ? 32 : 64);
+    Value* raw = tag(b_.CreateAlignedLoad(type, byte_of(bit), llvm::Align(1)), in.buf, true);
+    return b_.CreateBitCast(b_.CreateTrunc(b_.CreateLShr(raw, shift_of(bit, type)), b_.getIntNTy(n)), vec(b_.getInt1Ty(), n));
+  };
+  const bool vary = varies(in.at);
+  const auto aff = vary ? sym::affine_in(in.at, block_.var) : std::nullopt;
+  const bool neighbours = aff && in.a < 0 && aff->first.is(1) && !varies(aff->second);
+  Multi r;
+  r.uniform = !vary && (in.a < 0 || (values_[in.a].uniform && values_[in.b].uniform));
+  for (int u = 0; u < (r.uniform ? 1 : block_.unroll); ++u) {
+    if (neighbours) {
+      Value* first = scalar_index(in.at, u);
+      if (block_.lanes <= 32) {
+        r.v.push_back(word(first, block_.lanes));
+        continue;
+      }
+      llvm::SmallVector<int, 64> both(block_.lanes);
+      std::iota(both.begin(), both.end(), 0);
+      r.v.push_back(b_.CreateShuffleVector(word(first, 32), word(b_.CreateAdd(first, i64(32)), block_.lanes - 32), both));
+      continue;
+    }
+    Value* user = in.a < 0 ? nullptr : get(in.a, u, !r.uniform);
+    Value* on = r.uniform ? user : and_mask(user);
+    Value* bit = vary ? vector_index(in.at, u, i64t) : scalar_index(in.at, u);
+    Value *p = byte_of(bit), *raw;
+    if (vary) {
+      if (on) p = b_.CreateSelect(on, p, b_.CreateVectorSplat(block_.lanes, dummy_pointer()));
+      auto* bytes = vec(i8, block_.lanes);
+      raw = b_.CreateMaskedGather(bytes, p, llvm::Align(1), nullptr, Constant::getNullValue(bytes));
+    } else {
+      if (on) p = b_.CreateSelect(on->getType()->isVectorTy() ? any(on) : on, p, dummy_pointer());
+      raw = b_.CreateAlignedLoad(i8, p, llvm::Align(1));
+    }
+    Value* v = b_.CreateTrunc(b_.CreateLShr(raw, shift_of(bit, raw->getType())), vec(b_.getInt1Ty(), value_lanes(raw)));
+    if (!vary && !r.uniform) v = splat(v);
+    r.v.push_back(user ? b_.CreateSelect(user, v, get(in.b, u, !r.uniform)) : v);
   }
   return r;
 }

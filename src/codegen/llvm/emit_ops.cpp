@@ -79,6 +79,8 @@ void KernelEmitter::emit_instr(const Instr& in, AccSet*) {
       return store_add(in);
     case Op::load:
       return define(in.result, compute_type(in.type), load(in));
+    case Op::load_bit:
+      return define(in.result, DType::Bool, load_bit(in));
     case Op::check_index:
       return define(in.result, types_[in.a], check_index(in));
     case Op::constant:

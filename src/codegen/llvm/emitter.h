@@ -125,6 +125,7 @@ class KernelEmitter {
   bool fits32(Int) const;
   Value* floor_div(Value* a, Value* b, bool non_negative, bool want_mod);
   Multi load(const Instr&);
+  Multi load_bit(const Instr&);
   void store(const Instr&);
   void store_vector(Value* v, Value* p, uint32_t buf);
   void store_add(const Instr&);

@@ -174,6 +174,77 @@ TEST(Memory, MasksNeverTouchWhatTheyHide) {
   munmap(raw, 3 * page);
 }
 
+// Rows that start in the middle of a byte, neighbours, strides, one bit for a row, and masks that hide what is not there.
+const char* kBits =
+    R"(kernel bits(in u8* b0 extent((s0*s1 + 7)//8 + 8), in {0}* b1 extent(s0*s1), out {0}* b2 extent(s0*s1), out b8* b3 extent(s0*s1); s0, s1) outer({1}) axis({2}):
+    stage inner({3}):
+      %0 = load_bit b8 b0[i2*s1 + i3]
+      %1 = load {4} b1[i2*s1 + i3]
+      %2 = constant {4} 0
+      %3 = where {4} %0 %1 %2
+      store {0} b2[i2*s1 + i3] = %3
+      %4 = load_bit b8 b0[i3*s0 + i2]
+      %5 = load_bit b8 b0[i2]
+      %6 = index i64 [i2*s1 + i3]
+      %7 = constant i64 3
+      %8 = ge i64 %6 %7
+      %9 = constant b8 1
+      %10 = load_bit b8 b0[i2*s1 + i3 - 3] mask %8 else %9
+      %11 = xor_ b8 %0 %4
+      %12 = xor_ b8 %11 %5
+      %13 = xor_ b8 %12 %10
+      store b8 b3[i2*s1 + i3] = %13)";
+
+TEST(Memory, BitsOfMasks) {
+  for (const char* type : {"f32", "u8"})
+    for (int form = 0; form < 3; ++form) {
+      auto k = loop::parse(fmt::format(fmt::runtime(kBits), type, form == 0 ? "" : "i2 < s0", form == 2 ? "outer" : "inner",
+                                       form == 0 ? "i2 < s0, i3 < s1" : "i3 < s1", type),
+                           context("ssii"));
+      EXPECT_EQ(loop::print(loop::parse(loop::print(k), k.ctx)), loop::print(k));
+      DType t;
+      parse_dtype(type, t);
+      for (auto [r, c] : {std::pair<int64_t, int64_t>{3, 5}, {5, 131}, {70, 64}, {0, 4}}) {
+        std::mt19937 g(9);
+        auto fill = [&](size_t n) {
+          Bytes b(n);
+          for (auto& x : b) x = g() % 100;
+          return b;
+        };
+        const size_t n = static_cast<size_t>(r * c);
+        Bytes packed = fill((n + 7) / 8 + 8);
+        for (auto& x : packed) x = uint8_t(g());
+        same(k, {packed, fill(n * size_of(t)), fill(n * size_of(t)), Bytes(n)}, {r, c}, form == 0 ? r * c : r);
+      }
+    }
+}
+
+TEST(Memory, BitsAreReadNoFartherThanTheirBytesGo) {
+  auto k = loop::parse(R"(kernel bits(in u8* b0 extent((s0 + 7)//8 + 8), out u8* b1 extent(s0); s0) outer() axis(inner):
+    stage inner(i1 < s0):
+      %0 = load_bit b8 b0[i1]
+      %1 = cast u8 %0
+      store u8 b1[i1] = %1)",
+                       context("si"));
+  const size_t page = 4096;
+  auto* raw = static_cast<char*>(mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(raw, MAP_FAILED);
+  ASSERT_EQ(mprotect(raw + page, page, PROT_READ | PROT_WRITE), 0);
+  for (auto& target : targets()) {
+    auto code = llvm().compile({&k}, {.target = target, .threads = 1});
+    for (int64_t n : {1, 8, 63, 64, 65, 1000, 1023}) {
+      const auto size = static_cast<size_t>(loop::bytes_of_bits(n).value());
+      char* bits = raw + 2 * page - size;  // what follows cannot be read
+      for (size_t i = 0; i < size; ++i) bits[i] = char(37 * i + 11);
+      std::vector<uint8_t> out(n);
+      void* bufs[] = {bits, out.data()};
+      code->functions[0](bufs, &n, 0, n);
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[i], uint8_t(bits[i / 8]) >> (i % 8) & 1) << target << " " << n << " " << i;
+    }
+  }
+  munmap(raw, 3 * page);
+}
+
 const char* kGather =
     R"(kernel gather(in {0}* b0 extent(s0*s1), in i64* b1 extent(s2), out {0}* b2 extent(s1*s2); s0, s1, s2) outer({1}) axis({2}) fault indirect(v5 = %1):
     stage inner({3}):
