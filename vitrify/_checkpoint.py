@@ -1,5 +1,6 @@
 """torch.utils.checkpoint with use_reentrant=True, while a program is captured: eager's backward starts another one, which torch refuses under ours."""
 import threading
+import types
 
 import torch
 from torch.utils import checkpoint
@@ -7,13 +8,41 @@ from torch.utils import checkpoint
 from . import _C
 
 
+class _Kept:
+    """What eager's forward keeps for its backward: its ctx."""
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+
+class _Autograd:
+    """torch.autograd to eager's backward, but for the backward that it starts."""
+
+    def __init__(self, backward):
+        self.backward = backward
+
+    def _is_checkpoint_valid(self):
+        return True
+
+    def __getattr__(self, name):
+        return getattr(torch.autograd, name)
+
+
+class _Torch:
+    def __init__(self, backward):
+        self.autograd = _Autograd(backward)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
 class _Region(torch.autograd.Function):
     """To autograd it is what eager's node is: it gives results that all need gradients, and gradients that have no history.
     What comes after the arguments are the leaves that the function found elsewhere: eager's backward would add to their .grad."""
 
     @staticmethod
-    def forward(ctx, real, outputs, inputs, *tensors):
-        ctx.real, ctx.outputs, ctx.inputs, ctx.wanted = real, outputs, inputs, [t.requires_grad for t in tensors]
+    def forward(ctx, real, kept, outputs, leaves, *args):
+        ctx.real, ctx.kept, ctx.leaves, ctx.number = real, kept, leaves, len(args)
         return tuple(_free(o) if isinstance(o, torch.Tensor) else o for o in outputs)
 
     @staticmethod
@@ -25,10 +54,20 @@ class _Region(torch.autograd.Function):
                 if not _C.note_refusal(str(e)):  # the program's own grad()
                     raise
         if _C.past_checkpoints():
-            return (None,) * (3 + len(ctx.inputs))
-        heads = [(o, g) for o, g in zip(ctx.outputs, grads) if isinstance(o, torch.Tensor) and o.requires_grad]
-        found = iter(_C.gradients([o for o, _ in heads], [g for _, g in heads], [t for t, wanted in zip(ctx.inputs, ctx.wanted) if wanted]))
-        return None, None, None, *(next(found) if wanted else None for wanted in ctx.wanted)
+            return (None,) * (4 + ctx.number)
+        of_leaves = {}
+
+        def backward(outputs, tangents):
+            found = _leaves(outputs)
+            for t, grad in zip(found, _C.gradients(outputs, tangents, found)):
+                if any(t is known for known in ctx.leaves):
+                    of_leaves[id(t)] = grad
+                else:
+                    t.grad = grad
+
+        eager = types.FunctionType(ctx.real.backward.__code__, {**ctx.real.backward.__globals__, "torch": _Torch(backward)})
+        of_args = eager(ctx.kept, *grads)[2:]
+        return None, None, None, None, *of_args, *(of_leaves.get(id(t)) for t in ctx.leaves)
 
 
 def _free(t):
@@ -36,9 +75,8 @@ def _free(t):
     return free.view_as(free) if t._is_view() else free  # what may not be written to
 
 
-def _leaves(outputs, inputs, first):
-    """What else gradients come to from the outputs; `first`: the number of the first node that the function made."""
-    known = {id(t) for t in inputs}
+def _leaves(outputs, first=0):
+    """What gradients come to; `first`: the number of the first node that may be on the way there."""
     leaves, seen, todo = [], set(), [o.grad_fn for o in outputs]
     while todo:
         node = todo.pop()
@@ -46,8 +84,7 @@ def _leaves(outputs, inputs, first):
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            if id(node.variable) not in known:
-                leaves.append(node.variable)
+            leaves.append(node.variable)
         elif node._sequence_nr() < first or node.name() == "VitrifyInput":
             _C.refuse("a reentrant checkpoint comes to tensors with a history that are none of its arguments")
         todo += [n for n, _ in node.next_functions]
@@ -55,24 +92,19 @@ def _leaves(outputs, inputs, first):
 
 
 def _captured(real, function, preserve, args):
-    raised, done = None, False
-
-    def run(*inputs):
-        nonlocal raised
+    def run(*given):
         with REPLACED:  # also when gradients are taken once more, after the capture
-            try:
-                return function(*inputs)
-            except BaseException as e:
-                if done:  # computed again
-                    raise
-                raised = e  # past torch's checkpoint, which would leave its hooks behind
+            return function(*given)
+
+    def run_with_history(*_):
+        with torch.enable_grad():
+            return run(*inputs)
 
     inputs = checkpoint.detach_variable(args)
     first = torch.autograd._get_sequence_nr()
-    made = checkpoint.checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=preserve)
-    done = True
-    if raised is not None:
-        raise raised
+    kept = _Kept()
+    made = real.forward(kept, run_with_history, preserve, *args)
+    kept.run_function = run
     outputs = made if type(made) is tuple else (made,)
     if any(not isinstance(o, (torch.Tensor, type(None), bool, int, float, str)) for o in outputs):
         _C.refuse("a reentrant checkpoint returns a container")
@@ -81,11 +113,9 @@ def _captured(real, function, preserve, args):
     bases = [o._base if o._is_view() else o for o in tensors]
     if not heads or len({id(o) for o in tensors}) < len(tensors) or any(not _C.is_fake(b) or b.is_leaf and b.requires_grad for b in bases):
         _C.refuse("a reentrant checkpoint returns what needs no gradients, or what it was given")
-    given = [t for t in args if isinstance(t, torch.Tensor)]
-    inside = [t for t in inputs if isinstance(t, torch.Tensor)]
-    leaves = _leaves(heads, inside, first)
-    results = _Region.apply(real, outputs, inside + leaves, *given, *leaves)
-    _C.note_checkpoint(next(t for t in results if isinstance(t, torch.Tensor) and t.requires_grad), len(given))
+    leaves = [t for t in _leaves(heads, first) if not any(t is i for i in inputs)]
+    results = _Region.apply(real, kept, outputs, leaves, *args, *leaves)
+    _C.note_checkpoint(next(t for t in results if isinstance(t, torch.Tensor) and t.requires_grad), sum(isinstance(t, torch.Tensor) for t in args))
     return results if type(made) is tuple else results[0]
 
 

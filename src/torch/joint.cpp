@@ -276,8 +276,13 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     j.backward = graph->next_id();
     in_backward = true;
     last_forward_states = states();
+    std::unordered_map<const StorageState*, uint64_t> writes;
+    for (const auto& s : input_storages) writes[s.get()] = s->generation;
     grads = differentiate(level, level.tangents, values);
     in_backward = false;
+    for (const auto& s : input_storages)  // as batch norm does; it would be left out
+      if (s->generation != writes[s.get()])
+        fail(fmt::format("writes to input '{}' once more when a checkpoint is computed again", inputs[static_cast<size_t>(s->input)]->name));
   }
   stop();
   if (failure) throw CaptureError(*failure);

@@ -426,6 +426,32 @@ def test_checkpoint_selective():
     either(Outer(), leaves((4, 8)), extra=parameters, may_run_eagerly="dispatch mode")
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_that_writes_runs_eagerly(reentrant):
+    """Eager's batch norm counts twice."""
+    def make():
+        return pair(lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))[0]
+    counts = []
+    for compiled in (False, True):
+        m = make()
+        fn = lambda x: checkpoint(m, x, use_reentrant=reentrant)  # noqa: E731, B023
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            f = vitrify.compile(fn) if compiled else fn
+            for i in range(3):
+                f(leaf(4, 8, seed=i)).sum().backward()
+        counts.append([m[1].running_mean, m[1].running_var, m[1].num_batches_tracked])
+        assert bool(compiled) == any("computed again" in str(w.message) for w in log)
+    torch.testing.assert_close(*counts)
+    assert counts[1][2] == 6
+
+
+def test_reentrant_checkpoint_that_eager_refuses_to_compute_again():
+    """It watches the versions of what it saves when it computes again."""
+    m, parameters = pair(lambda: nn.Linear(8, 8))
+    either(lambda x: checkpoint(lambda v: m(v).relu_().mul_(2), x, use_reentrant=True), leaves((4, 8)), extra=parameters, may_run_eagerly="modified by an inplace operation")
+
+
 def test_checkpoint_around_the_call():
     """Not inside: eager's checkpoint runs the compiled call twice."""
     m, parameters = pair(lambda: Block(0.4))
