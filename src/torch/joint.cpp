@@ -63,7 +63,6 @@ class WithoutHooks {
 
 }  // namespace
 
-// Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
 void capture::refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;

@@ -13,26 +13,8 @@
 namespace vitrify {
 
 struct Numbers {
-  enum class Op : uint8_t {
-    Constant,
-    Live,
-    Item,
-    Traced,
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Pow,
-    FloorDiv,
-    Mod,
-    Min,
-    Max,
-    Neg,
-    Sqrt,
-    Floor,
-    Ceil,
-    Round
-  };  // from Neg on of one operand
+  // From Neg on of one operand.
+  enum class Op : uint8_t { Constant, Live, Item, Traced, Add, Sub, Mul, Div, Pow, FloorDiv, Mod, Min, Max, Neg, Sqrt, Floor, Ceil, Round };
   struct Step {
     Op op;
     uint32_t a = 0, b = 0;              // earlier steps; Live: which one; Item: graph input; Traced: which value of the tracer's

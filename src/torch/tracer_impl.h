@@ -163,9 +163,11 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
-  struct Checkpoint {                              // a reentrant one
+  // A reentrant one.
+  struct Checkpoint {
     compat::NodePtr node;
-    size_t args;  // of its edges, which eager's node has too; the others are of what its function found elsewhere
+    // Of its edges: eager's node has these; the others are of what its function found elsewhere.
+    size_t args;
   };
   std::vector<Checkpoint> checkpoints;
   std::string no_grad;            // what eager raises where grad() comes to one
@@ -204,8 +206,9 @@ struct Tracer::Impl final : capture::ModeHandler {
 
 namespace capture {
 
-[[noreturn]] void fail(std::string what);                                                                          // CaptureError
-void refuse_hooks(const std::vector<torch::autograd::Edge>& roots, const std::vector<torch::autograd::Edge>& to);  // to: not the program's from there
+[[noreturn]] void fail(std::string what);  // CaptureError
+// Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
+void refuse_hooks(const std::vector<torch::autograd::Edge>& roots, const std::vector<torch::autograd::Edge>& to);
 std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of);
 
 }  // namespace capture
