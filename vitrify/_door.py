@@ -267,6 +267,7 @@ class Door:
             raise _C.CaptureError(changed)
         _trees.check_made(held)
         result = _C.Result(held.pop(), signature, session.take_assumed())
+        _numbers.check_gone()
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
         finish = session.finish_joint if signature.grad else session.finish
         program = finish(result.tensors)

@@ -7,19 +7,11 @@ import threading
 
 import torch
 
-from . import _C
+from . import _C, _numbers
+from ._checkpoint import REPLACED
 
 _flag_lock = threading.Lock()
 _captures_running = 0
-
-
-# Not on the thread that captures.
-_REFUSED = (
-    (builtins, "print", "print() inside the program: compiled code would not print"),
-    # functions of modules: a class that is written loses the version that guards on its subclasses compare
-    *((threading, name, "it starts a thread") for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
-    (torch, "compile", "it calls torch.compile"),  # also torch.cond: frames met under our mode would be marked as never to be compiled
-)
 
 
 _here = threading.local()  # .process: the capture on this thread
@@ -30,13 +22,39 @@ def _refuse(message):
     raise _C.CaptureError(message)
 
 
-def _guard(real, message):
-    def guarded(*args, **kwargs):
-        if _C.capturing():
-            _refuse(message)
-        return real(*args, **kwargs)
+def _refusing(message):
+    def make(real):
+        def guarded(*args, **kwargs):
+            if _C.capturing():
+                _refuse(message)
+            return real(*args, **kwargs)
 
-    return guarded
+        return guarded
+
+    return make
+
+
+def _is_compiling(real):
+    """torch's optimizers read their step counts where nothing compiles them, so that bias corrections are made in double: that is the program we want."""
+    @functools.wraps(real)
+    def is_compiling():
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch.optim."):
+            return False
+        return real()
+
+    return is_compiling
+
+
+# (where, name, what is there meanwhile, made of what was): on other threads than the one that captures it does what that did.
+_PATCHES = (
+    (builtins, "print", _refusing("print() inside the program: compiled code would not print")),
+    # functions of modules: a class that is written loses the version that guards on its subclasses compare
+    *((threading, name, _refusing("it starts a thread")) for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
+    (torch, "compile", _refusing("it calls torch.compile")),  # also torch.cond: frames met under our mode would be marked as never to be compiled
+    (torch.compiler, "is_compiling", _is_compiling),
+    (builtins, "max", _numbers.extreme),
+    (builtins, "min", _numbers.extreme),
+)
 
 
 def _modes():
@@ -56,17 +74,6 @@ def _modes():
     return modes
 
 
-def _is_compiling(real):
-    """torch's optimizers read their step counts where nothing compiles them, so that bias corrections are made in double: that is the program we want."""
-    @functools.wraps(real)
-    def is_compiling():
-        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch.optim."):
-            return False
-        return real()
-
-    return is_compiling
-
-
 class Process:
     """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
 
@@ -79,13 +86,13 @@ class Process:
             _captures_running += 1
             if _captures_running == 1:
                 torch.compiler._is_compiling_flag = True
-                Process.real = [getattr(holder, name) for holder, name, _ in _REFUSED]
-                for (holder, name, message), real in zip(_REFUSED, Process.real):
-                    setattr(holder, name, _guard(real, message))
+                Process.real = [getattr(holder, name) for holder, name, _ in _PATCHES]
+                for (holder, name, make), real in zip(_PATCHES, Process.real):
+                    setattr(holder, name, make(real))
                 Process.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
                 torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
-                Process.is_compiling = torch.compiler.is_compiling
-                torch.compiler.is_compiling = _is_compiling(Process.is_compiling)
+        REPLACED.__enter__()
+        _numbers.begin()
         _here.process = self
         self.random = random.getstate()
         np = sys.modules.get("numpy")
@@ -117,14 +124,14 @@ class Process:
     def __exit__(self, *exc):
         global _captures_running
         _here.process = None
+        REPLACED.__exit__()
         with _flag_lock:
             _captures_running -= 1
             if _captures_running == 0:
                 torch.compiler._is_compiling_flag = False
-                for (holder, name, _), real in zip(_REFUSED, Process.real):
+                for (holder, name, _), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, real)
                 torch.backends.mha.set_fastpath_enabled(Process.mha_fast_path)
-                torch.compiler.is_compiling = Process.is_compiling
 
 
 def _place(t):

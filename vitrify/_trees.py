@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import _C
+from ._numbers import REFUSAL, is_number
 
 
 def _unflatten(context, children):
@@ -64,6 +65,8 @@ def flatten(o, is_result):
         if "__dict__" in dir(o) and set(vars(o)) - set(names):
             return None
         return [getattr(o, n) for n in names], (cls, names), _undataclass
+    if is_number(o):
+        return REFUSAL
     np = sys.modules.get("numpy")
     if np is not None and isinstance(o, np.ndarray):
         return "is a numpy array"

@@ -235,6 +235,7 @@ void bind_numbers(py::module_& m) {
                                                                      {"max", Op::Max}, {"neg", Op::Neg}};
              return n.add({ops.at(op), a, b});
            })
+      .def("traced", [](Numbers& n, uint32_t step) { return n.steps[step].traced; })
       .def("compare", [](Numbers& n, const std::string& how, uint32_t a, uint32_t b) {
         using C = Numbers::Compare;
         static const std::unordered_map<std::string, C> all = {{"eq", C::Eq}, {"ne", C::Ne}, {"lt", C::Lt}, {"le", C::Le}};
@@ -340,6 +341,12 @@ void bind_capture(py::module_& m) {
     return fmt::format("compiled: {} launches, {} externs", plan->launches.size(), plan->externs.size());
   });
   m.def("interpret", [](const std::string& text, const std::vector<at::Tensor>& inputs) { return interpret(ir::parse(text), inputs); });
+  m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
+  m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
+  m.def("past_checkpoints", [] { return Tracer::current()->past_checkpoints(); });
+  m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
+    return Tracer::current()->gradients(of, tangents, to);
+  });
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }

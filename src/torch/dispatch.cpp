@@ -153,7 +153,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   std::string state;
   if (flags & ir::kRandom) {
     state = state_key();
-    if (in_backward) {
+    if (in_backward || torch::autograd::get_current_node()) {  // the program's own too
       if (auto it = draws.find(state); it != draws.end() && it->second->op->name == info.name && it->second->outs == outs) {
         rewound = true;
         draw();
@@ -162,6 +162,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
     }
     if (generators_moved()) fail("sets the state of a random number generator");
     draw();
+    last_forward_states = states();
   }
   const ir::Op* op = graph->op(info.name, flags);
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
@@ -200,10 +201,13 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && !as_fake(t)) {
       auto n = symbolic_number(t);
       if (!n) return t;
-      if (n->isSymFloat())
-        n = numbers->seen[capture::step_of(n->toSymFloat()).value()];
-      else if (n->isSymbolic())
+      if (n->isSymFloat()) {
+        const uint32_t step = capture::step_of(n->toSymFloat()).value();
+        if (numbers->steps[step].traced) fail("reads a tensor's value: aten::item");
+        n = numbers->seen[step];
+      } else if (n->isSymbolic()) {
         n = capture::static_value(n->toSymInt(), specialize).toInt();
+      }
       at::Tensor number = at::scalar_tensor(*n, at::TensorOptions(t.scalar_type()));
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return number;

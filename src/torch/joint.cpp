@@ -19,6 +19,7 @@ using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
 using capture::looks_at_values;
+using capture::refuse_hooks;
 using ir::Value;
 using torch::autograd::Edge;
 using torch::autograd::Node;
@@ -60,8 +61,9 @@ class WithoutHooks {
   std::vector<std::pair<compat::NodePtr, Hooks>> kept_;
 };
 
-// Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
-void refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
+}  // namespace
+
+void capture::refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;
   for (const Edge& e : to) seen.insert(e.function.get());
@@ -78,8 +80,6 @@ void refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edge>& to) {
     for (const Edge& e : n->next_edges()) add(e);
   }
 }
-
-}  // namespace
 
 // What is done around each node of a graph. That it has given its gradients is noted: what the engine adds from then on is what it got from several.
 class Tracer::Impl::Nodes {
@@ -262,6 +262,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   std::vector<Value> values;
   std::vector<Grad> grads;
   if (!j.roots.empty()) {
+    if (!traced.empty()) fail("reads a tensor's value: aten::item, and returns what gradients can still come back through");
     if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
     for (Source* s : inputs) {
@@ -274,13 +275,19 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     j.backward = graph->next_id();
     in_backward = true;
     last_forward_states = states();
+    std::unordered_map<const StorageState*, uint64_t> writes;
+    for (const auto& s : input_storages) writes[s.get()] = s->generation;
     grads = differentiate(level, level.tangents, values);
     in_backward = false;
+    for (const auto& s : input_storages)  // as batch norm does; it would be left out
+      if (s->generation != writes[s.get()])
+        fail(fmt::format("writes to input '{}' once more when a checkpoint is computed again", inputs[static_cast<size_t>(s->input)]->name));
   }
   stop();
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
+  find_checkpoints(j, level);
   take_gradients(j, std::move(grads), values);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
@@ -364,18 +371,12 @@ bool overlaps_itself(const ir::TensorType& type) {
   return false;
 }
 
-uint32_t place_of(const JointProgram& j, Value given) {
-  const auto at = std::find(j.given.begin(), j.given.end(), given);
-  VT_CHECK(at != j.given.end(), "a gradient of something that was not given");
-  return static_cast<uint32_t>(at - j.given.begin());
-}
-
 }  // namespace
 
 void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
   for (Grad& g : grads) {
     g.how.index += j.num_forward;
-    j.gradients.push_back({place_of(j, g.of), std::move(g.how), std::move(g.type)});
+    j.gradients.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
   }
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
@@ -463,11 +464,11 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     try {
       f();
     } catch (...) {
-      in_backward = false;
+      in_backward = past_checkpoints = false;
       stop();
       throw;
     }
-    in_backward = false;
+    in_backward = past_checkpoints = false;
     stop();
   };
   if (options.with_gil)
@@ -481,13 +482,14 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
   Impl& m = *impl_;
   std::vector<Gradient> r;
   m.again([&] {
+    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     tangents = m.tangents_for(j, how);
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
       given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
       if (!how[k].expanded.empty()) given.back() = given.back().expand(values_of(j.roots[k].tangent.type().sizes));
     }
-    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values)) r.push_back({place_of(j, g.of), std::move(g.how), std::move(g.type)});
+    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values)) r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
   });
   return r;
 }
@@ -496,6 +498,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
+    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
     j.level = m.levels.size();
     j.given = below.given;
@@ -535,7 +538,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
           r.path = m.path_of(v);
           if (v.storage->input >= 0) {
             r.kind = ResultSpec::Kind::ViewOfInput;
-            r.index = place_of(j, m.graph->inputs[static_cast<size_t>(v.storage->input)].value);
+            r.index = j.place_of(m.graph->inputs[static_cast<size_t>(v.storage->input)].value);
           } else {
             r.kind = ResultSpec::Kind::ViewOfOutput;
             if (root.requires_grad()) root = root.is_view() ? root._base() : at::Tensor();
@@ -561,6 +564,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       m.add_root(j, level, output, root);
       j.roots.back().refuses = refusal_behind(level.from.back());
     }
+    m.find_checkpoints(j, level);
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
     std::vector<Value> values;

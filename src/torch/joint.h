@@ -5,6 +5,7 @@
 #include <exception>
 #include <vector>
 
+#include "support/error.h"
 #include "torch/program.h"
 
 namespace vitrify {
@@ -21,6 +22,7 @@ struct TangentLayout {
   std::vector<int64_t> strides;    // empty: those recorded
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
+  bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -38,13 +40,22 @@ struct JointProgram {
   // A result, the memory that several results are views of, or an input that was written: gradients come back through it.
   struct Root {
     uint32_t output;
-    ir::Value tangent;     // graph input: its gradient, of the same type
-    int32_t written = -1;  // which of `given`
-    std::string refuses;   // what a backward() through it raises, which grad() does not come to
+    ir::Value tangent;             // graph input: its gradient, of the same type
+    int32_t written = -1;          // which of `given`
+    std::string refuses;           // what a backward() through it raises, which grad() does not come to
+    bool checkpointed = false;     // reentrant checkpoints are behind it: grad() goes past them, and
+    std::vector<uint32_t> barred;  // to these of `given` it must not come
   };
   std::vector<Root> roots;          // empty: nothing needs gradients, `program` is all there is
   std::vector<Gradient> gradients;  // only where eager has one
+  std::string no_grad;              // what grad() raises where it is barred
   std::exception_ptr failed;        // there are none to be had: what eager's backward raises (above level 0)
+
+  uint32_t place_of(ir::Value v) const {  // among `given`
+    const auto at = std::find(given.begin(), given.end(), v);
+    VT_CHECK(at != given.end(), "a gradient of something that was not given");
+    return static_cast<uint32_t>(at - given.begin());
+  }
 };
 
 }  // namespace vitrify

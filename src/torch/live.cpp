@@ -20,6 +20,12 @@ namespace {
 
 bool is_live(const IValue& v) { return v.isSymFloat() && capture::step_of(v.toSymFloat()).has_value(); }
 
+TensorType number_type() {
+  TensorType t;
+  t.dtype = DType::F64;
+  return t;
+}
+
 // Where two ops compute the same, the one that takes tensors: "aten::mul.Scalar" and "aten::mul.Tensor".
 std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
   static const std::unordered_map<std::string, std::string> others = {{"Tensor_Scalar", "Tensor_Tensor"}, {"", "Tensor"}};
@@ -47,17 +53,62 @@ at::Tensor Tracer::Impl::number_tensor(const IValue& v) {
   return t;
 }
 
+// In double, without being the number to which type promotion yields: that is what Python computes with.
+Value Tracer::Impl::traced_value(uint32_t step) {
+  using Op = Numbers::Op;
+  const Numbers::Step s = numbers->steps[step];
+  if (s.op == Op::Constant) {
+    capture::Paused paused;
+    return scalar_value(vitrify::number_tensor(s.constant), true);
+  }
+  if (!s.traced) return number_value(step);
+  if (auto known = traced_values.find(step); known != traced_values.end()) return known->second;
+  const TensorType type = number_type();
+  auto op = [&](std::string_view name, std::vector<ir::Arg> args) { return append(name, std::move(args), {type})->out(); };
+  Value r;
+  if (s.op == Op::Traced) {
+    r = cast(traced[s.a], type);
+  } else {
+    const Value a = traced_value(s.a);
+    if (s.op == Op::Neg) {
+      r = op("aten::neg", {a});
+    } else if (const Value b = traced_value(s.b); s.op == Op::Add || s.op == Op::Sub) {
+      r = op(s.op == Op::Add ? "aten::add.Tensor" : "aten::sub.Tensor", {a, b, sym::Int(1)});
+    } else if (s.op == Op::Mul || s.op == Op::Div) {
+      r = op(s.op == Op::Mul ? "aten::mul.Tensor" : "aten::div.Tensor", {a, b});
+    } else {
+      TensorType answer = type;
+      answer.dtype = DType::Bool;
+      const Value other = append(s.op == Op::Max ? "aten::gt.Tensor" : "aten::lt.Tensor", {b, a}, {answer})->out();
+      r = op("aten::where.self", {other, b, a});
+    }
+  }
+  return traced_values[step] = r;
+}
+
 Value Tracer::Impl::number_value(uint32_t step) {
   Value& v = number_values[step];
   if (v) return v;
-  TensorType type;
-  type.dtype = DType::F64;
+  TensorType type = number_type();
   type.wrapped_number = true;
+  if (numbers->steps[step].traced) return v = append("aten::clone", {traced_value(step), ir::MemoryFormat::Contiguous}, {type})->out();
   sources.push_back({{}, {}, ir::InputKind::Captured, fmt::format("number{}", number_values.size() - 1)});
   sources.back().input = static_cast<int32_t>(inputs.size());
   sources.back().number = step;
   inputs.push_back(&sources.back());
   return v = graph->add_input(ir::InputKind::Captured, sources.back().name, type);
+}
+
+// What item() gives: a number that the host knows before the call, or one that the graph will know.
+std::optional<uint32_t> Tracer::Impl::step_of_item(Value v) {
+  const size_t before = numbers->steps.size();
+  if (auto step = step_of_value(v)) return step;
+  numbers->steps.resize(before);
+  numbers->seen.resize(before);
+  const TensorType& type = v.type();
+  if (type.dim() || type.device.kind != DeviceKind::CPU || (type.dtype != DType::F32 && type.dtype != DType::F64) || in_backward) return std::nullopt;
+  traced.push_back(v);
+  return numbers->add({Numbers::Op::Traced, static_cast<uint32_t>(traced.size() - 1)});
 }
 
 // What a 0-d value of the graph will be, if it follows from inputs by arithmetic that rounds as ATen's does.
@@ -179,6 +230,7 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     const at::Tensor self = a[0].toTensor(), end = a[1].toTensor();
     if (!self.is_floating_point()) refuse();
     const uint32_t w = *capture::step_of(a[2].toSymFloat());
+    if (numbers->steps[w].traced) refuse();
     auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
     const bool small = numbers->compare(Numbers::Compare::Lt, w, constant(0.5)) && numbers->compare(Numbers::Compare::Lt, constant(-0.5), w);
     const at::Tensor distance = end.sub(self);

@@ -3,7 +3,9 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "support/error.h"
 #include "torch/number_hooks.h"
@@ -89,7 +91,10 @@ bool holds(Numbers::Compare how, double a, double b) {
   return false;
 }
 
-bool is_source(Numbers::Op op) { return op == Numbers::Op::Constant || op == Numbers::Op::Live || op == Numbers::Op::Item; }
+bool is_source(Numbers::Op op) {
+  using Op = Numbers::Op;
+  return op == Op::Constant || op == Op::Live || op == Op::Item || op == Op::Traced;
+}
 
 double read(const at::Tensor& t) {
   const void* p = t.const_data_ptr();
@@ -109,9 +114,37 @@ double read(const at::Tensor& t) {
 
 }  // namespace
 
+bool Numbers::positive(uint32_t step) const {
+  const Step& s = steps[step];
+  switch (s.op) {
+    case Op::Constant:
+      return s.constant > 0;
+    case Op::Max:
+      return positive(s.a);  // b > a ? b : a
+    case Op::Min:
+    case Op::Add:
+      return positive(s.a) && positive(s.b);
+    default:
+      return false;
+  }
+}
+
+bool Numbers::never_zero(uint32_t step) {
+  const Step s = steps[step];
+  if (!s.traced) return seen[step] != 0 && (s.op == Op::Constant || compare(Compare::Ne, step, *add({Op::Constant})));
+  return positive(step) || (s.op == Op::Max && positive(s.b)) || (s.op == Op::Neg && never_zero(s.a));
+}
+
 std::optional<uint32_t> Numbers::add(Step s, double value) {
   if (s.op == Op::Constant) value = s.constant;
-  if (!is_source(s.op)) {
+  const bool unary = s.op >= Op::Neg;
+  s.traced = s.op == Op::Traced || (!is_source(s.op) && (steps[s.a].traced || (!unary && steps[s.b].traced)));
+  if (s.traced) {
+    const bool total = s.op == Op::Traced || s.op == Op::Add || s.op == Op::Sub || s.op == Op::Mul || s.op == Op::Min || s.op == Op::Max ||
+                       s.op == Op::Neg || (s.op == Op::Div && never_zero(s.b));
+    if (!total) return std::nullopt;
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else if (!is_source(s.op)) {
     const std::optional<double> v = apply(s, seen[s.a], seen[s.b]);
     if (!v) return std::nullopt;
     value = *v;
@@ -122,7 +155,12 @@ std::optional<uint32_t> Numbers::add(Step s, double value) {
   return static_cast<uint32_t>(steps.size() - 1);
 }
 
+bool Numbers::computed_on_host() const {
+  return !checks.empty() || std::any_of(steps.begin(), steps.end(), [](const Step& s) { return s.op == Op::Live || s.op == Op::Item; });
+}
+
 bool Numbers::compare(Compare how, uint32_t a, uint32_t b) {
+  if (steps[a].traced || steps[b].traced) throw CaptureError("reads a tensor's value: aten::item");
   const bool now = holds(how, seen[a], seen[b]);
   checks.push_back({how, a, b, now});
   return now;
@@ -132,6 +170,7 @@ bool Numbers::eval(const double* live, const at::Tensor* const* inputs, std::vec
   values.resize(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     const Step& s = steps[i];
+    if (s.traced) continue;
     if (s.op == Op::Constant) {
       values[i] = s.constant;
     } else if (s.op == Op::Live) {

@@ -56,7 +56,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::_local_scalar_dense") {
     const at::Tensor t = fake_of(args[0].toTensor());
     if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
-    if (auto step = options.python_mode ? step_of_value(read(*as_fake(t)->view)) : std::nullopt) return finish(capture::to_sym_float(numbers, *step));
+    if (auto step = options.python_mode ? step_of_item(read(*as_fake(t)->view)) : std::nullopt) return finish(capture::to_sym_float(numbers, *step));
     // torch's own checks of arguments raise where this is false: they are taken to hold, and looked at when the call has run.
     if (options.python_mode && read(*as_fake(t)->view).node->op->name == "aten::_is_all_true") {
       assumed.push_back(t);

@@ -79,6 +79,13 @@ class Tracer {
   JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how);
   void abort();
 
+  // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.
+  void note_checkpoint(const at::Tensor& result, size_t args);
+  bool note_refusal(const std::string& of_grad);  // what eager raises there; false: the program's own grad() is under way
+  bool past_checkpoints() const;                  // they give no gradients now
+  // Without a history of their own; undefined where there are none.
+  std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
+
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.
   const std::optional<std::string>& failure() const;

@@ -53,7 +53,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
   std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
   std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
-  std::unordered_map<uint32_t, ir::Value> number_values;     // graph inputs that are steps of `numbers`
+  std::unordered_map<uint32_t, ir::Value> number_values;     // steps of `numbers` as operands: graph inputs, or what follows from
+  std::vector<ir::Value> traced;                             // values read with item(), and
+  std::unordered_map<uint32_t, ir::Value> traced_values;     // what was computed from them
   std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
   std::vector<std::pair<ir::Value, ir::Value>> masks;        // masks indexed with, and the positions they set
   std::vector<at::Tensor> assumed;                           // booleans that were read as true
@@ -95,6 +97,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   // --- numbers that change from call to call (live.cpp)
   at::Tensor number_tensor(const c10::IValue&);  // a number argument, live or not
   ir::Value number_value(uint32_t step);
+  ir::Value traced_value(uint32_t step);
+  std::optional<uint32_t> step_of_item(ir::Value);
   std::optional<uint32_t> step_of_value(ir::Value);
   bool has_live_number(const OpInfo&, const compat::Stack&) const;
   void decompose_numbers(const OpInfo&, compat::Stack*);
@@ -159,6 +163,16 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
+  // A reentrant one.
+  struct Checkpoint {
+    compat::NodePtr node;
+    // Of its edges: eager's node has these; the others are of what its function found elsewhere.
+    size_t args;
+  };
+  std::vector<Checkpoint> checkpoints;
+  std::string no_grad;            // what eager raises where grad() comes to one
+  bool past_checkpoints = false;  // in a backward: they give none
+  void find_checkpoints(JointProgram&, const Level&) const;
   class Nodes;
   bool sums_in_place(const OpInfo&, c10::ArrayRef<c10::IValue> args) const;
   void order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level&, Program&);
@@ -193,6 +207,8 @@ struct Tracer::Impl final : capture::ModeHandler {
 namespace capture {
 
 [[noreturn]] void fail(std::string what);  // CaptureError
+// Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
+void refuse_hooks(const std::vector<torch::autograd::Edge>& roots, const std::vector<torch::autograd::Edge>& to);
 std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of);
 
 }  // namespace capture

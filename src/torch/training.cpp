@@ -237,7 +237,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (const auto* tasks = torch::autograd::get_current_graph_task_exec_info(); !tasks || tasks->empty())
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-    const Layouts how = layouts_of(tangents, node);
+    Layouts how = layouts_of(tangents, node);
+    pass_checkpoints(how, node);
     std::shared_ptr<const Backward> b;
     variable_list grads;
     for (int refused = 0;;) {
@@ -272,11 +273,15 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
                                         const Node& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     Layouts how = layouts_of(tangents, node);
+    pass_checkpoints(how, node);
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
     const size_t own = given.size();
     for (int refused = 0;;) {
       const auto [next, why] = next_level(how);
       if (!next) {
+        for (size_t k = 0; k < how.size(); ++k)
+          TORCH_CHECK(!how[k].defined || !joint_.roots[k].checkpointed,
+                      "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
         warn_once(why);
         return by_formulas(joint_, saved_, given, saved, tangents, mutex_);
       }
@@ -377,6 +382,22 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         if (how[k].strides[d] == 0 && t.size(d) > 1) how[k].expanded.push_back(d);
     }
     return how;
+  }
+
+  // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
+  void pass_checkpoints(Layouts& how, const Node& node) const {
+    const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+    if (joint_.no_grad.empty() || !tasks || tasks->empty()) return;
+    std::unordered_set<uint32_t> asked;
+    for (size_t i = 0; i < joint_.gradients.size(); ++i) {
+      const auto task = tasks->find(node.next_edge(i).function.get());
+      if (task != tasks->end() && task->second.should_execute()) asked.insert(joint_.gradients[i].given);
+    }
+    for (size_t k = 0; k < how.size(); ++k) {
+      if (!how[k].defined || !joint_.roots[k].checkpointed) continue;
+      if (std::ranges::any_of(joint_.roots[k].barred, [&](uint32_t i) { return asked.contains(i); })) throw std::runtime_error(joint_.no_grad);
+      how[k].past_checkpoints = true;
+    }
   }
 
   // `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.

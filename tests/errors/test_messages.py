@@ -23,7 +23,7 @@ def warned(f, *args):
 
 
 def uses_item(x):
-    return x * x.sum().item()
+    return x * float(x.sum().item())
 
 
 def branches(x):

@@ -4,7 +4,7 @@ import contextvars
 import pytest
 import torch
 import vitrify
-from gradients import backward, either, leaf, leaves
+from gradients import backward, check, leaf, leaves
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -65,7 +65,7 @@ def test_a_reentrant_checkpoint_refuses_grad_as_in_eager():
     def fn(x):
         return checkpoint(lambda v: layer(v).tanh(), x, use_reentrant=True)
     for then in (backward, lambda out, args: torch.autograd.grad(out.sum(), args)):
-        either(fn, leaves((2, 3)), then=then, extra=tuple(layer.parameters()), may_run_eagerly="use_reentrant")
+        check(fn, leaves((2, 3)), then=then, extra=tuple(layer.parameters()), native="both" if then is backward else "forward")
 
 
 def test_no_edge_leads_to_what_is_not_used():

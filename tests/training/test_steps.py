@@ -7,6 +7,7 @@ import torch
 import vitrify
 from test_optimizers import OPTIMIZERS, SCHEDULES, Lion
 from torch import nn, optim
+from torch.utils.checkpoint import checkpoint
 from trainers import Net, batch, compare
 
 
@@ -403,3 +404,25 @@ def test_statistics_and_draws_are_eagers():
     ran(counted)
     for x, y in zip(a.buffers(), b.buffers()):
         torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_draw_the_same_numbers_again(reentrant):
+    def make():
+        torch.manual_seed(1)
+        block = nn.Sequential(nn.Linear(12, 24), nn.Dropout(0.4), nn.GELU(), nn.Linear(24, 12), nn.Dropout(0.2))
+        model = nn.Sequential(nn.Linear(12, 12), block, nn.Linear(12, 7))
+        opt = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            opt.zero_grad()
+            h = checkpoint(block, model[0](x), use_reentrant=reentrant)
+            loss = nn.functional.cross_entropy(nn.functional.dropout(model[2](h), 0.1), y)
+            loss.backward()
+            opt.step()
+            return loss
+
+        return model, step
+
+    counted, _, _ = both(make)
+    assert counted["eager_calls"] <= 2 and counted["compiled_calls"] > 0 and counted["kernels_launched"] > 0, counted

@@ -1,0 +1,64 @@
+// Reentrant checkpoints (vitrify/_checkpoint.py): to autograd each is one node, of Python, whose gradients come from a backward of their own.
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_set>
+
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+void Tracer::note_checkpoint(const at::Tensor& result, size_t args) { impl_->checkpoints.push_back({result.grad_fn(), args}); }
+bool Tracer::note_refusal(const std::string& of_grad) {
+  if (impl_->in_backward) impl_->no_grad = of_grad;
+  return impl_->in_backward;
+}
+bool Tracer::past_checkpoints() const { return impl_->past_checkpoints; }
+
+std::vector<at::Tensor> Tracer::gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents,
+                                          const std::vector<at::Tensor>& to) {
+  Impl::Level level;
+  for (const at::Tensor& t : of) level.from.push_back(torch::autograd::impl::gradient_edge(t));
+  for (const at::Tensor& t : to) level.to.push_back(torch::autograd::impl::gradient_edge(t));
+  capture::refuse_hooks(level.from, level.to);
+  return impl_->run_backward(level, tangents, false);
+}
+
+// In eager nothing leads from a checkpoint to what its function found elsewhere.
+void Tracer::Impl::find_checkpoints(JointProgram& j, const Level& level) const {
+  if (checkpoints.empty()) return;
+  j.no_grad = no_grad;
+  // Calls `met` with each edge that is come to.
+  auto walk = [&](std::vector<Edge> todo, auto&& met) {
+    std::unordered_set<const Node*> seen;
+    while (!todo.empty()) {
+      const Edge e = std::move(todo.back());
+      todo.pop_back();
+      if (!e.function) continue;
+      const auto c = std::ranges::find(checkpoints, e.function.get(), [](const Checkpoint& c) { return c.node.get(); });
+      met(e, c == checkpoints.end() ? nullptr : &*c);
+      if (!seen.insert(e.function.get()).second) continue;
+      const auto& next = e.function->next_edges();
+      todo.insert(todo.end(), next.begin(), c == checkpoints.end() ? next.end() : next.begin() + static_cast<std::ptrdiff_t>(c->args));
+    }
+  };
+  for (size_t k = 0; k < j.roots.size(); ++k) {
+    JointProgram::Root& root = j.roots[k];
+    std::vector<Edge> behind;
+    walk({level.from[k]}, [&](const Edge& e, const Checkpoint* c) {
+      if (!c) return;
+      root.checkpointed = true;
+      const auto& next = e.function->next_edges();
+      behind.insert(behind.end(), next.begin(), next.begin() + static_cast<std::ptrdiff_t>(c->args));
+    });
+    walk(behind, [&](const Edge& e, const Checkpoint*) {
+      for (size_t i = 0; i < level.to.size(); ++i)
+        if (level.to[i] == e) root.barred.push_back(j.place_of(level.of[i]));
+    });
+  }
+}
+
+}  // namespace vitrify

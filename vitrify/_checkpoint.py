@@ -1,0 +1,147 @@
+"""torch.utils.checkpoint with use_reentrant=True, while a program is captured: eager's backward starts another one, which torch refuses under ours."""
+import threading
+import types
+
+import torch
+from torch.utils import checkpoint
+
+from . import _C
+
+
+class _Kept:
+    """What eager's forward keeps for its backward: its ctx."""
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+
+class _Autograd:
+    """torch.autograd to eager's backward, but for the backward that it starts."""
+
+    def __init__(self, backward):
+        self.backward = backward
+
+    def _is_checkpoint_valid(self):
+        return True
+
+    def __getattr__(self, name):
+        return getattr(torch.autograd, name)
+
+
+class _Torch:
+    def __init__(self, backward):
+        self.autograd = _Autograd(backward)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+class _Region(torch.autograd.Function):
+    """To autograd it is what eager's node is: it gives results that all need gradients, and gradients that have no history.
+    What comes after the arguments are the leaves that the function found elsewhere: eager's backward would add to their .grad."""
+
+    @staticmethod
+    def forward(ctx, real, kept, outputs, leaves, *args):
+        ctx.real, ctx.kept, ctx.leaves, ctx.number = real, kept, leaves, len(args)
+        return tuple(_free(o) if isinstance(o, torch.Tensor) else o for o in outputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        if not torch.autograd._is_checkpoint_valid():
+            try:
+                ctx.real.backward(None)  # says so
+            except RuntimeError as e:
+                if not _C.note_refusal(str(e)):  # the program's own grad()
+                    raise
+        if _C.past_checkpoints():
+            return (None,) * (4 + ctx.number)
+        of_leaves = {}
+
+        def backward(outputs, tangents):
+            found = _leaves(outputs)
+            for t, grad in zip(found, _C.gradients(outputs, tangents, found)):
+                if any(t is known for known in ctx.leaves):
+                    of_leaves[id(t)] = grad
+                else:
+                    t.grad = grad
+
+        eager = types.FunctionType(ctx.real.backward.__code__, {**ctx.real.backward.__globals__, "torch": _Torch(backward)})
+        of_args = eager(ctx.kept, *grads)[2:]
+        return None, None, None, None, *of_args, *(of_leaves.get(id(t)) for t in ctx.leaves)
+
+
+def _free(t):
+    free = t.detach()
+    return free.view_as(free) if t._is_view() else free  # what may not be written to
+
+
+def _leaves(outputs, first=0):
+    """What gradients come to; `first`: the number of the first node that may be on the way there."""
+    leaves, seen, todo = [], set(), [o.grad_fn for o in outputs]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        elif node._sequence_nr() < first or node.name() == "VitrifyInput":
+            _C.refuse("a reentrant checkpoint comes to tensors with a history that are none of its arguments")
+        todo += [n for n, _ in node.next_functions]
+    return leaves
+
+
+def _captured(real, function, preserve, args):
+    def run(*given):
+        with REPLACED:  # also when gradients are taken once more, after the capture
+            return function(*given)
+
+    def run_with_history(*_):
+        with torch.enable_grad():
+            return run(*inputs)
+
+    inputs = checkpoint.detach_variable(args)
+    first = torch.autograd._get_sequence_nr()
+    kept = _Kept()
+    made = real.forward(kept, run_with_history, preserve, *args)
+    kept.run_function = run
+    outputs = made if type(made) is tuple else (made,)
+    if any(not isinstance(o, (torch.Tensor, type(None), bool, int, float, str)) for o in outputs):
+        _C.refuse("a reentrant checkpoint returns a container")
+    tensors = [o for o in outputs if isinstance(o, torch.Tensor)]
+    heads = [o for o in tensors if o.requires_grad]
+    bases = [o._base if o._is_view() else o for o in tensors]
+    if not heads or len({id(o) for o in tensors}) < len(tensors) or any(not _C.is_fake(b) or b.is_leaf and b.requires_grad for b in bases):
+        _C.refuse("a reentrant checkpoint returns what needs no gradients, or what it was given")
+    leaves = [t for t in _leaves(heads, first) if not any(t is i for i in inputs)]
+    results = _Region.apply(real, kept, outputs, leaves, *args, *leaves)
+    _C.note_checkpoint(next(t for t in results if isinstance(t, torch.Tensor) and t.requires_grad), sum(isinstance(t, torch.Tensor) for t in args))
+    return results if type(made) is tuple else results[0]
+
+
+class _Replaced:
+    """torch's CheckpointFunction is ours meanwhile."""
+
+    def __init__(self):
+        self.lock, self.users = threading.Lock(), 0
+
+    def __enter__(self):
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                real = self.real = checkpoint.CheckpointFunction
+
+                def apply(function, preserve, *args):
+                    trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+                    return _captured(real, function, preserve, args) if trains and _C.capturing() else real.apply(function, preserve, *args)
+
+                checkpoint.CheckpointFunction = type(real.__name__, (real,), {"apply": staticmethod(apply)})
+
+    def __exit__(self, *exc):
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                checkpoint.CheckpointFunction = self.real
+
+
+REPLACED = _Replaced()
