@@ -2,7 +2,6 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -21,6 +20,7 @@
 #include "support/counters.h"
 #include "torch/convert.h"
 #include "torch/formulas.h"
+#include "torch/graph_task.h"
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
@@ -49,48 +49,6 @@ Layouts in_recorded_strides(Layouts how) {
     l.expanded.clear();
   }
   return how;
-}
-
-// Nobody notices when it is called without a gradient.
-bool is_silent(const Node& n) {
-  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
-         const_cast<Node&>(n).pre_hooks().empty() && const_cast<Node&>(n).post_hooks().empty() && !n.tensor_post_acc_grad_hooks();
-}
-
-// Whether this backward comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
-bool only_from(const Node& from, size_t which) {
-  const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (!all) return false;
-  std::unordered_set<const Node*> behind{from.next_edge(which).function.get()};
-  std::vector<const Node*> todo(behind.begin(), behind.end());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    for (const Edge& e : n->next_edges())
-      if (e.function && behind.insert(e.function.get()).second) todo.push_back(e.function.get());
-  }
-  auto leads_there = [&](const Node& n) {
-    for (size_t i = 0; i < n.next_edges().size(); ++i)
-      if (!(&n == &from && i == which) && behind.contains(n.next_edge(i).function.get())) return true;
-    return false;
-  };
-  if (leads_there(from)) return false;
-  return std::none_of(all->begin(), all->end(), [&](const Node* n) { return !behind.contains(n) && leads_there(*n); });
-}
-
-// Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
-bool strides_show(const Node& node) {
-  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-  for (const Edge& e : node.next_edges()) {
-    if (!e.is_valid()) continue;
-    if (tasks && !tasks->empty()) {
-      const auto task = tasks->find(e.function.get());
-      if (task == tasks->end() || !task->second.should_execute()) continue;
-      if (task->second.captures_) return true;
-    }
-    if (!dynamic_cast<torch::autograd::AccumulateGrad*>(e.function.get()) || !e.function->tensor_pre_hooks().empty()) return true;
-  }
-  return false;
 }
 
 class Training;
@@ -234,7 +192,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   template <class F>
   variable_list backward(F&& unpack, variable_list tangents, const Node& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
-    if (const auto* tasks = torch::autograd::get_current_graph_task_exec_info(); !tasks || tasks->empty())
+    if (!is_of_grad())
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
     Layouts how = layouts_of(tangents, node);
@@ -386,13 +344,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
   void pass_checkpoints(Layouts& how, const Node& node) const {
-    const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-    if (joint_.no_grad.empty() || !tasks || tasks->empty()) return;
+    if (joint_.no_grad.empty() || !is_of_grad()) return;
     std::unordered_set<uint32_t> asked;
-    for (size_t i = 0; i < joint_.gradients.size(); ++i) {
-      const auto task = tasks->find(node.next_edge(i).function.get());
-      if (task != tasks->end() && task->second.should_execute()) asked.insert(joint_.gradients[i].given);
-    }
+    for (size_t i = 0; i < joint_.gradients.size(); ++i)
+      if (comes_to(node.next_edge(i))) asked.insert(joint_.gradients[i].given);
     for (size_t k = 0; k < how.size(); ++k) {
       if (!how[k].defined || !joint_.roots[k].checkpointed) continue;
       if (std::ranges::any_of(joint_.roots[k].barred, [&](uint32_t i) { return asked.contains(i); })) throw std::runtime_error(joint_.no_grad);

@@ -1,0 +1,16 @@
+// What the backward under way on this thread asks of nodes.
+#pragma once
+#include <torch/csrc/autograd/function.h>
+
+namespace vitrify {
+
+bool is_of_grad();  // it is grad()'s, or one with inputs=: not all nodes run
+bool comes_to(const torch::autograd::Edge&);
+// Nobody notices when it is called without a gradient.
+bool is_silent(const torch::autograd::Node&);
+// Whether it comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
+bool only_from(const torch::autograd::Node& from, size_t which);
+// Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
+bool strides_show(const torch::autograd::Node& node);
+
+}  // namespace vitrify
