@@ -10,6 +10,17 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from torch import nn
+from vitrify import _C
+
+
+def plan_of(compiled):
+    state = _C.twin_state(compiled) if isinstance(compiled, nn.Module) else _C.installed_state(compiled)
+    return _C.state_entries(state)[0][0].describe()
+
+
+def calls_of(compiled):
+    """Names of the ops that the plans still call."""
+    return {line.split()[1].split("(")[0] for line in plan_of(compiled).splitlines() if line.startswith("extern ")}
 
 
 def run(fn, args):

@@ -12,17 +12,27 @@ namespace vitrify {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
+namespace {
+
+using Task = torch::autograd::GraphTask::ExecInfo;
+
+const Task* task_of(const Edge& e) {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks) return nullptr;
+  const auto at = tasks->find(e.function.get());
+  return at == tasks->end() ? nullptr : &at->second;
+}
+
+bool runs(const Edge& e, const Task* task) { return e.is_valid() && (task ? task->should_execute() : !is_of_grad()); }
+
+}  // namespace
+
 bool is_of_grad() {
   const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
   return tasks && !tasks->empty();
 }
 
-bool comes_to(const Edge& e) {
-  if (!e.is_valid() || !is_of_grad()) return e.is_valid();
-  const auto& tasks = *torch::autograd::get_current_graph_task_exec_info();
-  const auto task = tasks.find(e.function.get());
-  return task != tasks.end() && task->second.should_execute();
-}
+bool comes_to(const Edge& e) { return runs(e, task_of(e)); }
 
 bool is_silent(const Node& n) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
@@ -51,8 +61,9 @@ bool only_from(const Node& from, size_t which) {
 
 bool strides_show(const Node& node) {
   for (const Edge& e : node.next_edges()) {
-    if (!comes_to(e)) continue;
-    if (is_of_grad() && torch::autograd::get_current_graph_task_exec_info()->at(e.function.get()).captures_) return true;
+    const Task* task = task_of(e);
+    if (!runs(e, task)) continue;
+    if (task && task->captures_) return true;
     if (!dynamic_cast<torch::autograd::AccumulateGrad*>(e.function.get()) || !e.function->tensor_pre_hooks().empty()) return true;
   }
   return false;

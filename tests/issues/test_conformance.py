@@ -1,5 +1,6 @@
 """Where a compiled call once differed from eager: one small case each."""
 import contextlib
+import math
 import sys
 from pathlib import Path
 
@@ -80,9 +81,12 @@ def test_default_dtype_is_followed():
         return i * 0.5, torch.arange(3) / 2, torch.full((2,), 1.5), torch.zeros(2), i < 0.1, mask.to(torch.int32) + 0.1, torch.sqrt(i)
     torch.set_default_dtype(torch.float64)
     try:
-        for (_, ours), (_, eager) in zip(compare.flat(vitrify.compile(fn)(torch.arange(5), torch.tensor([True, False]))), compare.flat(fn(torch.arange(5), torch.tensor([True, False])))):
+        results = [compare.flat(f(torch.arange(5), torch.tensor([True, False]))) for f in (vitrify.compile(fn), fn)]
+        for (path, ours), (_, eager) in zip(*results, strict=True):
             compare.check_meta("out", ours, eager)
-            torch.testing.assert_close(ours, eager, rtol=3e-16, atol=0)  # MKL's square root is one off in 0.7 % of its results on some hosts
+            if path == "out[6]":  # MKL's square root is one off in some results on some hosts
+                eager = torch.tensor([math.sqrt(k) for k in range(5)])
+            assert torch.equal(ours, eager)
     finally:
         torch.set_default_dtype(torch.float32)
 

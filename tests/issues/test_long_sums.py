@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
+from beside import calls_of
 from torch import nn
-from vitrify import _C, measure
+from vitrify import measure
 
 
 def test_a_convolution_with_long_sums_keeps_its_layout():
@@ -19,11 +20,6 @@ def test_a_convolution_with_long_sums_keeps_its_layout():
         assert did["kernels_launched"] + did["externs_called"] > 0 and not did.get("fallbacks")
         reference = measure.double_run(module, (x,), {})
         assert measure.error(compiled(x), reference) < 1.3 * measure.error(module(x), reference)
-
-
-def calls_of(module):
-    plan = _C.state_entries(_C.twin_state(module))[0][0].describe()
-    return {line.split()[1].split("(")[0] for line in plan.splitlines() if line.startswith("extern ")}
 
 
 class Net(nn.Module):

@@ -5,18 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
+from beside import calls_of, plan_of
 from torch import nn
 from vitrify import _C
-
-
-def plan_of(compiled):
-    state = _C.twin_state(compiled) if isinstance(compiled, nn.Module) else _C.installed_state(compiled)
-    return _C.state_entries(state)[0][0].describe()
-
-
-def calls_of(compiled):
-    """Names of the ops that the plans still call."""
-    return {line.split()[1].split("(")[0] for line in plan_of(compiled).splitlines() if line.startswith("extern ")}
 
 
 class Wrap(nn.Module):
@@ -110,22 +101,22 @@ def kept_bytes(compiled):
     return _C.state_entries(_C.twin_state(compiled))[0][0].stats["kept_bytes"]
 
 
-# Name: program, whether all that is kept are bits (else something else is kept as well)
+# Name: program, how many masks are all that is kept (None: something else is kept as well)
 MASKS = {
-    "dropout": (lambda x, y: F.dropout(x, 0.3, True), True),
-    "compared": (lambda x, y: torch.where((x + y).tanh() > 0.1, x, y), True),
-    "transposed": (lambda x, y: torch.where((x + y).t().tanh() > 0.1, x.t() * 2, y.t()).t().contiguous(), True),
-    "read across": (lambda x, y: x.masked_fill(((x + y).tanh() > 0.1).t(), 0.0) + y, True),
-    "filled": (lambda x, y: x.sin().masked_fill((y.cos() > 0.5), -1.0), False),
-    "padded": (lambda x, y: F.pad(F.dropout(x, 0.5, True), (3, 5, 1, 0))[:64, 2:66].contiguous() + y, True),
-    "twice": (lambda x, y: F.dropout(F.dropout(x, 0.3, True) + y, 0.4, True), True),
-    "rows": (lambda x, y: F.dropout1d(x[None], 0.5, True)[0] * y, False),
+    "dropout": (lambda x, y: F.dropout(x, 0.3, True), 1),
+    "compared": (lambda x, y: torch.where((x + y).tanh() > 0.1, x, y), 1),
+    "transposed": (lambda x, y: torch.where((x + y).t().tanh() > 0.1, x.t() * 2, y.t()).t().contiguous(), 1),
+    "read across": (lambda x, y: x.masked_fill(((x + y).tanh() > 0.1).t(), 0.0) + y, 1),
+    "filled": (lambda x, y: x.sin().masked_fill((y.cos() > 0.5), -1.0), None),
+    "padded": (lambda x, y: F.pad(F.dropout(x, 0.5, True), (3, 5, 1, 0))[:64, 2:66].contiguous() + y, 1),
+    "twice": (lambda x, y: F.dropout(F.dropout(x, 0.3, True) + y, 0.4, True), 2),
+    "rows": (lambda x, y: F.dropout1d(x[None], 0.5, True)[0] * y, None),
 }
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_are_kept_as_bits(name):
-    fn, only_bits = MASKS[name]
+    fn, masks = MASKS[name]
     compiled = vitrify.compile(Wrap(fn))
     x, y, weight = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64, 64)
     before = dict(vitrify.counters)
@@ -136,8 +127,17 @@ def test_masks_are_kept_as_bits(name):
         for ours, theirs in zip(grads, eager):
             torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
-    if only_bits:
-        assert 0 < kept_bytes(compiled) <= 2 * (64 * 64 // 8 + 8)
+    if masks:
+        assert kept_bytes(compiled) == masks * (64 * 64 // 8 + 8)
+
+
+def test_dropout_keeps_a_bit_for_the_backward():
+    compiled = vitrify.compile(Wrap(lambda x: F.dropout(x, 0.3, True)))
+    compiled(torch.randn(64, 64, requires_grad=True)).sum().backward()
+    backward = plan_of(compiled).split("backward:")[1]
+    masks = [line for line in backward.splitlines() if line.startswith("slot ") and "input" in line]
+    assert any(" u8 " in line for line in masks), masks
+    assert sum(" f32 " in line for line in masks) <= 1, masks  # the tangent
 
 
 def test_bits_of_images_in_channels_last():

@@ -28,15 +28,19 @@ struct Convolution {
   int64_t groups;
 };
 
-// A second chain gives back the accuracy that one this long costs.
-bool adds_in_chains(const Convolution& c) {
+constexpr int64_t kLongChain = 4096;  // products that oneDNN adds one by one
+constexpr int64_t kLongPatch = 512;
+
+int64_t products(const Convolution& c) {
   const ir::Dims& w = c.w.type().sizes;
-  return c.groups == 1 && w[1].value() % 2 == 0 && (w[1] * w[2] * w[3]).value() >= 4096;
+  return (w[1] * w[2] * w[3]).value();
 }
+// A second chain gives back the accuracy that one this long costs.
+bool adds_in_chains(const Convolution& c) { return c.groups == 1 && c.w.type().sizes[1].value() % 2 == 0 && products(c) >= kLongChain; }
 // A product of patches that do not overlap: what eager calls for it adds in several chains, and is as fast.
 bool is_of_patches(const Convolution& c) {
   const ir::Dims& w = c.w.type().sizes;
-  return c.groups == 1 && !w[2].is(1) && w[2] == c.stride[0] && w[3] == c.stride[1] && (w[1] * w[2] * w[3]).value() >= 512;
+  return c.groups == 1 && !w[2].is(1) && w[2] == c.stride[0] && w[3] == c.stride[1] && products(c) >= kLongPatch;
 }
 
 std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state) {
