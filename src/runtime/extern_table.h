@@ -18,7 +18,8 @@ inline bool writes_into_slot(std::string_view op) {
                                "vitrify::convolution_in_chains",
                                "mkldnn::_linear_pointwise",
                                "mkldnn::_linear_pointwise.binary",
-                               "mkl::_mkl_linear"};
+                               "mkl::_mkl_linear",
+                               "vitrify::product"};
   return std::ranges::find(kOps, op) != kOps.end();
 }
 

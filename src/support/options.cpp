@@ -100,7 +100,7 @@ uint64_t mix(uint64_t h, int64_t v) { return hash_mix(h, static_cast<uint64_t>(v
 // Values an option of type str, or each item of a list, may have; empty: any.
 std::vector<std::string> choices(std::string_view name) {
   if (name == "fusion") return {"default", "off", "aggressive"};
-  if (name == "gemm") return {"auto", "onednn", "mkl", "aten"};
+  if (name == "gemm") return {"auto", "onednn", "mkl", "vitrify", "aten"};
   if (name == "backend") return {"llvm", "interp"};
   if (name == "dump") return {"graph", "loops", "llvm"};
   if (name == "target") return {"native", "x86-64-v2", "x86-64-v3", "x86-64-v4"};

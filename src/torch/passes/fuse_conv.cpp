@@ -82,7 +82,7 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
     std::stable_sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) { return a.gain > b.gain; });
     state.plain_convs.emplace();
     for (const Wish& w : wishes) {
-      if (state.packed_bytes + w.bytes > most_packed(options))
+      if (state.packed_bytes + w.bytes > most_packed(options, state, PackedFor::Convolution))
         state.plain_convs->insert(w.conv);
       else
         state.packed_bytes += w.bytes;

@@ -1,4 +1,5 @@
 // Matrix products by the fastest library on this processor, with pointwise post-ops.
+#include "runtime/gemm.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
 
@@ -12,17 +13,23 @@ namespace {
 constexpr double kMinWork = 2.5e6;
 
 // ATen computes f32 products with MKL, which takes slower paths on processors of other makers: there oneDNN is faster, on weights as they are
-// and on transposed ones alike. On Intel's, oneDNN's cost per call decides against it, and packed weights help MKL.
+// and on transposed ones alike. On Intel's, oneDNN's cost per call decides against it, and packed weights help MKL; weights that there is no room to
+// pack are faster multiplied by src/runtime/gemm.h, which copies them while it computes.
 enum class Library : uint8_t { Aten, OneDnn, Mkl };
-Library choose_library(const Options& o) {
-  if (o.gemm == "aten") return Library::Aten;
-  if (o.gemm == "onednn") return Library::OneDnn;
-  if (o.gemm == "mkl") return at::hasMKL() ? Library::Mkl : Library::Aten;
+struct Choice {
+  Library library = Library::Aten;
+  bool own = false;  // what the library does not take
+};
+Choice choose_library(const Options& o) {
+  if (o.gemm == "aten") return {};
+  if (o.gemm == "onednn") return {Library::OneDnn};
+  if (o.gemm == "mkl") return {at::hasMKL() ? Library::Mkl : Library::Aten};
+  if (o.gemm == "vitrify") return {Library::Aten, true};
 #if defined(__x86_64__)
-  if (__builtin_cpu_is("intel")) return at::hasMKL() ? Library::Mkl : Library::Aten;
-  if (__builtin_cpu_supports("avx2")) return Library::OneDnn;
+  if (__builtin_cpu_is("intel")) return {at::hasMKL() ? Library::Mkl : Library::Aten, runtime::can_multiply()};
+  if (__builtin_cpu_supports("avx2")) return {Library::OneDnn};
 #endif
-  return Library::Aten;
+  return {};
 }
 
 struct Product {
@@ -85,6 +92,20 @@ void use_mkl(Rewriter& r, const Found& f) {
             r.insert(n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
 }
 
+bool has_dense_rows(const ir::TensorType& t) { return t.strides[1].is(1); }
+
+// Rows of an operand from which a weight is read often enough, and up to which MKL's plain product is no faster (measured on Cascade Lake).
+constexpr double kMinRows = 32, kMaxRows = 512;
+
+// vitrify::product copies operands of other strides first.
+bool suits_own(const Product& p) {
+  const double rows = hint_of(p.a.type().sizes[0]);
+  if (rows < kMinRows || rows > kMaxRows) return false;
+  ir::TensorType transposed = p.b.type();
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  return has_dense_rows(p.a.type()) && (has_dense_rows(p.b.type()) || has_dense_rows(transposed));
+}
+
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
 void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
   Node* n = f.node;
@@ -114,8 +135,8 @@ void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
 }  // namespace
 
 bool fuse_linear(Graph& g, const Options& options, PassState& state) {
-  const Library library = choose_library(options);
-  if (library == Library::Aten) return false;
+  const auto [library, own] = choose_library(options);
+  if (library == Library::Aten && !own) return false;
   const Uses uses = users(g);
   std::vector<Found> found;
   for (Node* n : g.nodes()) {
@@ -127,19 +148,24 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
   // Packed copies where a byte of them saves most. MKL packs for one number of rows.
   std::vector<Found*> wanted;
   for (Found& f : found)
-    if (state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const())) wanted.push_back(&f);
+    if (library != Library::Aten && state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const())) wanted.push_back(&f);
   std::stable_sort(wanted.begin(), wanted.end(),
                    [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });
   for (Found* f : wanted) {
     const int64_t bytes = f->p.b.type().numel().value() * 4;
-    if (state.packed_bytes + bytes > most_packed(options, true)) continue;
+    if (state.packed_bytes + bytes > most_packed(options, state, PackedFor::Product)) continue;
     state.packed_bytes += bytes;
     f->packed = true;
   }
   Rewriter rewriter(g);
   for (const Found& f : found) {
-    if (library == Library::Mkl && !f.packed) continue;
-    library == Library::Mkl ? use_mkl(rewriter, f) : use_onednn(g, rewriter, f, uses);
+    if (library == Library::OneDnn)
+      use_onednn(g, rewriter, f, uses);
+    else if (f.packed)
+      use_mkl(rewriter, f);
+    else if (own && suits_own(f.p))
+      rewriter.replace(f.node->out(),
+                       rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0])->out());
   }
   return rewriter.finish();
 }

@@ -153,7 +153,7 @@ struct Hoister {
     int64_t spent = state.packed_bytes;
     for (const Value& v : crossing()) {
       const int64_t bytes = keyed.contains(v.node) || always_worth(*v.node) ? 0 : bytes_of(v.type());
-      if (spent + bytes > most_packed(options)) continue;
+      if (spent + bytes > most_packed(options, state, PackedFor::Any)) continue;
       spent += bytes;
       values.push_back(v);
     }
@@ -207,6 +207,15 @@ const at::Tensor* PassState::tensor_of(const Graph& g, Value v) const {
   if (!v || v.node->op->name != "graph::input") return nullptr;
   const auto i = static_cast<size_t>(std::get<sym::Int>(v.node->args[0]).value());
   return i >= num_args && i - num_args < captured->size() ? &(*captured)[i - num_args] : nullptr;
+}
+
+int64_t most_packed(const Options& options, const PassState& state, PackedFor use) {
+  constexpr double kShareOfWeights = 0.08;
+  const double all = static_cast<double>(options.packed_weight_mb << 20);
+  if (all == 0 || use == PackedFor::Convolution) return static_cast<int64_t>(all);
+  double weights = 0;
+  for (const at::Tensor& t : *state.captured) weights += static_cast<double>(t.nbytes());
+  return static_cast<int64_t>((use == PackedFor::Product ? all * 5 / 8 : all) + kShareOfWeights * weights);
 }
 
 bool hoist_frozen(Graph& g, const Options& o, PassState& s) { return Hoister{g, o, s}.run(); }

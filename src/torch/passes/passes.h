@@ -37,9 +37,11 @@ struct PassState {
 
 std::vector<pipeline::Stage> torch_stages(std::shared_ptr<PassState>);
 
-// Bytes that copies of weights may take in all before another is made. Plain convolutions write their weights anew on every call, so theirs may fill
-// packed_weight_mb; plain products read weights where they lie, and their copies leave three eighths of it.
-inline int64_t most_packed(const Options& options, bool product = false) { return (options.packed_weight_mb << 20) * (product ? 5 : 8) / 8; }
+// Bytes that copies of weights may take in all before another is made, which keeps a call's peak within a tenth of eager's. Plain convolutions write
+// their weights anew on every call, so theirs may fill packed_weight_mb; plain products read weights where they lie: their copies leave three eighths
+// of it, and may take more of a large model (a process of it is large too).
+enum class PackedFor : uint8_t { Convolution, Product, Any };
+int64_t most_packed(const Options&, const PassState&, PackedFor);
 
 // May this convolution have weights of its own (folded, packed)? Decided once for all of a graph, within most_packed().
 bool has_packed_weights(ir::Graph&, const Options&, PassState&, const ir::Node* convolution);

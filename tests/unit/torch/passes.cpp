@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "runtime/gemm.h"
 #include "torch/compiled.h"
 #include "torch/extern_call.h"
 #include "torch/tracer.h"
@@ -183,6 +184,40 @@ TEST(Passes, ProductsOfChangingOperands) {
   EXPECT_TRUE(fuse_linear(*c.program.graph, with_gemm("onednn"), *c.state));
   EXPECT_TRUE(c.has("mkldnn::_linear_pointwise"));
   expect_close(c.interpreted(), c.eager(), 1e-5);
+}
+
+TEST(Passes, ProductsOfOurOwn) {
+  if (!runtime::can_multiply()) GTEST_SKIP() << "this processor has no AVX-512";
+  for (bool bias : {false, true})
+    for (bool transposed : {false, true}) {
+      Captured c({at::randn({100, 256})}, {transposed ? at::randn({512, 256}) / 16 : at::randn({256, 512}) / 16, at::randn({512})}, [=](auto& a, auto& q) {
+        const at::Tensor w = transposed ? q[0].t() : q[0];
+        return bias ? at::addmm(q[1], a[0], w) : at::mm(a[0], w);
+      });
+      EXPECT_TRUE(fuse_linear(*c.program.graph, with_gemm("vitrify"), *c.state));
+      ir::verify(*c.program.graph);
+      EXPECT_TRUE(c.has("vitrify::product"));
+      expect_close(c.interpreted(), c.eager(), 1e-5);
+    }
+  // Few rows, or columns where rows are wanted, are as they were.
+  for (const at::Tensor& a : {at::randn({8, 2048}), at::randn({256, 100}).t()}) {
+    Captured c({a}, {at::randn({a.size(1), 512})}, [](auto& x, auto& q) { return at::mm(x[0], q[0]); });
+    EXPECT_FALSE(fuse_linear(*c.program.graph, with_gemm("vitrify"), *c.state));
+  }
+}
+
+// Of a large model more is packed, and nothing where nothing may be.
+TEST(Passes, MemoryForPackedProducts) {
+  const std::vector<at::Tensor> captured{at::empty({1 << 20}), at::empty({25 << 18})};  // 29 MiB
+  PassState state;
+  state.captured = &captured;
+  Options o;
+  const int64_t all = o.packed_weight_mb << 20, weights = 29 << 20;
+  EXPECT_EQ(most_packed(o, state, PackedFor::Convolution), all);
+  EXPECT_EQ(most_packed(o, state, PackedFor::Any), all + weights * 8 / 100);
+  EXPECT_EQ(most_packed(o, state, PackedFor::Product), all * 5 / 8 + weights * 8 / 100);
+  o.packed_weight_mb = 0;
+  for (PackedFor use : {PackedFor::Convolution, PackedFor::Product, PackedFor::Any}) EXPECT_EQ(most_packed(o, state, use), 0);
 }
 
 TEST(Passes, SmallProductsStay) {
