@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 CONFIGS = [dict(gemm="onednn"), dict(gemm="mkl"), dict(gemm="aten"), dict(gemm="vitrify"), dict(fusion="off"), dict(backend="interp"), dict(target="x86-64-v2"), dict(target="x86-64-v3"), dict(verify=True), dict(packed_weight_mb=0)] + [
-    dict(disable=[s]) for s in ("canonicalize", "cse", "dce", "fold_batch_norm", "fuse_conv", "fuse_linear", "small_matmul", "fuse_segments", "hoist_frozen")]
+    dict(disable=[s]) for s in ("canonicalize", "cse", "dce", "fold_batch_norm", "fuse_conv", "fuse_linear", "small_matmul", "own_attention", "fuse_segments", "hoist_frozen")]
 
 
 @pytest.mark.parametrize("options", CONFIGS, ids=lambda o: "-".join(f"{k}={v[0] if isinstance(v, list) else v}" for k, v in o.items()))

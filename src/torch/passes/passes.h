@@ -50,6 +50,7 @@ bool fold_batch_norm(ir::Graph&, const Options&, PassState&);
 bool fuse_conv(ir::Graph&, const Options&, PassState&);
 bool fuse_linear(ir::Graph&, const Options&, PassState&);
 bool small_matmul(ir::Graph&, const Options&, PassState&);
+bool own_attention(ir::Graph&, const Options&, PassState&);
 bool fuse_segments(ir::Graph&, const Options&, PassState&);
 bool hoist_frozen(ir::Graph&, const Options&, PassState&);
 

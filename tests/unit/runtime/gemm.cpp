@@ -1,43 +1,16 @@
 // Products of matrices against double precision, with operands that end where readable memory ends.
 #include "runtime/gemm.h"
 
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <vector>
+
+#include "guarded.h"
 
 using vitrify::runtime::Product;
 
 namespace {
-
-// Floats of which the last is the last of its page, and the page after it cannot be touched.
-class Guarded {
- public:
-  explicit Guarded(size_t n, float fill = 0) : n_(n) {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    mapped_ = (n * sizeof(float) + page - 1) / page * page + page;
-    base_ = static_cast<char*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    EXPECT_NE(base_, MAP_FAILED);
-    EXPECT_EQ(mprotect(base_ + mapped_ - page, page, PROT_NONE), 0);
-    data_ = reinterpret_cast<float*>(base_ + mapped_ - page) - n;
-    std::fill(data_, data_ + n, fill);
-  }
-  Guarded(const Guarded&) = delete;
-  Guarded& operator=(const Guarded&) = delete;
-  ~Guarded() { munmap(base_, mapped_); }
-  float* data() { return data_; }
-  size_t size() const { return n_; }
-
- private:
-  size_t n_, mapped_;
-  char* base_;
-  float* data_;
-};
 
 constexpr float kUntouched = -77;
 
@@ -54,10 +27,7 @@ void check(const Case& t) {
   auto span = [](int64_t rows, int64_t stride, int64_t cols) { return static_cast<size_t>((rows - 1) * stride + cols); };
   Guarded a(span(t.m, a_stride, t.k)), b(t.transposed ? span(t.n, b_stride, t.k) : span(t.k, b_stride, t.n)), bias(static_cast<size_t>(t.n));
   Guarded c(span(t.m, c_stride, t.n), kUntouched), whole(c.size(), kUntouched);
-  std::mt19937 g(static_cast<uint32_t>(t.m * 31 + t.n * 7 + t.k));
-  std::normal_distribution<float> normal;
-  for (Guarded* x : {&a, &b, &bias})
-    for (size_t i = 0; i < x->size(); ++i) x->data()[i] = normal(g);
+  for (Guarded* x : {&a, &b, &bias}) x->randomize(static_cast<uint32_t>(t.m * 31 + t.n * 7 + t.k));
   Product p{a.data(), a_stride, b.data(), b_stride, t.transposed, t.bias ? bias.data() : nullptr, whole.data(), c_stride, t.m, t.n, t.k};
   vitrify::runtime::multiply(p, 0, 1);
   p.c = c.data();

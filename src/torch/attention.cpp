@@ -1,0 +1,65 @@
+// Attention by src/runtime/attention.h, with the schema and the results of ATen's op for the CPU.
+#include "runtime/attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+namespace vitrify {
+
+namespace {
+
+runtime::DotProductAttention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout_p, bool is_causal,
+                                             const std::optional<at::Tensor>& attn_mask, std::optional<double> scale) {
+  const auto suits = [](const at::Tensor& t) { return t.dim() == 4 && t.scalar_type() == at::kFloat && t.is_cpu() && t.stride(3) == 1; };
+  const bool same = suits(q) && suits(k) && suits(v) && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.sizes() == v.sizes();
+  // What of a mask is read at a time is dense or one element.
+  const bool masked = attn_mask && attn_mask->scalar_type() == at::kFloat && (attn_mask->size(-1) == 1 || attn_mask->stride(-1) == 1);
+  if (same && dropout_p == 0 && (!attn_mask || masked)) {
+    const at::Tensor mask = attn_mask ? attn_mask->expand({q.size(0), q.size(1), q.size(2), k.size(2)}) : at::Tensor();
+    at::Tensor out = at::empty_like(q), lse = at::empty({q.size(0), q.size(2), q.size(1)}, q.options()).transpose(1, 2);
+    runtime::DotProductAttention a{q.const_data_ptr<float>(),
+                                   k.const_data_ptr<float>(),
+                                   v.const_data_ptr<float>(),
+                                   strides_of(q),
+                                   strides_of(k),
+                                   strides_of(v),
+                                   mask.defined() ? mask.const_data_ptr<float>() : nullptr,
+                                   {},
+                                   is_causal,
+                                   static_cast<float>(scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))))),
+                                   out.data_ptr<float>(),
+                                   strides_of(out),
+                                   lse.data_ptr<float>(),
+                                   strides_of(lse),
+                                   q.size(0),
+                                   q.size(1),
+                                   q.size(2),
+                                   k.size(2),
+                                   q.size(3)};
+    if (mask.defined()) std::copy_n(mask.strides().begin(), 4, a.mask_strides.begin());
+    if (out.stride(3) == 1 && runtime::can_attend(a)) {
+      const int parts = at::get_num_threads();
+      at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
+        for (; part < end; ++part) runtime::attend(a, static_cast<int>(part), parts);
+      });
+      return {out, lse};
+    }
+  }
+  return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal, attn_mask, scale);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(vitrify, m) {
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> "
+      "(Tensor, Tensor)",
+      attention);
+}
+
+}  // namespace vitrify
