@@ -214,7 +214,8 @@ int64_t most_packed(const Options& options, const PassState& state, PackedFor us
   const double all = static_cast<double>(options.packed_weight_mb << 20);
   if (all == 0 || use == PackedFor::Convolution) return static_cast<int64_t>(all);
   double weights = 0;
-  for (const at::Tensor& t : *state.captured) weights += static_cast<double>(t.nbytes());
+  for (const at::Tensor& t : *state.captured)
+    if (t.defined()) weights += static_cast<double>(t.nbytes());
   return static_cast<int64_t>((use == PackedFor::Product ? all * 5 / 8 : all) + kShareOfWeights * weights);
 }
 

@@ -208,7 +208,7 @@ TEST(Passes, ProductsOfOurOwn) {
 
 // Of a large model more is packed, and nothing where nothing may be.
 TEST(Passes, MemoryForPackedProducts) {
-  const std::vector<at::Tensor> captured{at::empty({1 << 20}), at::empty({25 << 18})};  // 29 MiB
+  const std::vector<at::Tensor> captured{at::empty({1 << 20}), at::Tensor(), at::empty({25 << 18})};  // 29 MiB, and a gradient that is not there yet
   PassState state;
   state.captured = &captured;
   Options o;
