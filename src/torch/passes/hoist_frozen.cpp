@@ -210,7 +210,7 @@ const at::Tensor* PassState::tensor_of(const Graph& g, Value v) const {
 }
 
 int64_t most_packed(const Options& options, const PassState& state, PackedFor use) {
-  constexpr double kShareOfWeights = 0.08;
+  constexpr double kShareOfWeights = 0.10;
   const double all = static_cast<double>(options.packed_weight_mb << 20);
   if (all == 0 || use == PackedFor::Convolution) return static_cast<int64_t>(all);
   double weights = 0;

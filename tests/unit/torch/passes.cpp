@@ -214,8 +214,8 @@ TEST(Passes, MemoryForPackedProducts) {
   Options o;
   const int64_t all = o.packed_weight_mb << 20, weights = 29 << 20;
   EXPECT_EQ(most_packed(o, state, PackedFor::Convolution), all);
-  EXPECT_EQ(most_packed(o, state, PackedFor::Any), all + weights * 8 / 100);
-  EXPECT_EQ(most_packed(o, state, PackedFor::Product), all * 5 / 8 + weights * 8 / 100);
+  EXPECT_EQ(most_packed(o, state, PackedFor::Any), all + weights / 10);
+  EXPECT_EQ(most_packed(o, state, PackedFor::Product), all * 5 / 8 + weights / 10);
   o.packed_weight_mb = 0;
   for (PackedFor use : {PackedFor::Convolution, PackedFor::Product, PackedFor::Any}) EXPECT_EQ(most_packed(o, state, use), 0);
 }
