@@ -61,7 +61,8 @@ class BlockCache {
   size_t idle_bytes() const;
   void trim();  // frees every idle block
 
-  static constexpr size_t kMinBytes = size_t{1} << 20;  // below, the ordinary allocator is as fast
+  // Below, malloc keeps freed memory for requests of any size, where blocks here serve one: gradients do not find those of activations.
+  static constexpr size_t kMinBytes = size_t{32} << 20;  // the most that malloc does not map each time (mallopt(3), M_MMAP_THRESHOLD)
   static constexpr size_t kIdleLimit = size_t{96} << 20;
 
  private:

@@ -294,9 +294,9 @@ TEST(Memory, LargeResultsAreRecycled) {
   cache.give_back(p);
   cache.trim();
   EXPECT_EQ(cache.idle_bytes(), 0u);
-  at::Tensor t = new_result({1024, 1024}, {1024, 1}, at::kFloat, true);
+  at::Tensor t = new_result({8192, 1024}, {1024, 1}, at::kFloat, true);
   t.fill_(2);
-  t.resize_({2048, 1024});  // an ordinary tensor in every respect
+  t.resize_({16384, 1024});  // an ordinary tensor in every respect
   EXPECT_EQ(t.select(0, 0).sum().item<float>(), 2048);
 }
 
