@@ -61,8 +61,9 @@ class BlockCache {
   size_t idle_bytes() const;
   void trim();  // frees every idle block
 
-  // Below, malloc keeps freed memory for requests of any size, where blocks here serve one: gradients do not find those of activations.
-  static constexpr size_t kMinBytes = size_t{32} << 20;  // the most that malloc does not map each time (mallopt(3), M_MMAP_THRESHOLD)
+  // Below, malloc is faster: it gives memory of one size to requests of another (activations' to gradients), where more than kIdleLimit of blocks
+  // here is unmapped, mapped and cleared again in each step. Above, it maps each time (mallopt(3), M_MMAP_THRESHOLD).
+  static constexpr size_t kMinBytes = size_t{32} << 20;
   static constexpr size_t kIdleLimit = size_t{96} << 20;
 
  private:
