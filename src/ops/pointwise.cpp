@@ -96,7 +96,7 @@ template <class F>
 bool predicate(const Args& a, std::vector<Tensor>& r, bool on_integers, F f) {
   Tensor x = a.tensor(0);
   if (!is_float(x.dtype)) return done(r, a.L.full(Bool, x.sizes, on_integers)), true;
-  done(r, elementwise(a, {operand(a, 0, x.sizes)}, compute_type(x.dtype), Bool, x.sizes, 1, [f](Body& b, Val* v) { return f(b, v[0]); }, true));
+  done(r, elementwise(a, {operand(a, 0, x.sizes)}, compute_type(x.dtype), Bool, x.sizes, 1, [f](Body& b, Val* v) { return f(b, v[0]); }));
   return true;
 }
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -118,7 +118,7 @@ bool lower_isneginf(const Args& a, std::vector<Tensor>& r) {
 bool lower_logical_not(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (a.out().dtype != Bool) return false;
-  done(r, elementwise(a, {operand(a, 0, x.sizes)}, compute_type(x.dtype), Bool, x.sizes, 1, [](Body&, Val* v) { return !logical(v[0]); }, true));
+  done(r, elementwise(a, {operand(a, 0, x.sizes)}, compute_type(x.dtype), Bool, x.sizes, 1, [](Body&, Val* v) { return !logical(v[0]); }));
   return true;
 }
 bool lower_bitwise_not(const Args& a, std::vector<Tensor>& r) {
@@ -278,7 +278,7 @@ bool lower_compare(const Args& a, std::vector<Tensor>& r) {
   const Promotion p(a, common);
   done(r, elementwise(
               a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1,
-              [p](Body& b, Val* v) { return binary(O, p(b, v, 0), p(b, v, 1)); }, true));
+              [p](Body& b, Val* v) { return binary(O, p(b, v, 0), p(b, v, 1)); }));
   return true;
 }
 
@@ -290,8 +290,7 @@ bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   done(r, a.L.map(
               Bool, out.sizes,
               [x, y](Body& b, const Index& i) {
-                Val p = logical(stored(x.tensor, x.tensor.at(b, i))), q = logical(stored(y.tensor, y.tensor.at(b, i)));
-                return b.op(O, Bool, p, q);
+                return b.op(O, Bool, x.at(b, i, Bool), y.at(b, i, Bool));
               },
               x.tensor.cost + y.tensor.cost + 1, x.tensor.reads + y.tensor.reads));
   return true;
@@ -398,8 +397,7 @@ bool lower_identity(const Args& a, std::vector<Tensor>& r) {
 Tensor converted(Lowering& L, const Tensor& x, DType to) {
   if (x.dtype == to) return x;
   return map1(L, x, to, [x, to](Body& b, Val v) {
-    if (!is_float(to)) v = stored(x, v);
-    v = cast(v, compute_type(to));
+    v = cast(stored(x, v), compute_type(to));
     return to == compute_type(to) ? v : b.op(LOp::cast, to, v);
   });
 }

@@ -62,14 +62,20 @@ bool number_fits(const ir::Arg& a, DType type) {
   return is_number(a);
 }
 
-Val Operand::at(Body& b, const Index& i, DType type) const { return tensor ? cast(tensor.at(b, i), type) : number(b, *arg, type); }
+Val Operand::at(Body& b, const Index& i, DType type) const {
+  if (!tensor) return number(b, *arg, type);
+  const Val v = tensor.at(b, i);
+  return cast(wider ? stored(tensor, v) : v, type);
+}
 
 Tensor broadcast(Lowering& L, const Tensor& t, const Dims& sizes) { return t.sizes == sizes ? t : L.expand(t, sizes); }
 
 Operand operand(Lowering& L, const Tensor& t, const Dims& sizes) { return {broadcast(L, t, sizes), nullptr}; }
 Operand operand(const Args& a, size_t i, const Dims& sizes) {
-  if (a.is_tensor(i)) return operand(a.L, a.tensor(i), sizes);
-  return {{}, &a.n.args[i]};
+  if (!a.is_tensor(i)) return {{}, &a.n.args[i]};
+  Operand o = operand(a.L, a.tensor(i), sizes);
+  o.wider = o.tensor.dtype != a.out().dtype;
+  return o;
 }
 
 Val stored(const Tensor& t, Val v) {

@@ -36,12 +36,13 @@ bool number_fits(const ir::Arg&, DType type);
 struct Operand {
   Tensor tensor;  // unset for numbers
   const ir::Arg* arg = nullptr;
+  bool wider = false;  // the result is of another type, in which a half value's missing rounding would show
   Val at(Body&, const Index&, DType type) const;
 };
 Operand operand(const Args&, size_t i, const Dims& sizes);
 Operand operand(Lowering&, const Tensor&, const Dims& sizes);
 
-// As the value would be after being stored in t.dtype: decisions on values (comparison, rounding, conversion to int) see what eager sees.
+// As the value would be after being stored in t.dtype: decisions on values (comparison, floor) and conversions see what eager sees.
 Val stored(const Tensor& t, Val v);
 
 Tensor broadcast(Lowering&, const Tensor&, const Dims& sizes);
@@ -59,8 +60,7 @@ Tensor elementwise(const Args& a, std::initializer_list<Operand> in, DType type,
       [ops, type, f, exact](Body& b, const Index& i) {
         boost::container::small_vector<Val, 4> v;
         for (auto& o : ops) {
-          Val x = o.tensor && exact ? cast(stored(o.tensor, o.tensor.at(b, i)), type) : o.at(b, i, type);
-          v.push_back(x);
+          v.push_back(o.tensor && exact ? cast(stored(o.tensor, o.tensor.at(b, i)), type) : o.at(b, i, type));
         }
         return f(b, v.data());
       },
