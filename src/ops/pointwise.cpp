@@ -276,9 +276,8 @@ bool lower_compare(const Args& a, std::vector<Tensor>& r) {
     if (!a.is_tensor(i) && !number_fits(a.n.args[i], common)) return false;
   const DType t = compute_type(common);
   const Promotion p(a, common);
-  done(r, elementwise(
-              a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1,
-              [p](Body& b, Val* v) { return binary(O, p(b, v, 0), p(b, v, 1)); }));
+  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, t, Bool, out.sizes, 1,
+                      [p](Body& b, Val* v) { return binary(O, p(b, v, 0), p(b, v, 1)); }));
   return true;
 }
 
@@ -288,10 +287,7 @@ bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   if (out.dtype != Bool) return false;
   Operand x = operand(a, 0, out.sizes), y = operand(a, 1, out.sizes);
   done(r, a.L.map(
-              Bool, out.sizes,
-              [x, y](Body& b, const Index& i) {
-                return b.op(O, Bool, x.at(b, i, Bool), y.at(b, i, Bool));
-              },
+              Bool, out.sizes, [x, y](Body& b, const Index& i) { return b.op(O, Bool, x.at(b, i, Bool), y.at(b, i, Bool)); },
               x.tensor.cost + y.tensor.cost + 1, x.tensor.reads + y.tensor.reads));
   return true;
 }

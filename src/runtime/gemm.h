@@ -2,8 +2,8 @@
 //
 // c[M,N] = a[M,K] * b[K,N] (+ bias[N]), where b may be given as its transpose. Both operands are copied, block by block, into the order in which the
 // inner loop reads them (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). Nothing of b is copied ahead of a call:
-// the next block is fetched and copied between the steps of the inner loop on this one, which hides most of its wait for memory, so that weights
-// need no packed copy of their own.
+// while the inner loop runs on one block, the next is fetched, which hides most of its wait for memory, so that weights need no packed copy of
+// their own. Blocks are copied between tiles of the inner loop or, where rows of b are dense and suit the caches, by the first tiles that read them.
 #pragma once
 
 #include <cstdint>

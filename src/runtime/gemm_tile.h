@@ -25,7 +25,7 @@ namespace vitrify::runtime::tile {
 constexpr int kLane = 16;               // floats of a vector, and of a cache line
 constexpr int kRows = 8, kVectors = 3;  // of c in registers: 24 sums beside 3 vectors of b and one element of a
 constexpr int kCols = kVectors * kLane;
-constexpr int kMemoryRows = 2;     // of kRows whose element of a is an operand in memory: fewer instructions for more loads
+constexpr int kMemoryRows = 2;  // of kRows whose element of a is an operand in memory: fewer instructions for more loads
 
 constexpr int64_t kMaxDepth = 384;  // of a tile
 
@@ -35,10 +35,12 @@ struct Ahead {
   const int32_t* offsets;  // [kMaxDepth / 2]
 };
 
-// c[R, V * kLane] (+)= a[k][kRows] * b[k][V * kLane]
+// c[R, V * kLane] (+)= a[k][kRows] * b[k][V * kLane]; copies are dense and aligned
 struct Tile {
   const float* a;
   const float* b;
+  int64_t b_stride;  // from row to row where b is not a copy
+  float* copy;       // where b is copied as it is read, or null: b is a copy
   int64_t k;
   float* c;
   int64_t c_stride;
@@ -49,10 +51,7 @@ struct Tile {
 };
 
 template <int R, int V>
-VT_AVX512_INLINE void multiply_step(__m512 (&sum)[R][V], const float* a, const float* b) {
-  __m512 x[V];
-#pragma GCC unroll 3
-  for (int v = 0; v < V; ++v) x[v] = _mm512_load_ps(b + v * kLane);
+VT_AVX512_INLINE void multiply_step(__m512 (&sum)[R][V], const __m512 (&x)[V], const float* a) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     if (r >= kRows - kMemoryRows) {
@@ -66,9 +65,9 @@ VT_AVX512_INLINE void multiply_step(__m512 (&sum)[R][V], const float* a, const f
   }
 }
 
-template <int R, int V>
+template <int R, int V, bool Copies>
 VT_AVX512 void multiply_tile(const Tile& t) {
-  __m512 sum[R][V];
+  __m512 sum[R][V], x[V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 3
@@ -78,15 +77,36 @@ VT_AVX512 void multiply_tile(const Tile& t) {
     }
   const float *a = t.a, *b = t.b;
   int64_t i = 0;
+  if constexpr (Copies) {
+    float* to = t.copy;
+#pragma GCC unroll 2
+    for (; i < t.k; ++i, a += kRows, b += t.b_stride, to += V * kLane) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        x[v] = v + 1 < V ? _mm512_loadu_ps(b + v * kLane) : _mm512_maskz_loadu_ps(t.mask, b + v * kLane);
+        _mm512_store_ps(to + v * kLane, x[v]);
+      }
+      multiply_step<R, V>(sum, x, a);
+    }
+  } else {
 #pragma GCC unroll 1
-  for (; i + 4 <= t.k; i += 4, a += 4 * kRows, b += 4 * V * kLane) {
-    __builtin_prefetch(t.ahead.base + t.ahead.offsets[i / 2], 0, 2);
-    __builtin_prefetch(t.ahead.base + t.ahead.offsets[i / 2 + 1], 0, 2);
+    for (; i + 4 <= t.k; i += 4, a += 4 * kRows, b += 4 * V * kLane) {
+      __builtin_prefetch(t.ahead.base + t.ahead.offsets[i / 2], 0, 2);
+      __builtin_prefetch(t.ahead.base + t.ahead.offsets[i / 2 + 1], 0, 2);
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) multiply_step<R, V>(sum, a + u * kRows, b + u * V * kLane);
-  }
+      for (int u = 0; u < 4; ++u) {
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) x[v] = _mm512_load_ps(b + (u * V + v) * kLane);
+        multiply_step<R, V>(sum, x, a + u * kRows);
+      }
+    }
 #pragma GCC unroll 1
-  for (; i < t.k; ++i, a += kRows, b += V * kLane) multiply_step<R, V>(sum, a, b);
+    for (; i < t.k; ++i, a += kRows, b += V * kLane) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) x[v] = _mm512_load_ps(b + v * kLane);
+      multiply_step<R, V>(sum, x, a);
+    }
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 3
@@ -102,16 +122,17 @@ VT_AVX512 void multiply_tile(const Tile& t) {
 }
 
 using TileFn = void (*)(const Tile&);
-template <int V, size_t... R>
+template <int V, bool Copies, size_t... R>
 constexpr std::array<TileFn, kRows + 1> tiles_of(std::index_sequence<R...>) {
-  return {nullptr, multiply_tile<int(R) + 1, V>...};
+  return {nullptr, multiply_tile<int(R) + 1, V, Copies>...};
 }
 inline constexpr auto kEachRow = std::make_index_sequence<kRows>();
-inline constexpr std::array<TileFn, kRows + 1> kTiles[kVectors + 1] = {{}, tiles_of<1>(kEachRow), tiles_of<2>(kEachRow), tiles_of<3>(kEachRow)};
+template <bool Copies>
+inline constexpr std::array<TileFn, kRows + 1> kTiles[kVectors + 1] = {
+    {}, tiles_of<1, Copies>(kEachRow), tiles_of<2, Copies>(kEachRow), tiles_of<3, Copies>(kEachRow)};
 
 // The tile of `rows` rows and `width` columns.
-inline void multiply(const Tile& t, int64_t rows, int width) { kTiles[width / kLane][static_cast<size_t>(rows)](t); }
-
+inline void multiply(const Tile& t, int64_t rows, int width) { (t.copy ? kTiles<true> : kTiles<false>)[width / kLane][static_cast<size_t>(rows)](t); }
 // [kRows][k] to [k][kRows].
 VT_AVX512 inline void copy_a(const float* a, int64_t stride, int64_t k, int rows, float* to) {
   int64_t i = 0;
@@ -162,15 +183,18 @@ struct Block {
     return static_cast<uint16_t>((1u << (std::min(w, cols - panel * kCols) - (w - kLane))) - 1);
   }
   int64_t units() const { return transposed ? tiles() * ((cols + kLane - 1) / kLane) : k; }
-  const float* unit(int64_t u) const {
-    return transposed ? from + u / tiles() * kLane * stride + u % tiles() * kLane : from + u * stride;
-  }
+  const float* unit(int64_t u) const { return transposed ? from + u / tiles() * kLane * stride + u % tiles() * kLane : from + u * stride; }
   // The lines of `units` units, from the address of the first, spread over `slots`.
   void lines(int64_t units, int32_t* offsets, int64_t slots) const {
-    const int64_t per_unit = transposed ? kLane : (cols + kLane - 1) / kLane, all = units * per_unit;
-    for (int64_t i = 0; i < slots; ++i) {
-      const int64_t line = all > slots ? i : i * all / slots, u = line / per_unit, l = line % per_unit;
-      offsets[i] = static_cast<int32_t>(sizeof(float) * static_cast<size_t>(transposed ? l * stride + u * kLane : u * stride + l * kLane));
+    const int64_t per_unit = transposed ? kLane : (cols + kLane - 1) / kLane, all = std::min(slots, units * per_unit);
+    const int64_t next_line = transposed ? stride : kLane, next_unit = transposed ? kLane : stride;
+    int64_t unit = 0, line = 0, passed = 0;
+    for (int64_t i = 0; i < slots; ++i) {  // no division: it takes as long as a step of the inner loop
+      offsets[i] = static_cast<int32_t>(static_cast<int64_t>(sizeof(float)) * (unit * next_unit + line * next_line));
+      passed += all;
+      if (passed < slots) continue;
+      passed -= slots;
+      if (++line == per_unit) line = 0, ++unit;
     }
   }
   void copy(int64_t first, int64_t last, float* to) const {

@@ -16,7 +16,8 @@ runtime::DotProductAttention::Strides strides_of(const at::Tensor& t) { return {
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout_p, bool is_causal,
                                              const std::optional<at::Tensor>& attn_mask, std::optional<double> scale) {
   const auto suits = [](const at::Tensor& t) { return t.dim() == 4 && t.scalar_type() == at::kFloat && t.is_cpu() && t.stride(3) == 1; };
-  const bool same = suits(q) && suits(k) && suits(v) && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.sizes() == v.sizes();
+  const bool same =
+      suits(q) && suits(k) && suits(v) && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.sizes() == v.sizes();
   // What of a mask is read at a time is dense or one element.
   const bool masked = attn_mask && attn_mask->scalar_type() == at::kFloat && (attn_mask->size(-1) == 1 || attn_mask->stride(-1) == 1);
   if (same && dropout_p == 0 && (!attn_mask || masked)) {

@@ -15,8 +15,8 @@ bool has_dense_rows(const at::Tensor& t) { return t.stride(1) == 1 && t.stride(0
 at::Tensor product(const at::Tensor& a_, const at::Tensor& b_, const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(a_.dim() == 2 && b_.dim() == 2 && a_.size(1) == b_.size(0), "vitrify::product: cannot multiply ", a_.sizes(), " and ", b_.sizes());
   for (const at::Tensor* t : {&a_, &b_}) TORCH_CHECK(t->scalar_type() == at::kFloat && t->is_cpu(), "vitrify::product takes float32 on the CPU");
-  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == b_.size(1) && bias->scalar_type() == at::kFloat), "vitrify::product: bias must be float32 [",
-              b_.size(1), "]");
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == b_.size(1) && bias->scalar_type() == at::kFloat),
+              "vitrify::product: bias must be float32 [", b_.size(1), "]");
   if (!runtime::can_multiply() || a_.numel() == 0 || b_.numel() == 0) return bias ? at::addmm(*bias, a_, b_) : at::mm(a_, b_);
   const at::Tensor a = has_dense_rows(a_) ? a_ : a_.contiguous();
   const bool transposed = !has_dense_rows(b_) && has_dense_rows(b_.t());

@@ -40,7 +40,7 @@ class VectorMath {
   llvm::Type* int_like(Value* x);
   Value* mad(Value* a, Value* b, Value* c);
   Value* poly(Value* x, std::initializer_list<double> highest_first);
-  Value* scale(Value* p, Value* n_bits, Value* n);  // p * 2^n
+  Value* scale(Value* p, Value* n_bits, Value* n, Value* kept = nullptr);  // p * 2^n, or zero where not `kept`
   Value* exp_poly(Value* r);
   Value* abs(Value* x) { return b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x); }
   Value* exp2(Value* x);

@@ -164,8 +164,9 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
     else if (f.packed)
       use_mkl(rewriter, f);
     else if (own && suits_own(f.p))
-      rewriter.replace(f.node->out(),
-                       rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0])->out());
+      rewriter.replace(
+          f.node->out(),
+          rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0])->out());
   }
   return rewriter.finish();
 }

@@ -40,9 +40,25 @@ void check(const Case& t) {
     for (int64_t i = 0; i < t.queries; ++i)
       for (int64_t j = 0; j < t.keys; ++j) mask.data()[i * t.keys + j] = t.mask(i, j);
   const float scale = 1 / std::sqrt(static_cast<float>(t.width));
-  DotProductAttention a{q.data(), k.data(), v.data(), strides(t.queries), strides(t.keys), strides(t.keys), t.mask ? mask.data() : nullptr,
-                        {0, 0, t.keys, 1}, t.causal, scale, whole.data(), strides(t.queries), lse.data(), {t.heads * t.queries, t.queries, 1},
-                        t.batch, t.heads, t.queries, t.keys, t.width};
+  DotProductAttention a{q.data(),
+                        k.data(),
+                        v.data(),
+                        strides(t.queries),
+                        strides(t.keys),
+                        strides(t.keys),
+                        t.mask ? mask.data() : nullptr,
+                        {0, 0, t.keys, 1},
+                        t.causal,
+                        scale,
+                        whole.data(),
+                        strides(t.queries),
+                        lse.data(),
+                        {t.heads * t.queries, t.queries, 1},
+                        t.batch,
+                        t.heads,
+                        t.queries,
+                        t.keys,
+                        t.width};
   ASSERT_TRUE(vitrify::runtime::can_attend(a));
   vitrify::runtime::attend(a, 0, 1);
   a.out = out.data();
@@ -101,8 +117,8 @@ TEST_F(AttentionTest, SizesAroundEveryBorder) {
 TEST_F(AttentionTest, Masks) {
   const std::vector<std::function<float(int64_t, int64_t)>> masks = {
       [](int64_t i, int64_t j) { return static_cast<float>((i * 7 + j * 3) % 11) - 5; },
-      [](int64_t i, int64_t j) { return i == 3 || j % 3 == 0 ? -kInf : 0; },                // row 3 sees nothing
-      [](int64_t, int64_t j) { return j < 400 ? -kInf : 0; },                               // nor any row the first run of keys
+      [](int64_t i, int64_t j) { return i == 3 || j % 3 == 0 ? -kInf : 0; },  // row 3 sees nothing
+      [](int64_t, int64_t j) { return j < 400 ? -kInf : 0; },                 // nor any row the first run of keys
       [](int64_t i, int64_t j) { return i == 2 && j == 1 ? NAN : 0; },
   };
   for (const auto& mask : masks)

@@ -37,7 +37,8 @@ void check(const Case& t) {
     for (int64_t j = 0; j < t.n; ++j) {
       double want = t.bias ? bias.data()[j] : 0, size = std::abs(want);
       for (int64_t l = 0; l < t.k; ++l) {
-        const double term = static_cast<double>(a.data()[i * a_stride + l]) * (t.transposed ? b.data()[j * b_stride + l] : b.data()[l * b_stride + j]);
+        const double term =
+            static_cast<double>(a.data()[i * a_stride + l]) * (t.transposed ? b.data()[j * b_stride + l] : b.data()[l * b_stride + j]);
         want += term, size += std::abs(term);
       }
       // Roundings of a chain, as a random walk (the sure bound has k in place of its root).
@@ -62,6 +63,15 @@ TEST_F(Gemm, SizesAroundEveryBorder) {
         for (int64_t k : {1, 3, 4, 5, 16, 33}) check({m, n, k, (m + n) % 3, transposed, n % 2 == 1, 1});
   for (bool transposed : {false, true})
     for (int64_t k : {255, 256, 257, 383, 384, 385, 800}) check({9, 200, k, 0, transposed, true, 2});
+}
+
+// From 64 rows on, what is copied of dense rows of b depends on how far they are apart.
+TEST_F(Gemm, PanelsCopiedByTheFirstTiles) {
+  for (int64_t m : {64, 71})
+    for (int64_t n : {16, 47, 48, 49, 97, 150})
+      for (int64_t k : {1, 5, 16, 255, 256, 257, 530}) check({m, n, k, k % 2, false, n % 2 == 1, 1});
+  check({64, 1024, 300, 0, false, true, 2});
+  check({64, 1010, 300, 14, false, true, 2});
 }
 
 TEST_F(Gemm, PartsByColumnsAndByRows) {

@@ -190,10 +190,11 @@ TEST(Passes, ProductsOfOurOwn) {
   if (!runtime::can_multiply()) GTEST_SKIP() << "this processor has no AVX-512";
   for (bool bias : {false, true})
     for (bool transposed : {false, true}) {
-      Captured c({at::randn({100, 256})}, {transposed ? at::randn({512, 256}) / 16 : at::randn({256, 512}) / 16, at::randn({512})}, [=](auto& a, auto& q) {
-        const at::Tensor w = transposed ? q[0].t() : q[0];
-        return bias ? at::addmm(q[1], a[0], w) : at::mm(a[0], w);
-      });
+      Captured c({at::randn({100, 256})}, {transposed ? at::randn({512, 256}) / 16 : at::randn({256, 512}) / 16, at::randn({512})},
+                 [=](auto& a, auto& q) {
+                   const at::Tensor w = transposed ? q[0].t() : q[0];
+                   return bias ? at::addmm(q[1], a[0], w) : at::mm(a[0], w);
+                 });
       EXPECT_TRUE(fuse_linear(*c.program.graph, with_gemm("vitrify"), *c.state));
       ir::verify(*c.program.graph);
       EXPECT_TRUE(c.has("vitrify::product"));
