@@ -166,6 +166,43 @@ VT_AVX512 inline void copy_a(const float* a, int64_t stride, int64_t k, int rows
     for (int r = 0; r < rows; ++r) to[i * kRows + r] = a[r * stride + i];
 }
 
+// to[j][i] = from[i][j] for 16 rows and columns; Scaled: from[i][j] * by[j].
+template <bool Scaled = false>
+VT_AVX512_INLINE void transpose_16(const float* from, int64_t stride, float* to, int64_t to_stride, __m512 by = __m512()) {
+  __m512 r[16], t[16];
+#pragma GCC unroll 16
+  for (int q = 0; q < 16; ++q) {
+    r[q] = _mm512_loadu_ps(from + q * stride);
+    if (Scaled) r[q] = _mm512_mul_ps(r[q], by);
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < 16; q += 2) {
+    t[q] = _mm512_unpacklo_ps(r[q], r[q + 1]);
+    t[q + 1] = _mm512_unpackhi_ps(r[q], r[q + 1]);
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < 16; q += 4) {
+    r[q] = _mm512_shuffle_ps(t[q], t[q + 2], 0x44);
+    r[q + 1] = _mm512_shuffle_ps(t[q], t[q + 2], 0xee);
+    r[q + 2] = _mm512_shuffle_ps(t[q + 1], t[q + 3], 0x44);
+    r[q + 3] = _mm512_shuffle_ps(t[q + 1], t[q + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    t[q] = _mm512_shuffle_f32x4(r[q], r[q + 4], 0x88);
+    t[q + 4] = _mm512_shuffle_f32x4(r[q], r[q + 4], 0xdd);
+    t[q + 8] = _mm512_shuffle_f32x4(r[q + 8], r[q + 12], 0x88);
+    t[q + 12] = _mm512_shuffle_f32x4(r[q + 8], r[q + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    _mm512_storeu_ps(to + q * to_stride, _mm512_shuffle_f32x4(t[q], t[q + 8], 0x88));
+    _mm512_storeu_ps(to + (q + 8) * to_stride, _mm512_shuffle_f32x4(t[q], t[q + 8], 0xdd));
+    _mm512_storeu_ps(to + (q + 4) * to_stride, _mm512_shuffle_f32x4(t[q + 4], t[q + 12], 0x88));
+    _mm512_storeu_ps(to + (q + 12) * to_stride, _mm512_shuffle_f32x4(t[q + 4], t[q + 12], 0xdd));
+  }
+}
+
 // A block of b and its copy: panels of kCols columns, the last of as many vectors as it needs, each [k][width].
 struct Block {
   const float* from;
@@ -231,35 +268,7 @@ struct Block {
         for (int c = 0; c < kLane; ++c) to[r * w + c] = c < n ? b[c * stride + r] : 0;
       return;
     }
-    __m512 r[16], t[16];
-#pragma GCC unroll 16
-    for (int q = 0; q < 16; ++q) r[q] = _mm512_loadu_ps(b + q * stride);
-#pragma GCC unroll 8
-    for (int q = 0; q < 16; q += 2) {
-      t[q] = _mm512_unpacklo_ps(r[q], r[q + 1]);
-      t[q + 1] = _mm512_unpackhi_ps(r[q], r[q + 1]);
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < 16; q += 4) {
-      r[q] = _mm512_shuffle_ps(t[q], t[q + 2], 0x44);
-      r[q + 1] = _mm512_shuffle_ps(t[q], t[q + 2], 0xee);
-      r[q + 2] = _mm512_shuffle_ps(t[q + 1], t[q + 3], 0x44);
-      r[q + 3] = _mm512_shuffle_ps(t[q + 1], t[q + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      t[q] = _mm512_shuffle_f32x4(r[q], r[q + 4], 0x88);
-      t[q + 4] = _mm512_shuffle_f32x4(r[q], r[q + 4], 0xdd);
-      t[q + 8] = _mm512_shuffle_f32x4(r[q + 8], r[q + 12], 0x88);
-      t[q + 12] = _mm512_shuffle_f32x4(r[q + 8], r[q + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      _mm512_store_ps(to + q * w, _mm512_shuffle_f32x4(t[q], t[q + 8], 0x88));
-      _mm512_store_ps(to + (q + 8) * w, _mm512_shuffle_f32x4(t[q], t[q + 8], 0xdd));
-      _mm512_store_ps(to + (q + 4) * w, _mm512_shuffle_f32x4(t[q + 4], t[q + 12], 0x88));
-      _mm512_store_ps(to + (q + 12) * w, _mm512_shuffle_f32x4(t[q + 4], t[q + 12], 0xdd));
-    }
+    transpose_16(b, stride, to, w);
   }
 };
 
