@@ -236,7 +236,11 @@ struct Block {
   }
   void copy(int64_t first, int64_t last, float* to) const {
     if (!transposed) return copy_rows(first, last, to);
-    for (int64_t u = first; u < last; ++u) copy_tile(u, to);
+    for (int64_t u = first; u < last; ++u) {
+      const float* next = unit(u + 1);  // from L2, where the inner loop had it fetched
+      for (int i = 0; i < kLane; ++i) __builtin_prefetch(next + i * stride, 0, 3);
+      copy_tile(u, to);
+    }
   }
 
  private:
