@@ -75,7 +75,7 @@ def once(fn: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def interleave(fns: Mapping[str, Callable[[], object]], seconds: float = 2.0, rounds: int = 7) -> dict[str, list[float]]:
+def interleave(fns: Mapping[str, Callable[[], object]], seconds: float = 2.0, rounds: int = 11) -> dict[str, list[float]]:
     """Seconds per call of each, taken in turns so that a change in the machine's load meets all of them. Warm each up before."""
     inner = {name: max(1, int(0.002 / max(once(fn), 1e-8))) for name, fn in fns.items()}
     samples: dict[str, list[float]] = {name: [] for name in fns}

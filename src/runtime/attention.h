@@ -1,7 +1,7 @@
 // Scaled dot-product attention in single precision for x86-64 processors with AVX-512.
 //
-// out = softmax(q k^T * scale + mask) v for each batch and head, over eight queries and up to 384 keys at a time, with the sums of the softmax
-// carried from one run of keys to the next (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// out = softmax(q k^T * scale + mask) v for each batch and head, over up to 48 queries (across the lanes) and 384 keys at a time, with the sums of
+// the softmax carried from one run of keys to the next (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 #pragma once
 
 #include <array>

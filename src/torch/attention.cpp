@@ -20,7 +20,9 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
       suits(q) && suits(k) && suits(v) && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.sizes() == v.sizes();
   // What of a mask is read at a time is dense or one element.
   const bool masked = attn_mask && attn_mask->scalar_type() == at::kFloat && (attn_mask->size(-1) == 1 || attn_mask->stride(-1) == 1);
-  if (same && dropout_p == 0 && (!attn_mask || masked)) {
+  // Each thread copies the keys and values of its heads, which few queries do not repay.
+  const bool repays = q.dim() == 4 && k.dim() == 4 && (q.size(2) >= 48 || k.size(2) <= 2 * q.size(2));
+  if (same && repays && dropout_p == 0 && (!attn_mask || masked)) {
     const at::Tensor mask = attn_mask ? attn_mask->expand({q.size(0), q.size(1), q.size(2), k.size(2)}) : at::Tensor();
     at::Tensor out = at::empty_like(q), lse = at::empty({q.size(0), q.size(2), q.size(1)}, q.options()).transpose(1, 2);
     runtime::DotProductAttention a{q.const_data_ptr<float>(),

@@ -53,7 +53,7 @@ def test_masks(mask, inside):
 
 
 @pytest.mark.parametrize("kwargs", [dict(is_causal=True), dict(scale=0.3), dict(is_causal=True, scale=0.2)], ids=str)
-@pytest.mark.parametrize("sizes", [dict(), dict(queries=50), dict(queries=900, keys=900, batch=1, heads=1), dict(width=1, keys=1), dict(width=80)], ids=str)
+@pytest.mark.parametrize("sizes", [dict(), dict(queries=50), dict(queries=1), dict(queries=48, keys=700), dict(queries=900, keys=900, batch=1, heads=1), dict(width=1, keys=1), dict(width=80)], ids=str)
 def test_causal_and_scale(sizes, kwargs):
     with torch.no_grad():
         compare(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **kwargs) * 2, operands(**sizes))
