@@ -61,7 +61,7 @@ struct Softmax {
   __m512 largest[V], sum[V];
 };
 
-// c[kRows * n, V * kLane] of n * kRows rows of a, the last of which may be fewer.
+// c[rows, V * kLane] (+)= a * b for a copy of a whose blocks of kRows rows lie `a_block` apart.
 template <int V>
 void multiply_all(const float* a, int64_t a_block, int64_t rows, const float* b, int64_t k, float* c, bool accumulate) {
   static constexpr std::array<int32_t, kMaxDepth / 2> kNothingAhead{};
@@ -73,15 +73,18 @@ void multiply_all(const float* a, int64_t a_block, int64_t rows, const float* b,
 
 // Masks of keys [j, j + count) in the order of the weights.
 template <int V>
-void copy_mask(const DotProductAttention& a, const Queries& q, int64_t j, int64_t count, float* to) {
+VT_AVX512 void copy_mask(const DotProductAttention& a, const Queries& q, int64_t j, int64_t count, float* to) {
   const auto& m = a.mask_strides;
   const float* from = a.mask + q.batch * m[0] + q.head * m[1] + q.first * m[2] + j * m[3];
-  if (m[3] == 1 && m[2] != 0) {
+  if (m[2] != 0 && m[3] == 1) {
     const Block block{from, m[2], true, count, q.count};
     return block.copy(0, block.units(), to);
   }
-  for (int64_t i = 0; i < count; ++i)
-    for (int c = 0; c < q.count; ++c) to[i * V * kLane + c] = from[c * m[2] + i * m[3]];
+  for (int64_t i = 0; i < count; ++i, from += m[3], to += V * kLane)
+    if (m[2] == 0)
+      for (int v = 0; v < V; ++v) _mm512_store_ps(to + v * kLane, _mm512_set1_ps(*from));
+    else
+      for (int c = 0; c < q.count; ++c) to[c] = from[c * m[2]];
 }
 
 // Scores of keys [j, j + seen) become e^(score - largest). Gives what sums so far are to be multiplied by.
