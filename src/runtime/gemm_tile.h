@@ -127,12 +127,14 @@ constexpr std::array<TileFn, kRows + 1> tiles_of(std::index_sequence<R...>) {
   return {nullptr, multiply_tile<int(R) + 1, V, Copies>...};
 }
 inline constexpr auto kEachRow = std::make_index_sequence<kRows>();
-template <bool Copies>
-inline constexpr std::array<TileFn, kRows + 1> kTiles[kVectors + 1] = {
-    {}, tiles_of<1, Copies>(kEachRow), tiles_of<2, Copies>(kEachRow), tiles_of<3, Copies>(kEachRow)};
+inline constexpr std::array<TileFn, kRows + 1> kTiles[2][kVectors + 1] = {
+    {{}, tiles_of<1, false>(kEachRow), tiles_of<2, false>(kEachRow), tiles_of<3, false>(kEachRow)},
+    {{}, tiles_of<1, true>(kEachRow), tiles_of<2, true>(kEachRow), tiles_of<3, true>(kEachRow)},
+};
 
 // The tile of `rows` rows and `width` columns.
-inline void multiply(const Tile& t, int64_t rows, int width) { (t.copy ? kTiles<true> : kTiles<false>)[width / kLane][static_cast<size_t>(rows)](t); }
+inline void multiply(const Tile& t, int64_t rows, int width) { kTiles[t.copy != nullptr][width / kLane][static_cast<size_t>(rows)](t); }
+
 // [kRows][k] to [k][kRows].
 VT_AVX512 inline void copy_a(const float* a, int64_t stride, int64_t k, int rows, float* to) {
   int64_t i = 0;
