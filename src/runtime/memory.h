@@ -64,6 +64,9 @@ class BlockCache {
   // Below, malloc is faster: it gives memory of one size to requests of another (activations' to gradients), where more than kIdleLimit of blocks
   // here is unmapped, mapped and cleared again in each step. Above, it maps each time (mallopt(3), M_MMAP_THRESHOLD).
   static constexpr size_t kMinBytes = size_t{32} << 20;
+  // Of inference, whose results come back before the next ones: malloc carves small blocks out of what they leave and puts the next at the heap's
+  // end.
+  static constexpr size_t kMinBytesOfInference = size_t{4} << 20;
   static constexpr size_t kIdleLimit = size_t{96} << 20;
 
  private:

@@ -228,6 +228,7 @@ class Compiled final : public CompiledGraph {
     if (auto c = pool_.take()) return c;
     auto c = std::make_unique<Context>(plan_);
     c->run.lenient = program_.lenient;
+    if (program_.trained) c->run.cached_from = runtime::BlockCache::kMinBytes;
     c->inputs.resize(program_.graph->inputs.size());
     for (size_t i = 0; i < program_.captured.size(); ++i) c->inputs[program_.num_args + i] = &program_.captured[i];
     c->frozen.resize(frozen_.size());

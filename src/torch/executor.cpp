@@ -6,6 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
 
+#include "runtime/extern_table.h"
 #include "support/counters.h"
 #include "torch/compiled.h"
 #include "torch/learned.h"
@@ -67,13 +68,20 @@ const at::Tensor& constant_tensor(const ir::Graph& g, uint32_t index) {
   return *static_cast<at::Tensor*>(g.constants[index].get());
 }
 
-at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, bool contiguous) {
-  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
-  if (bytes < runtime::BlockCache::kMinBytes)
-    return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
+namespace {
+
+c10::DataPtr cached_block(size_t bytes) {
   void* p = runtime::BlockCache::instance().take(bytes);
-  c10::DataPtr data(p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true);
+  return {p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU)};
+}
+
+}  // namespace
+
+at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, bool contiguous, size_t cached_from) {
+  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  if (bytes < cached_from)
+    return contiguous ? at::Tensor(at::detail::empty_cpu(sizes, type)) : at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, cached_block(bytes), c10::GetCPUAllocator(), true);
   at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                           c10::scalarTypeToTypeMeta(type));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
@@ -191,7 +199,7 @@ PlanRun::~PlanRun() {
 
 void PlanRun::allocate_output(Frame& f, uint32_t slot) {
   SlotState& s = f.slots[slot];
-  tensors_[slot] = new_result(s.sizes, s.strides, slot_scalar_type(plan_->slots[slot]), s.contiguous);
+  tensors_[slot] = new_result(s.sizes, s.strides, slot_scalar_type(plan_->slots[slot]), s.contiguous, cached_from);
   set_pointer(f, slot, tensors_[slot].data_ptr());
 }
 
@@ -353,7 +361,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
   }
   if (strided) {
     if (!same) {
-      at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous);
+      at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous, cached_from);
       u.copy_(t);
       t = std::move(u);
     } else if (!((e.node->op->flags & ir::kView) && is_native(p.dtype))) {  // the plan copies those itself
@@ -404,7 +412,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
       return;
     }
     if (p.kind == SlotKind::Extern) {
-      tensors_[slot] = new_result(d.sizes, d.strides, slot_scalar_type(p), d.contiguous);
+      tensors_[slot] = new_result(d.sizes, d.strides, slot_scalar_type(p), d.contiguous, cached_from);
       if (input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
     }
     call.call_out(tensors_[slot], s.pointers.data());
@@ -425,7 +433,11 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::optional<Placement> placement;
   if (e.results.size() == 1 && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
-    if (plan_->slots[slot].kind != SlotKind::Extern) placement.emplace(f.pointers[slot], static_cast<size_t>(f.slots[slot].bytes));
+    const auto bytes = static_cast<size_t>(f.slots[slot].bytes);
+    if (plan_->slots[slot].kind != SlotKind::Extern)
+      placement.emplace(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)), bytes);
+    else if (bytes >= cached_from && runtime::writes_into_slot(e.node->op->name))
+      placement.emplace(cached_block(bytes), bytes);
   }
   call.call(
       s.pointers.data(),

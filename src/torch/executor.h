@@ -17,8 +17,9 @@ const at::Tensor& constant_tensor(const ir::Graph&, uint32_t index);
 
 at::ScalarType slot_scalar_type(const runtime::Slot&);
 
-// A result tensor with memory of its own.
-at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous);
+// A result tensor with memory of its own: from the block cache if it has `cached_from` bytes or more.
+at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous,
+                      size_t cached_from = runtime::BlockCache::kMinBytes);
 
 class PlanRun {
  public:
@@ -28,8 +29,9 @@ class PlanRun {
   // outside has been written then. Call under PlanGuard.
   // owned: tensors that inputs point at and that may be dropped once nothing reads them any more.
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
-  bool lenient = false;  // a result in another layout than recorded is copied
-  bool learned = false;  // that has happened
+  bool lenient = false;                                            // a result in another layout than recorded is copied
+  bool learned = false;                                            // that has happened
+  size_t cached_from = runtime::BlockCache::kMinBytesOfInference;  // bytes of results from which they are the block cache's
 
  private:
   // A tensor over memory we own or borrow; its pointer is set without touching anything else.

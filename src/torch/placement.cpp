@@ -15,13 +15,13 @@ namespace {
 // A key that PyTorch lets every op fall through, and sets only inside the first generation's vmap.
 constexpr auto kKey = c10::DispatchKey::VmapMode;
 
-thread_local void* place = nullptr;
+thread_local c10::DataPtr place;
 thread_local size_t place_bytes = 0;
 
 struct PlacingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (!place || bytes != place_bytes) return c10::GetCPUAllocator()->allocate(bytes);
-    return {std::exchange(place, nullptr), c10::Device(c10::kCPU)};
+    return std::exchange(place, {});
   }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
@@ -39,16 +39,16 @@ at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, s
 
 }  // namespace
 
-Placement::Placement(void* memory, size_t bytes) {
+Placement::Placement(c10::DataPtr memory, size_t bytes) {
   VT_CHECK(!place, "one placement at a time");
-  place = memory;
+  place = std::move(memory);
   place_bytes = bytes;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
 Placement::~Placement() {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
-  place = nullptr;
+  place.clear();
 }
 
 TORCH_LIBRARY_IMPL(aten, VmapMode, m) { m.impl("empty.memory_format", TORCH_FN(empty)); }
