@@ -99,8 +99,17 @@ const torch::autograd::Node& first_of_path(const at::Tensor& t, const at::Tensor
   return n ? *n : *t.grad_fn();
 }
 
-// Of memory that was written to since: in eager's history it is made again, from the whole of it and by its strides.
-bool made_again(const at::Tensor& t) { return dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(t.grad_fn().get()); }
+// In eager's history a view of memory that was written to since is made again, from the whole of it and by its strides: so many views of `path` that
+// lead to `t` were made of such a one, or none was.
+std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vector<ResultSpec::ViewOp>& path) {
+  const torch::autograd::Node* n = t.grad_fn().get();
+  for (size_t steps = 0; n && steps < path.size(); ++steps) {
+    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n))
+      return path[path.size() - 1 - steps].op == "aten::as_strided" ? std::nullopt : std::optional(steps);
+    n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -125,10 +134,15 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
-    if (of_whole && made_again(fakes[i]) && r.path.back().op != "aten::as_strided" && capture::is_static(v.type) &&
-        capture::is_static(v.storage->type)) {
-      r.path = {{"aten::as_strided", {values_of(v.type.sizes), values_of(v.type.strides), v.offset - v.storage->offset}}};
-      continue;
+    if (const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt; since) {
+      const View* whole = &v;
+      for (size_t s = 0; s < *since; ++s) whole = whole->parent.get();
+      if (capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
+        r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(*since));
+        r.path.insert(r.path.begin(),
+                      {"aten::as_strided", {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset}});
+        continue;
+      }
     }
     size_t steps = 1;
     const View* p = as_fake(fakes[i])->view->parent.get();

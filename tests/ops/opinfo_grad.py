@@ -47,7 +47,7 @@ def with_gradient(fn, used=None, around=contextlib.nullcontext, order=1):
 
 
 def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=1, open_strides=None):
-    """Raises Mismatch; returns what the second call launched, in both halves. open_strides(ours, eager): these differ in strides that torch leaves open."""
+    """Raises Mismatch; returns what the second call launched, in both halves. open_strides(i, ours, eager): leaf i differs in strides that torch leaves open."""
     plain = with_gradient(fn, used, order=order)
     eager, eager_error = attempt(plain, *copied(sample))
     compiled = with_gradient(vitrify.compile(fn), used, order=order)
@@ -66,7 +66,7 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=
         names = ("result", "gradient", "requires_grad", "gradient of gradients", "gradient's requires_grad")
         left = [(names[int(p[4])] + p[6:], v) for p, v in left]
         for i, ((name, a), (_, b)) in enumerate(zip(left, right)):
-            if open_strides and name.startswith("gradient[") and a is not None and b is not None and a.stride() != b.stride() and open_strides(a, b):
+            if open_strides and name.startswith("gradient[") and a is not None and b is not None and a.stride() != b.stride() and open_strides(i, a, b):
                 left[i] = name, torch.empty_strided(a.size(), b.stride(), dtype=a.dtype).copy_(a)
                 did["open"] = did.get("open", 0) + 1
         # the reference has the inputs too, after the results
