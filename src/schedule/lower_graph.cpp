@@ -169,8 +169,8 @@ class GraphLowering final : public Nests {
       if (view && is_native(n.outs[i].dtype) && uses({const_cast<ir::Node*>(&n), i})) {
         // the result shares its operand's memory: copy it out while the operand lives
         t = realize_as(t, is_dense(n.outs[i]) ? n.outs[i].strides : ir::contiguous_strides(n.outs[i].sizes));
-        LoopNode& copy = *program_.items.back().loop;
-        for (auto& o : operands) copy.reads.push_back(static_cast<uint32_t>(o.buffer));
+        if (auto& copy = program_.items.back().loop)  // of no elements there is none
+          for (auto& o : operands) copy->reads.push_back(static_cast<uint32_t>(o.buffer));
       }
       values_[{const_cast<ir::Node*>(&n), i}] = t;
     }

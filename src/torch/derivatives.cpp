@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include "vitrify/error.h"
+
 namespace vitrify::capture {
 
 using at::Tensor;
@@ -39,7 +41,8 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   }
   const Tensor zeros = (input == 0).sum(), none = zeros == 0;
   const Tensor usual = quotient(none, grad, input, result);
-  const Tensor few = along ? at::logical_not(none) : zeros == 1;
+  // With several, all gradients are zero, but not the gradients of those.
+  const Tensor few = along || at::GradMode::is_enabled() ? at::logical_not(none) : zeros == 1;
   const Tensor operand = harmless(few, input, 1), given = harmless(few, grad, 0);
   const Tensor others = along ? product_of_others(given, operand, *along) : product_of_others(given, operand.contiguous().view(-1), 0).view_as(input);
   return at::where(none, usual, others);
@@ -102,6 +105,8 @@ Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
                       n->keepdim);
   if (const auto* n = as<generated::CumprodBackward0>(node); n && !any_has_hooks(*n))
     return of_cumulative_product(grad.to(n->self_scalar_type), n->self_.unpack(), n->dim, n->result_.unpack(node.getptr()), made);
+  if (as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled())
+    throw CaptureError("chooses the derivative of a determinant by whether it is zero");
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MinBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MedianBackward0>(node)) return spread(*n, node, grad, made);

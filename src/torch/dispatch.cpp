@@ -47,6 +47,11 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
 
 // What they keep for their backward is of a size that the kernel alone knows: Meta says another, or none.
 bool hides_sizes(const std::string& name) { return name == "aten::_embedding_bag" || name == "aten::mkldnn_rnn_layer"; }
+// Of dims of one element Meta says other strides than the kernel gives.
+bool hides_strides(const std::string& name, const std::vector<at::Tensor>& results, c10::Device device) {
+  return name == "aten::_fft_r2c" && device.is_cpu() &&
+         std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && std::count(t.sizes().begin(), t.sizes().end(), 1); });
+}
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -299,6 +304,11 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     }
     std::vector<at::Tensor> tensors;
     flatten_results(call.metas, tensors);
+    if (hides_strides(info.name, tensors, device)) {
+      call.metas = run_meta(info, args, &device, !ruled, true);
+      tensors.clear();
+      flatten_results(call.metas, tensors);
+    }
     for (const at::Tensor& t : tensors) {
       TensorType type = t.defined() ? type_of(t) : undefined_type();
       if (t.defined()) type.device = to_device(device);

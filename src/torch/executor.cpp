@@ -154,6 +154,18 @@ void PlanRun::find_lifetimes() {
   std::vector<char> returned(plan_->slots.size());
   for (const runtime::Output& o : plan_->outputs)
     if (o.defined) returned[o.ref.slot] = 1;
+  for (size_t k = plan_->steps.size(); k-- > 0;) {  // what a view is of lives as long as the view: a window on it owns nothing
+    if (plan_->steps[k].kind != Step::Kind::Extern) continue;
+    const ExternCall& e = plan_->externs[plan_->steps[k].index];
+    if (!(e.node->op->flags & ir::kView)) continue;
+    for (int32_t result : e.results)
+      for (const runtime::TensorRef& o : e.operands) {
+        if (result < 0) continue;
+        const auto r = static_cast<uint32_t>(result);
+        last[o.slot] = std::max(last[o.slot], last[r]);
+        returned[o.slot] |= returned[r];
+      }
+  }
   for (uint32_t s : output_slots_) first_[first[s]].push_back(s);
   for (uint32_t s : input_slots_)
     if (!returned[s]) last_[last[s]].push_back(plan_->slots[s].index);

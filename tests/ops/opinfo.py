@@ -73,6 +73,9 @@ def tally(result: Result, did: dict[str, int]):
         result.views += 1
 
 
+ALL = 100000  # samples: no op has as many
+
+
 def samples_of(op, dtype, count, result: Result, requires_grad=False):
     """The first samples, the same every time."""
     torch.manual_seed(3)

@@ -44,5 +44,5 @@ def test_a_wrong_value_is_found():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(set(OPS) - QUICK))
 def test_every_op(name):
-    result = opinfo.run_op(OPS[name], samples=3)
+    result = opinfo.run_op(OPS[name], samples=opinfo.ALL)
     assert result.failures == []

@@ -1,0 +1,37 @@
+"""The derivative of a product with several zeros is zero, but not the derivative of that: it was. ATen takes a determinant's by singular values only where
+it is zero: derivatives of those need distinct ones, and at the identity they were NaN."""
+import pytest
+import torch
+import vitrify
+
+PRODUCTS = {"whole": lambda x: x.prod(), "of rows": lambda x: x.view(2, 2).prod(1), "whole of a matrix": lambda x: x.view(2, 2).t().prod()}
+
+
+def hessian(f, x):
+    x = x.clone().requires_grad_()
+    out = f(x)
+    grad, = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+    return grad, torch.stack([torch.autograd.grad(g, x, retain_graph=True)[0] for g in grad.reshape(-1)])
+
+
+@pytest.mark.parametrize("values", [[2, 3, 0, 0], [0, 3, 0, 5], [2, 0, 0, 0], [2, 0, 4, 5], [2, 3, 4, 5]])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_zeros(name, values):
+    x = torch.tensor(values, dtype=torch.float64)
+    compiled = vitrify.compile(PRODUCTS[name])
+    for ours, eager in zip(hessian(compiled, x), hessian(PRODUCTS[name], x)):
+        torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-12)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("matrix", [torch.eye(3), torch.diag(torch.tensor([1.0, 2, 0])), torch.stack([torch.eye(2), torch.ones(2, 2)]), torch.tensor([[2.0, 1], [0, 3]])],
+                         ids=["identity", "singular", "both", "invertible"])
+def test_determinants(matrix):
+    matrix = matrix.double()
+    compiled = vitrify.compile(lambda x: torch.linalg.det(x) * 2)
+    with pytest.warns(vitrify.VitrifyWarning, match="chooses the derivative of a determinant"):
+        ours = hessian(compiled, matrix)
+    for o, eager in zip(ours, hessian(lambda x: torch.linalg.det(x) * 2, matrix)):
+        torch.testing.assert_close(o, eager, rtol=1e-12, atol=1e-12)
+        assert o.stride() == eager.stride()
+    assert vitrify.counters["kernels_launched"] > 0  # of the determinant and its gradient
