@@ -79,7 +79,8 @@ CANCELS = {"tanh"}  # 1 - y * y: what rounding y costs shows where y is near 1
 
 def rule_of(op, packed):
     """Of pointwise ops: element by element, but the gradient of an operand that is broadcast is a sum, which may cancel."""
-    whole = torch.broadcast_shapes(*(t.shape for _, t in tensors_of(packed))).numel()
+    shapes = [t.shape for _, t in tensors_of(packed)]
+    whole = (shapes[0] if op.name == "nn.functional.prelu" else torch.broadcast_shapes(*shapes)).numel()  # its weight is one for each channel
     return lambda leaf: leaf.numel() == whole and ("mixed" if op.name in CANCELS else True)
 
 
