@@ -233,8 +233,7 @@ def conditioned_run(fn, sample, count):
 
 
 def check_leaves(run, pairs, has_value, reference, elementwise):
-    """Each of ours beside eager's, as ((path, ours), (path, eager's)). `reference`: gives fp64_run's leaves, once; `elementwise`: check_value's, or what gives it
-    for a leaf. How many differ from what means nothing."""
+    """Each of ours beside eager's, as ((path, ours), (path, eager's)). `reference`: gives fp64_run's leaves, once. How many differ from what means nothing."""
     leaves, unclear = None, 0
     for index, ((where, a), (_, b)) in enumerate(pairs):
         where = f"{run}, {where}"
@@ -251,7 +250,7 @@ def check_leaves(run, pairs, has_value, reference, elementwise):
         if spread is None:
             unclear += 1
             continue
-        check_value(where, a, b, r.detach() if isinstance(r, torch.Tensor) else None, spread, elementwise(b) if callable(elementwise) else elementwise)
+        check_value(where, a, b, r.detach() if isinstance(r, torch.Tensor) else None, spread, elementwise)
     return unclear
 
 

@@ -77,13 +77,6 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=
 CANCELS = {"tanh"}  # 1 - y * y: what rounding y costs shows where y is near 1
 
 
-def rule_of(op, packed):
-    """Of pointwise ops: element by element, but the gradient of an operand that is broadcast is a sum, which may cancel."""
-    shapes = [t.shape for _, t in tensors_of(packed)]
-    whole = (shapes[0] if op.name == "nn.functional.prelu" else torch.broadcast_shapes(*shapes)).numel()  # its weight is one for each channel
-    return lambda leaf: leaf.numel() == whole and ("mixed" if op.name in CANCELS else True)
-
-
 def run_op(op, dtypes=None, samples=3, order=1) -> opinfo.Result:
     result = opinfo.Result(opinfo.name_of(op))
     if not (op.supports_autograd if order == 1 else op.supports_gradgrad):
@@ -98,6 +91,6 @@ def run_op(op, dtypes=None, samples=3, order=1) -> opinfo.Result:
             packed = (sample.input, sample.args, sample.kwargs)
             opinfo.note(result, f"{name} sample {number}", lambda: compare(
                 fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise and order == 1 else conditioned_run,  # noqa: B023
-                rule_of(op, packed) if pointwise and order == 1 else False, order=order))  # noqa: B023
+                "mixed" if op.name in CANCELS else pointwise and order == 1, order=order))
         vitrify.reset()
     return result
