@@ -116,6 +116,7 @@ class Door:
         compiled = [old for graph, old in entries if graph is not None]
         if compiled and self.options.get("error_on_recompile"):
             raise _C.RecompileError(f"{self.name} would be compiled again: {_difference(signature, compiled[0])}")
+        start = time.perf_counter_ns()
         try:
             sources = Sources()
             self.visit(sources, signature)
@@ -125,6 +126,7 @@ class Door:
             return EAGER
         except _C.CaptureError as e:
             return self.refuse(str(e))
+        _C.add_stage_time("sources", (time.perf_counter_ns() - start) // 1000)
         marks = self.dim_marks(signature, args, kwargs, compiled)
         outcome = self.compile(signature, sources, marks)
         if isinstance(outcome, Failed) and any(m[0] for dims in marks for m in dims):

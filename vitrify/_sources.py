@@ -26,6 +26,8 @@ _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _OTHER_GLOBALS = {dis.opmap[n] for n in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")}
 _BY_STRING = {"globals", "vars", "eval", "exec"}
 _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+# What every module has of dicts, most of them empty: parameters, buffers, submodules, hooks.
+_MODULE_DICTS = frozenset(k for k, v in vars(nn.Module()).items() if isinstance(v, dict))
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
 ]
@@ -208,7 +210,9 @@ class Sources:
             for k, v in d.items():
                 if type(v) in _SCALARS or k == "_compiled_call_impl":
                     continue
-                if k == "_parameters" or k == "_buffers":
+                if not v and k in _MODULE_DICTS and isinstance(v, dict):
+                    g.add_dict(v, None, full)
+                elif k == "_parameters" or k == "_buffers":
                     g.add_dict(v, None, full)
                     kind = PARAMETER if k == "_parameters" else BUFFER
                     for n, t in v.items():

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "ir/node_map.h"
+
 namespace vitrify::ir {
 
 using Outs = boost::container::small_vector<TensorType, 1>;
@@ -43,15 +45,11 @@ Graph& Graph::operator=(Graph&&) noexcept = default;
 Graph::~Graph() = default;
 
 const Op* Graph::op(std::string_view name, uint32_t flags_if_new) {
-  auto [it, fresh] = ops_.try_emplace(std::string(name));
-  if (fresh) {
-    const bool plain =
-        !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '.'; });
-    if (!plain) ops_.erase(it);
-    VT_CHECK(plain, "'{}' cannot be the name of an op", name);
-    it->second = std::make_unique<Op>(Op{std::string(name), flags_if_new});
-  }
-  return it->second.get();
+  if (auto known = ops_.find(name); known != ops_.end()) return known->second.get();
+  const bool plain =
+      !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '.'; });
+  VT_CHECK(plain, "'{}' cannot be the name of an op", name);
+  return ops_.emplace(std::string(name), std::make_unique<Op>(Op{std::string(name), flags_if_new})).first->second.get();
 }
 
 void Graph::check(const Op* op, const std::vector<Arg>& args, const Outs& outs) const {
@@ -145,13 +143,13 @@ void Graph::replace_uses(Value from, Value to) {
   for (Value& v : outputs) replace(v);
 }
 
-void Graph::replace_uses(const std::unordered_map<Value, Value>& map) {
+void Graph::replace_uses(const ValueMap<Value>& map) {
   if (map.empty()) return;
   auto replace = [&](Value& v) {
     size_t steps = 0;
-    for (auto it = map.find(v); v && it != map.end(); it = map.find(v)) {
-      if (v == it->second) break;
-      v = it->second;
+    for (const Value* to = v ? map.find(v) : nullptr; to; to = v ? map.find(v) : nullptr) {
+      if (v == *to) break;
+      v = *to;
       VT_CHECK(++steps <= map.size(), "replace_uses: a cycle");
     }
   };
@@ -176,8 +174,7 @@ void Graph::erase(Node* n) {
 }
 
 size_t Graph::remove_dead() {
-  std::unordered_set<const Node*> live;
-  live.reserve(order_.size());
+  NodeSet live(*this);
   for (const Value& v : outputs)
     if (v) live.insert(v.node);
   for (const Input& i : inputs) live.insert(i.value.node);
@@ -205,24 +202,23 @@ size_t Graph::remove_dead() {
 
 void Graph::set_order(std::vector<Node*> order) {
   VT_CHECK(order.size() == order_.size(), "set_order: {} nodes, the graph has {}", order.size(), order_.size());
-  std::unordered_set<const Node*> done;
-  done.reserve(order.size());
-  size_t header = 0;
+  NodeSet done(*this);
+  size_t header = 0, placed = 0;
   for (Node* n : order) {
     VT_CHECK(n && n->owner == identity_.get(), "set_order: a node of another graph");
     for_each_input(*n, [&](Value& v) { VT_CHECK(done.contains(v.node), "set_order: %{} comes before its operand %{}", n->id, v.node->id); });
-    VT_CHECK(done.insert(n).second, "set_order: %{} twice", n->id);
+    VT_CHECK(done.insert(n), "set_order: %{} twice", n->id);
+    ++placed;
     if (n->op->name.starts_with("graph::")) {
-      VT_CHECK(header + 1 == done.size(), "set_order: inputs and constants come first");
+      VT_CHECK(header + 1 == placed, "set_order: inputs and constants come first");
       ++header;
     }
   }
   order_ = std::move(order);
 }
 
-std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> count_uses(const Graph& g) {
-  std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> uses;
-  uses.reserve(g.nodes().size());
+NodeMap<UseCounts> count_uses(const Graph& g) {
+  NodeMap<UseCounts> uses(g);
   for (const Node* n : g.nodes()) uses[n].resize(n->outs.size());
   for (Node* n : g.nodes()) for_each_input(*n, [&](Value& v) { ++uses[v.node][v.index]; });
   for (const Value& v : g.outputs)

@@ -115,6 +115,9 @@ struct Input {
   std::string name;  // "x", "layer1.0.conv1.weight"; for people
 };
 
+template <class T>
+class ValueMap;  // ir/node_map.h
+
 class Graph {
  public:
   Graph();
@@ -132,9 +135,9 @@ class Graph {
   Value add_constant(TensorType, std::shared_ptr<void> payload);
   Node* append(const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
   Node* insert_before(Node* at, const Op*, std::vector<Arg>, boost::container::small_vector<TensorType, 1> outs);
-  void replace_uses(Value from, Value to);                     // in every node and in outputs; one sweep over the graph
-  void replace_uses(const std::unordered_map<Value, Value>&);  // many at once in one sweep; chains a -> b -> c are followed
-  void erase(Node*);                                           // must have no uses
+  void replace_uses(Value from, Value to);    // in every node and in outputs; one sweep over the graph
+  void replace_uses(const ValueMap<Value>&);  // many at once in one sweep; chains a -> b -> c are followed
+  void erase(Node*);                          // must have no uses
   // Removes every node whose results are unused and which has no effect and draws no random numbers; returns how many. Inputs stay.
   size_t remove_dead();
 
@@ -158,7 +161,10 @@ class Graph {
   std::unique_ptr<char> identity_;  // its address stays the same when the graph moves
   std::deque<Node> storage_;
   std::vector<Node*> order_;
-  std::unordered_map<std::string, std::unique_ptr<Op>> ops_;
+  struct NameHash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, std::unique_ptr<Op>, NameHash, std::equal_to<>> ops_;
   uint32_t next_id_ = 0;
   size_t header_ = 0;  // inputs and constants at the front of order_
 };
@@ -175,9 +181,6 @@ void for_each_input(Node& n, F&& f) {
     }
   }
 }
-
-// How often each value is used (graph outputs count), keyed by node id then result index.
-std::unordered_map<const Node*, boost::container::small_vector<uint32_t, 1>> count_uses(const Graph&);
 
 // --- text (src/ir/print.cpp, parse.cpp); grammar in docs/text-ir.md. print(parse(print(g))) == print(g).
 std::string print(const Graph&);

@@ -2,8 +2,6 @@
 
 #include <unordered_map>
 
-#include "support/hash.h"
-
 namespace vitrify::loop {
 
 std::string_view to_string(Op op) {
@@ -145,11 +143,6 @@ class Canon {
 
 }  // namespace
 
-uint64_t structural_hash(const Kernel& k) {
-  auto w = Canon(k).run();
-  return hash_bytes(w.data(), w.size() * sizeof w[0]);
-}
-
-bool structurally_equal(const Kernel& a, const Kernel& b) { return Canon(a).run() == Canon(b).run(); }
+std::vector<uint64_t> canonical_form(const Kernel& k) { return Canon(k).run(); }
 
 }  // namespace vitrify::loop

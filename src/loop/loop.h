@@ -177,7 +177,6 @@ Kernel parse(std::string_view, std::shared_ptr<sym::Context>);
 // buffers are not.
 void verify(const Kernel&);
 // Equal for kernels that generate the same code: names of symbols and of the kernel do not count.
-uint64_t structural_hash(const Kernel&);
-bool structurally_equal(const Kernel&, const Kernel&);
+std::vector<uint64_t> canonical_form(const Kernel&);
 
 }  // namespace vitrify::loop

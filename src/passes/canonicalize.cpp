@@ -1,5 +1,6 @@
 #include "passes/canonicalize.h"
 
+#include "ir/node_map.h"
 #include "passes/output_storage.h"
 
 namespace vitrify::passes {
@@ -155,10 +156,10 @@ bool shorten(ir::Graph& g, Node& n) {
 
 bool canonicalize(ir::Graph& g, const Options&) {
   OutputStorage storage(g);
-  std::unordered_map<Value, Value> same;
+  ir::ValueMap<Value> same(g);
   bool changed = false;
   auto resolve = [&](Value& v) {
-    if (auto it = same.find(v); it != same.end()) v = it->second;
+    if (const Value* other = v ? same.find(v) : nullptr) v = *other;
   };
   for (Node* n : g.nodes()) {
     ir::for_each_input(*n, resolve);

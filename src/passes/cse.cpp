@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "ir/node_map.h"
 #include "passes/output_storage.h"
 #include "support/hash.h"
 
@@ -71,25 +72,26 @@ bool same_node(const Node& x, const Node& y) {
 
 bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>& group) {
   OutputStorage storage(g);
-  std::unordered_map<uint64_t, std::vector<Node*>> seen;
-  std::unordered_map<Value, Value> merged;
+  std::unordered_multimap<uint64_t, Node*> seen;
+  seen.reserve(g.nodes().size());
+  ir::ValueMap<Value> merged(g);
   bool changed = false;
   for (Node* n : g.nodes()) {
     if (!merged.empty()) {
       ir::for_each_input(*n, [&](Value& v) {
-        if (auto it = merged.find(v); it != merged.end()) v = it->second;
+        if (const Value* kept = merged.find(v)) v = *kept;
       });
     }
     if ((n->op->flags & (ir::kRandom | ir::kEffect)) || n->op->name.starts_with("graph::") || n->outs.empty()) continue;
     // Results whose sizes depend on values have symbols of their own, so that their types differ anyway.
     const int own = group ? group(*n) : 0;
     if (own < 0) continue;
-    auto& bucket = seen[hash_mix(hash_node(*n), static_cast<uint64_t>(own))];
+    const uint64_t hash = hash_mix(hash_node(*n), static_cast<uint64_t>(own));
     Node* found = nullptr;
-    for (Node* m : bucket)
-      if (same_node(*m, *n) && (!group || group(*m) == own)) found = m;
+    for (auto [it, end] = seen.equal_range(hash); it != end; ++it)
+      if (same_node(*it->second, *n) && (!group || group(*it->second) == own)) found = it->second;
     if (!found) {
-      bucket.push_back(n);
+      seen.emplace(hash, n);
       continue;
     }
     for (uint32_t i = 0; i < n->outs.size(); ++i) {
@@ -100,7 +102,7 @@ bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>
   }
   if (!changed) return false;
   for (Value& v : g.outputs)
-    if (auto it = merged.find(v); it != merged.end()) v = it->second;
+    if (const Value* kept = v ? merged.find(v) : nullptr) v = *kept;
   g.remove_dead();
   return true;
 }

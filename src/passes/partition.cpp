@@ -3,6 +3,8 @@
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/boykov_kolmogorov_max_flow.hpp>
 
+#include "ir/node_map.h"
+
 namespace vitrify::passes {
 
 using ir::Node;
@@ -60,15 +62,15 @@ class Network {
 
 // What the backward asks floats of the forward to be equal to (where an extremum was): computed again among other things, a product may be contracted
 // into a sum where it was not, and nothing is equal.
-std::unordered_set<const Node*> compared_in_backward(const JointView& j) {
-  std::unordered_set<const Node*> seen, exact;
+ir::NodeSet compared_in_backward(const JointView& j) {
+  ir::NodeSet seen(j.graph), exact(j.graph);
   std::vector<Value> todo;
   for (Node* n : const_cast<ir::Graph&>(j.graph).nodes())
     if (n->op->name == "aten::eq.Tensor" && j.in_backward(*n)) ir::for_each_input(*n, [&](Value& v) { todo.push_back(v); });
   while (!todo.empty()) {
     const Value v = todo.back();
     todo.pop_back();
-    if (!is_float(v.type().dtype) || !seen.insert(v.node).second) continue;
+    if (!is_float(v.type().dtype) || !seen.insert(v.node)) continue;
     if (j.in_backward(*v.node) || (v.node->op->flags & ir::kView))
       ir::for_each_input(*v.node, [&](Value& from) { todo.push_back(from); });
     else if (j.may_save(v))
@@ -95,7 +97,7 @@ Partition partition(const JointView& j) {
   for (uint32_t o = 0; o < j.num_forward; ++o)
     if (g.outputs[o]) visible.insert(g.outputs[o]);
 
-  const std::unordered_set<const Node*> exact = compared_in_backward(j);
+  const ir::NodeSet exact = compared_in_backward(j);
   auto recomputable = [&](const Node& n) { return j.recomputable(n) && !exact.contains(&n); };
 
   Network net;
@@ -103,15 +105,14 @@ Partition partition(const JointView& j) {
   struct Ends {
     size_t in, out;
   };
-  std::unordered_map<Value, Ends> ends;
-  std::vector<Value> order;
+  ir::ValueMap<Ends> ends(g);
   for (Node* n : g.nodes()) {
     bool late = p.backward[n->id] || j.in_backward(*n);
     ir::for_each_input(*n, [&](Value& v) { late = late || p.backward[v.node->id]; });
     if (late) {
       p.backward[n->id] = 1;
       ir::for_each_input(*n, [&](Value& v) {
-        if (auto it = ends.find(v); it != ends.end()) net.edge(it->second.out, sink, kNever);
+        if (const Ends* e = ends.find(v)) net.edge(e->out, sink, kNever);
       });
       continue;
     }
@@ -121,8 +122,8 @@ Partition partition(const JointView& j) {
     if (input || !recomputable(*n)) net.edge(source, compute, kNever);
     bool nothing = true;
     ir::for_each_input(*n, [&](Value& v) {
-      if (auto it = ends.find(v); it != ends.end()) {
-        net.edge(it->second.out, compute, kNever);
+      if (const Ends* e = ends.find(v)) {
+        net.edge(e->out, compute, kNever);
         nothing = false;
       }
     });
@@ -138,15 +139,14 @@ Partition partition(const JointView& j) {
       net.edge(compute, e.in, kNever);
       net.edge(e.in, e.out, cost);
       ends.emplace(v, e);
-      order.push_back(v);
     }
   }
   for (size_t o = j.num_forward; o < g.outputs.size(); ++o)
-    if (auto it = ends.find(g.outputs[o]); it != ends.end()) net.edge(it->second.out, sink, kNever);
+    if (const Ends* e = g.outputs[o] ? ends.find(g.outputs[o]) : nullptr) net.edge(e->out, sink, kNever);
 
   const std::vector<char> side = net.cut(source, sink);
-  for (const Value& v : order)
-    if (side[ends.at(v).in] && !side[ends.at(v).out]) p.saved.push_back(v);
+  for (const auto& [v, e] : ends)
+    if (side[e.in] && !side[e.out]) p.saved.push_back(v);
   return p;
 }
 

@@ -1,6 +1,5 @@
 #include "pipeline/pipeline.h"
 
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -17,11 +16,6 @@
 namespace vitrify::pipeline {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-uint64_t us_since(Clock::time_point t) {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - t).count());
-}
 
 // Dumps are numbered over the process, so that a folder read in order is the history of a compile.
 void dump(const Options& o, const std::string& stage, const std::string& suffix, const std::string& text) {
@@ -43,18 +37,6 @@ bool wants_dump(const Options& o, std::string_view what) {
   return false;
 }
 
-// Times a stage that is not a graph pass.
-template <class F>
-auto timed(const std::string& name, F&& f) {
-  const auto t = Clock::now();
-  struct Add {
-    const std::string& n;
-    Clock::time_point t;
-    ~Add() { add_stage_time(n, us_since(t)); }
-  } add{name, t};
-  return f();
-}
-
 }  // namespace
 
 const std::vector<Stage>& graph_stages() {
@@ -68,9 +50,10 @@ const std::vector<Stage>& graph_stages() {
 
 void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
   if (o.disabled(s.name)) return;
-  const auto t = Clock::now();
-  const bool changed = s.run(g, o);
-  add_stage_time(s.name, us_since(t));
+  const bool changed = [&] {
+    StageTimer timer(s.name);
+    return s.run(g, o);
+  }();
   if (o.verify) ir::verify(g);
   if (changed && wants_dump(o, "graph")) dump(o, s.name, "graph", ir::print(g));
 }
@@ -84,7 +67,10 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
   if (!extra.empty())
     for (auto& s : graph_stages()) run_stage(s, *graph, o);  // what the door's passes opened up
 
-  schedule::Scheduled sched = timed("schedule", [&] { return schedule::schedule(graph, o, destinations); });
+  schedule::Scheduled sched = [&] {
+    StageTimer timer("schedule");
+    return schedule::schedule(graph, o, destinations);
+  }();
   if (wants_dump(o, "loops")) {
     std::string text = schedule::print(*sched.plan);
     for (auto& k : sched.kernels) text += loop::print(k) + "\n";
@@ -98,7 +84,10 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     to.keep_asm = wants_dump(o, "llvm");
     std::vector<const loop::Kernel*> kernels;
     for (auto& k : sched.kernels) kernels.push_back(&k);
-    std::shared_ptr<codegen::Compiled> code = timed("codegen", [&] { return backend.compile(kernels, to); });
+    std::shared_ptr<codegen::Compiled> code = [&] {
+      StageTimer timer("codegen");
+      return backend.compile(kernels, to);
+    }();
     VT_CHECK(code->functions.size() == kernels.size(), "{} functions for {} kernels", code->functions.size(), kernels.size());
     for (size_t k = 0; k < kernels.size(); ++k) sched.plan->kernels[k].fn = code->functions[k];
     if (to.keep_asm) dump(o, "codegen", "llvm", code->listing);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ir/node_map.h"
 #include "ops/shapes.h"
 #include "runtime/extern_table.h"
 #include "schedule/nests.h"
@@ -12,17 +13,11 @@ using ir::Value;
 
 namespace {
 
-struct ValueHash {
-  size_t operator()(const Value& v) const { return std::hash<const void*>()(v.node) * 31 + v.index; }
-};
-
 constexpr int kMaxInlineOps = 64, kMaxInlineReads = 8;  // beyond, an expression is realised even for one reader
 
 class GraphLowering final : public Nests {
  public:
-  GraphLowering(const ir::Graph& g, const LowerOptions& o) : Nests(g.shared_ctx(), o), graph_(g) {
-    for (auto& [n, u] : ir::count_uses(g)) uses_[n] = u;
-  }
+  GraphLowering(const ir::Graph& g, const LowerOptions& o) : Nests(g.shared_ctx(), o), graph_(g), values_(g), uses_(ir::count_uses(g)) {}
 
   LoopProgram run() {
     program_.constants.resize(graph_.constants.size());
@@ -32,15 +27,14 @@ class GraphLowering final : public Nests {
   }
 
   Tensor get(const Value& v) override {
-    auto it = values_.find(v);
-    VT_CHECK(it != values_.end(), "value %{}.{} used before it was lowered", v.node->id, v.index);
-    const Tensor& t = it->second;
-    if (t.lazy >= 0 && lazies_[t.lazy].realized) return *lazies_[t.lazy].realized;
-    return t;
+    const Tensor* t = values_.find(v);
+    VT_CHECK(t, "value %{}.{} used before it was lowered", v.node->id, v.index);
+    if (t->lazy >= 0 && lazies_[t->lazy].realized) return *lazies_[t->lazy].realized;
+    return *t;
   }
   uint32_t uses(const Value& v) const override {
-    auto it = uses_.find(v.node);
-    return it == uses_.end() || v.index >= it->second.size() ? 0 : it->second[v.index];
+    const ir::UseCounts& counts = uses_.at(v.node);
+    return v.index < counts.size() ? counts[v.index] : 0;
   }
 
  private:
@@ -112,9 +106,12 @@ class GraphLowering final : public Nests {
     }
     if (t.lazy >= 0 && !lazies_[t.lazy].realized) {
       if (lazies_[t.lazy].strides.empty() && is_dense(type)) lazies_[t.lazy].strides = type.strides;
-      const Price p = price(t);
-      const bool many = uses(v) >= 2 && (p.reads >= 2 || p.heavy || p.ops > 4);
-      if (many || p.ops > kMaxInlineOps || p.reads > kMaxInlineReads) t = realize(t);
+      const bool again = uses(v) >= 2;
+      if (again || t.cost > kMaxInlineOps / 4 || t.reads > kMaxInlineReads / 2) {  // estimates: far from the limits it need not be known
+        const Price p = price(t);
+        const bool many = again && (p.reads >= 2 || p.heavy || p.ops > 4);
+        if (many || p.ops > kMaxInlineOps || p.reads > kMaxInlineReads) t = realize(t);
+      }
     }
     values_[v] = t;
   }
@@ -224,8 +221,8 @@ class GraphLowering final : public Nests {
   }
 
   const ir::Graph& graph_;
-  std::unordered_map<Value, Tensor, ValueHash> values_;
-  std::unordered_map<const ir::Node*, boost::container::small_vector<uint32_t, 1>> uses_;
+  ir::ValueMap<Tensor> values_;
+  ir::NodeMap<ir::UseCounts> uses_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "schedule/build_kernel.h"
 #include "schedule/fuse.h"
 #include "schedule/place_memory.h"
+#include "support/hash.h"
 
 namespace vitrify::schedule {
 
@@ -60,6 +61,10 @@ struct PlanBuilder {
   }
 
   TensorRef ref(const Tensor& t) { return {slot(static_cast<uint32_t>(t.buffer)), to_vector(t.sizes), to_vector(t.strides), t.offset}; }
+};
+
+struct FormHash {
+  size_t operator()(const std::vector<uint64_t>& form) const { return hash_bytes(form.data(), form.size() * sizeof form[0]); }
 };
 
 // Does this group write `b`, element by element, after it has read for the last time what `b` overwrites?
@@ -162,7 +167,7 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
   PlanBuilder pb(program, plan, overwritten);
   for (uint32_t b : program.inputs)
     if (b != UINT32_MAX) pb.slot(b);
-  std::unordered_multimap<uint64_t, uint32_t> known;
+  std::unordered_map<std::vector<uint64_t>, uint32_t, FormHash> known;  // kernels
   for (auto& g : groups) {
     if (g.ext) {
       runtime::ExternCall c;
@@ -186,13 +191,9 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
       if (at != built.buffers.end()) built.kernel.buffers[k].inplace_of = static_cast<int32_t>(at - built.buffers.begin());
     }
     if (options.verify) loop::verify(built.kernel);
-    const uint64_t h = loop::structural_hash(built.kernel);
-    uint32_t index = UINT32_MAX;
-    for (auto [it, end] = known.equal_range(h); it != end; ++it)
-      if (loop::structurally_equal(out.kernels[it->second], built.kernel)) index = it->second;
-    if (index == UINT32_MAX) {
-      index = static_cast<uint32_t>(out.kernels.size());
-      known.emplace(h, index);
+    const auto [same, fresh] = known.try_emplace(loop::canonical_form(built.kernel), static_cast<uint32_t>(out.kernels.size()));
+    const uint32_t index = same->second;
+    if (fresh) {
       runtime::KernelRef ref;
       ref.may_fault = built.kernel.may_fault;
       ref.name = built.kernel.name;

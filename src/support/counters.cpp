@@ -52,4 +52,9 @@ void reset_stage_times() {
   t.us.clear();
 }
 
+StageTimer::~StageTimer() {
+  const auto time = std::chrono::steady_clock::now() - start_;
+  add_stage_time(stage_, static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count()));
+}
+
 }  // namespace vitrify

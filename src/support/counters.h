@@ -1,6 +1,7 @@
 // Process-wide counters, readable from both doors. Relaxed atomics: exact once the threads that count have been joined.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -28,5 +29,17 @@ Counters& counters();
 void add_stage_time(const std::string& stage, uint64_t us);
 std::vector<std::pair<std::string, uint64_t>> stage_times();
 void reset_stage_times();
+
+// Adds the time it lives to a stage's.
+class StageTimer {
+ public:
+  explicit StageTimer(std::string stage) : stage_(std::move(stage)), start_(std::chrono::steady_clock::now()) {}
+  ~StageTimer();
+  StageTimer(const StageTimer&) = delete;
+
+ private:
+  std::string stage_;
+  std::chrono::steady_clock::time_point start_;
+};
 
 }  // namespace vitrify

@@ -393,7 +393,9 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Call call = record_call(info, last(*stack, n));
-  if (sums_in_place(info, last(*stack, n))) {
+  const bool sum = is_sum(info);
+  if (sum) sums.insert(call.node->id);
+  if (sum && sums_in_place(last(*stack, n))) {
     View& sum = *as_fake(last(*stack, n)[0].toTensor())->view;
     at::Tensor r = new_tensor(conform(call.node->out(), sum.type, [&] { return read(sum); }));
     drop(*stack, n);

@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "ir/node_map.h"
 #include "torch/convert.h"
 #include "torch/tracer.h"
 #include "torch/view_path.h"
@@ -43,8 +44,8 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
   std::unordered_map<const ir::Op*, OpCall> calls;
   std::unordered_map<const ir::Node*, uint32_t> uses;
   auto result_uses = ir::count_uses(g);  // nobody sees the metadata of an unused result
-  for (const auto& [node, counts] : result_uses)
-    for (uint32_t c : counts) uses[node] += c;
+  for (const ir::Node* n : g.nodes())
+    for (uint32_t c : result_uses.at(n)) uses[n] += c;
 
   std::unordered_map<uint32_t, int64_t> symbols;  // a symbol's value is the size it was made for
   for (const ir::Input& in : g.inputs) {

@@ -9,6 +9,7 @@
 
 #include <unordered_set>
 
+#include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
 #include "torch/tracer_impl.h"
@@ -137,11 +138,16 @@ class Tracer::Impl::Nodes {
   const Node*& summing_;
 };
 
-// The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
-bool Tracer::Impl::sums_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> args) const {
-  if (!in_backward || info.name != "aten::add.Tensor" || c10::GradMode::is_enabled()) return false;
+// The engine's own, of gradients that meet, and no formula's.
+bool Tracer::Impl::is_sum(const OpInfo& info) const {
+  if (!in_backward || info.name != "aten::add.Tensor") return false;
   const auto node = torch::autograd::get_current_node();
-  if (!node || (node.get() != summing && !dynamic_cast<const torch::autograd::GraphRoot*>(node.get()))) return false;
+  return node && (node.get() == summing || dynamic_cast<const torch::autograd::GraphRoot*>(node.get()));
+}
+
+// The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
+bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
+  if (c10::GradMode::is_enabled()) return false;
   const at::Tensor& sum = args[0].toTensor();
   const FakeImpl* f = as_fake(sum);
   // The engine, the call and its boxed arguments hold the tensor; it and its state hold the memory.
@@ -289,6 +295,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   place_inputs(j);
   find_checkpoints(j, level);
   take_gradients(j, std::move(grads), values);
+  find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
     inputs[i]->real = at::Tensor();

@@ -43,6 +43,7 @@ struct JointProgram {
     ir::Value tangent;             // graph input: its gradient, of the same type
     int32_t written = -1;          // which of `given`
     std::string refuses;           // what a backward() through it raises, which grad() does not come to
+    bool added = false;            // all that is done with the tangent is adding it to another gradient (torch/absent.h)
     bool checkpointed = false;     // reentrant checkpoints are behind it: grad() goes past them, and
     std::vector<uint32_t> barred;  // to these of `given` it must not come
   };

@@ -14,6 +14,11 @@ using ir::Value;
 bool is_input(const Node& n) { return n.op->name == "graph::input"; }
 uint32_t input_index(const Node& n) { return static_cast<uint32_t>(std::get<sym::Int>(n.args[0]).value()); }
 
+ir::Value root_of(Value v) {
+  while (v.node->op->flags & ir::kView) v = std::get<Value>(v.node->args[0]);
+  return v;
+}
+
 namespace {
 
 bool is_constant(const Node& n) { return n.op->name == "graph::constant"; }
@@ -43,47 +48,53 @@ std::vector<sym::Int> symbols_in(const Node& n) {
 }
 
 // The roots and everything they need, but for what `given` holds of.
-std::unordered_set<Node*> reach(const Graph& g, const std::vector<Node*>& roots, const std::unordered_set<Value>& given) {
-  std::unordered_set<Node*> need;
+ir::NodeSet reach(const Graph& g, const std::vector<Node*>& roots, const ir::ValueMap<Value>& given) {
+  ir::NodeSet need(g);
   Makers makers = makers_of(g);
-  for (const Value& v : given)
+  for (const auto& [v, copy] : given)
     for (sym::Int i : v.type().sizes)
       if (!i.is_const() && sym::is_symbol(i)) makers.erase(sym::view(i).symbol->id);
-  std::function<void(Node*)> visit = [&](Node* n) {
-    if (!need.insert(n).second || is_input(*n)) return;
+  std::vector<Node*> todo;
+  auto visit = [&](Node* n) {
+    if (need.insert(n) && !is_input(*n)) todo.push_back(n);
+  };
+  for (Node* n : roots) visit(n);
+  while (!todo.empty()) {
+    Node* n = todo.back();
+    todo.pop_back();
     ir::for_each_input(*n, [&](Value& v) {
       if (!given.contains(v)) visit(v.node);
     });
+    if (makers.empty()) continue;
     for (sym::Int s : symbols_in(*n))  // ones([s]) needs what found s, which need not be an operand
       if (auto m = makers.find(sym::view(s).symbol->id); m != makers.end() && !is_input(*m->second[0])) visit(m->second[0]);
-  };
-  for (Node* n : roots) visit(n);
+  }
   return need;
 }
 
 }  // namespace
 
 std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, const std::vector<Value>& given, const std::vector<Node*>& also,
-                               std::unordered_map<Value, Value>* copies) {
+                               ir::ValueMap<Value>* copies) {
   auto p = std::make_shared<Graph>(const_cast<Graph&>(g).shared_ctx());
   p->constants = g.constants;
   p->sources = g.sources;
-  std::unordered_map<Value, Value> copy;
+  ir::ValueMap<Value> copy(g);
   for (const Value& v : given) {
     const bool input = is_input(*v.node);
     const ir::InputKind kind = input ? g.inputs[input_index(*v.node)].kind : ir::InputKind::Saved;
-    copy[v] = p->add_input(kind, input ? g.inputs[input_index(*v.node)].name : fmt::format("saved{}", v.node->id), v.type());
+    copy.emplace(v, p->add_input(kind, input ? g.inputs[input_index(*v.node)].name : fmt::format("saved{}", v.node->id), v.type()));
   }
   std::vector<Node*> roots = also;
   for (const Value& v : outs)
     if (v && !copy.contains(v)) roots.push_back(v.node);
-  const auto need = reach(g, roots, {given.begin(), given.end()});
+  const ir::NodeSet need = reach(g, roots, copy);
   for (Node* n : const_cast<Graph&>(g).nodes()) {
     if (!need.contains(n)) continue;
     VT_CHECK(!is_input(*n) || copy.contains(n->out()), "input '{}' is needed and not given", g.inputs[input_index(*n)].name);
     if (is_input(*n)) continue;
     if (is_constant(*n)) {
-      copy[n->out()] = p->add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]);
+      copy.emplace(n->out(), p->add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]));
       continue;
     }
     auto args = n->args;
@@ -95,7 +106,7 @@ std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, c
     }
     Node* made = p->append(p->op(n->op->name, n->op->flags), std::move(args), n->outs);
     made->source = n->source;
-    for (uint32_t i = 0; i < n->outs.size(); ++i) copy.try_emplace(n->out(i), made->out(i));
+    for (uint32_t i = 0; i < n->outs.size(); ++i) copy.emplace(n->out(i), made->out(i));
   }
   for (const Value& v : outs) p->outputs.push_back(v ? copy.at(v) : v);
   if (copies) *copies = std::move(copy);

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ir/graph.h"
+#include "ir/node_map.h"
 
 namespace vitrify {
 
@@ -20,10 +20,11 @@ Slice slice(const ir::Graph&, const std::vector<ir::Value>& outs);
 // A copy of everything `outs` and the nodes `also` need, where `given` (graph inputs, or any values) are its inputs, in that order, used or not.
 // Null outputs stay null. `copies`, if asked for: what each value became.
 std::shared_ptr<ir::Graph> extract(const ir::Graph&, const std::vector<ir::Value>& outs, const std::vector<ir::Value>& given,
-                                   const std::vector<ir::Node*>& also = {}, std::unordered_map<ir::Value, ir::Value>* copies = nullptr);
+                                   const std::vector<ir::Node*>& also = {}, ir::ValueMap<ir::Value>* copies = nullptr);
 
 bool is_input(const ir::Node&);
 uint32_t input_index(const ir::Node&);  // of a graph::input
+ir::Value root_of(ir::Value);           // what it is a view of, or itself
 
 std::unordered_set<uint32_t> symbols_in(const ir::Graph&);  // ids of those that sizes, strides and arguments mention
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -23,10 +24,6 @@ using ir::Value;
 
 constexpr uint32_t kUnordered = ir::kRandom | ir::kEffect;
 
-Value root_of(Value v) {
-  while (v.node->op->flags & ir::kView) v = std::get<Value>(v.node->args[0]);
-  return v;
-}
 // Pointwise work and views fuse into what reads them: as good as free.
 bool recomputable(const ir::Node& n) {
   if (n.op->flags & ir::kView) return true;
@@ -50,11 +47,11 @@ double depth_of(const ir::Node& n) {
 }
 
 // Each node right before the first that needs it, where the order does not matter: what is computed again then lives as short as it can.
-void compute_late(ir::Graph& g, const std::unordered_set<ir::Node*>& again) {
+void compute_late(ir::Graph& g, const ir::NodeSet& again) {
   std::vector<ir::Node*> order;
-  std::unordered_set<ir::Node*> placed;
+  ir::NodeSet placed(g);
   std::function<void(ir::Node*)> place = [&](ir::Node* n) {
-    if (!placed.insert(n).second) return;
+    if (!placed.insert(n)) return;
     ir::for_each_input(*n, [&](Value& v) { place(v.node); });
     order.push_back(n);
   };
@@ -68,9 +65,9 @@ void compute_late(ir::Graph& g, const std::unordered_set<ir::Node*>& again) {
 
 // What the nodes of a derivative read, as far as users can change it.
 void find_reads(const JointProgram& j, uint32_t first, BackwardProgram& b) {
-  std::unordered_set<Value> read;
+  ir::ValueMap<char> read(*j.program.graph);
   for (const ir::Node* n : j.program.graph->nodes())
-    if (n->id >= first) ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { read.insert(root_of(v)); });
+    if (n->id >= first) ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { read.emplace(root_of(v), 1); });
   for (uint32_t i = 0; i < j.given.size(); ++i)
     if (read.contains(j.given[i])) b.reads_given.push_back(i);
   for (uint32_t o = 0; o < j.num_forward; ++o)
@@ -107,12 +104,12 @@ struct Splitter {
   const Options& options;
   Split out;
 
-  std::shared_ptr<ir::Graph> joint;              // a copy to work on: the trace may go on
-  std::unordered_map<Value, Value> recorded_as;  // from values of the copy
-  std::unordered_set<const ir::Node*> late;      // of the copy: recorded while gradients were computed
-  std::unordered_set<const ir::Node*> layouts;   // of the copy: copies that change the layout of what they read
-  std::vector<char> returned;                    // by output: users see it
-  std::unordered_set<Value> fixed;               // users see it, and eager's backward would not keep it
+  std::shared_ptr<ir::Graph> joint;  // a copy to work on: the trace may go on
+  ir::ValueMap<Value> recorded_as;   // from values of the copy
+  ir::NodeSet late;                  // of the copy: recorded while gradients were computed
+  ir::NodeSet layouts;               // of the copy: copies that change the layout of what they read
+  std::vector<char> returned;        // by output: users see it
+  std::unordered_set<Value> fixed;   // users see it, and eager's backward would not keep it
   std::unordered_set<Value> sizes_only;
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
@@ -128,7 +125,7 @@ struct Splitter {
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
       if ((n->op->flags & kUnordered) && !(j.level && n->id < j.backward) && !known.contains(n->out())) unordered.push_back(n);
-    std::unordered_map<Value, Value> copies;
+    ir::ValueMap<Value> copies;
     joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
     for (auto& [from, to] : copies) {
       recorded_as.emplace(to, from);
@@ -136,8 +133,11 @@ struct Splitter {
     }
     returned = returned_outputs(j.program, j.num_forward);
     find_reads(j, j.backward, out.backward);
-    std::unordered_set<const ir::Node*> users;  // theirs, and eager keeps nothing of it: what computes the same may be kept
-    for_each_unread([&](Value v) { users.insert({v.node, root_of(v).node}); });
+    ir::NodeSet users(*joint);  // theirs, and eager keeps nothing of it: what computes the same may be kept
+    for_each_unread([&](Value v) {
+      users.insert(v.node);
+      users.insert(root_of(v).node);
+    });
     // What a checkpoint repeats in the backward is not the forward's.
     passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : static_cast<int>(late.contains(&n)); });
     passes::dce(*joint, options);
@@ -152,8 +152,8 @@ struct Splitter {
       if (late.contains(reader)) late.insert(copy);
       layouts.insert(copy);
       const Value of = std::get<Value>(copy->args[0]);
-      if (auto known = recorded_as.find(of); known != recorded_as.end() && of.type().is_contiguous() && !(of.node->op->flags & kUnordered))
-        recorded_as.emplace(copy->out(), Value(known->second));
+      if (const Value* known = recorded_as.find(of); known && of.type().is_contiguous() && !(of.node->op->flags & kUnordered))
+        recorded_as.emplace(copy->out(), Value(*known));
     });
   }
 
@@ -218,11 +218,13 @@ struct Splitter {
   }
 
   void cut() {
-    std::unordered_set<const ir::Node*> read_by_calls, read_by_late_calls;
+    ir::NodeSet read_by_calls(*joint), read_by_late_calls(*joint);
     for (ir::Node* n : joint->nodes())
       if (ops::is_extern(n->op->name))
         ir::for_each_input(*n, [&](Value& v) { (late.contains(n) ? read_by_late_calls : read_by_calls).insert(root_of(v).node); });
-    auto cut_with = [&](const std::unordered_set<const ir::Node*>& twice) {
+    auto cut_with = [&](std::span<const ir::Node* const> again) {
+      ir::NodeSet twice(*joint);
+      for (const ir::Node* n : again) twice.insert(n);
       return passes::partition({
           .graph = *joint,
           .num_forward = j.num_forward,
@@ -238,7 +240,7 @@ struct Splitter {
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
           // A bias is all that stands between a product and its being made again; eager raises no error when it changes, so that it must be ours.
           .may_copy =
-              [&](Value v) { return !twice.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
+              [&](Value v) { return !again.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
       });
     };
     parts = cut_with({});
@@ -246,7 +248,7 @@ struct Splitter {
       // The cheapest to make again for what they weigh, as few as bring the cut under the budget.
       const std::vector<const ir::Node*> candidates = by_price();
       const double limit = options.memory_budget * kept_bytes(parts);
-      auto with = [&](size_t n) { return cut_with({candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(n)}); };
+      auto with = [&](size_t n) { return cut_with(std::span(candidates).first(n)); };
       size_t low = 0, high = candidates.size();
       while (low < high) {
         const size_t middle = (low + high) / 2;
@@ -329,9 +331,9 @@ struct Splitter {
   void make_backward() {
     std::vector<Value> given = saved_values, grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
     for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
-    std::unordered_map<Value, Value> copies;
+    ir::ValueMap<Value> copies;
     out.backward.graph = extract(*joint, grads, given, unordered(true), &copies);
-    std::unordered_set<ir::Node*> again;
+    ir::NodeSet again(*out.backward.graph);
     for (auto& [from, to] : copies)
       if (!parts.backward[from.node->id]) again.insert(to.node);
     compute_late(*out.backward.graph, again);
@@ -382,9 +384,9 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<ir::Node*> drawn;
   for (ir::Node* n : j.program.graph->nodes())
     if (n->id >= first && (n->op->flags & kUnordered)) drawn.push_back(n);
-  std::unordered_map<Value, Value> copies;
+  ir::ValueMap<Value> copies;
   const auto whole = extract(*j.program.graph, wanted, inputs, drawn, &copies);
-  std::unordered_set<const ir::Node*> late;
+  ir::NodeSet late(*whole);
   for (auto& [from, to] : copies)
     if (from.node->id >= first && !is_input(*to.node)) late.insert(to.node);
   passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(late.contains(&n)); });
@@ -395,21 +397,23 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<ir::Node*> unordered;
   for (ir::Node* n : whole->nodes())
     if (late.contains(n) && (n->op->flags & kUnordered)) unordered.push_back(n);
-  std::unordered_map<Value, Value> taken;
+  ir::ValueMap<Value> taken;
   b.graph = extract(*whole, made, given, unordered, &taken);
   // What is not read here may have been changed since.
-  std::unordered_set<Value> read(b.graph->outputs.begin(), b.graph->outputs.end());
-  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v); });
+  ir::NodeSet read(*b.graph);
+  for (Value v : b.graph->outputs)
+    if (v) read.insert(v.node);
+  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
   std::vector<Value> needed;
   for (uint32_t k = 0; k < given.size(); ++k) {
     const auto& sizes = given[k].type().sizes;
     const bool tangent = k >= saved.size(), symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
-    if (!tangent && !symbolic && !read.contains(b.graph->inputs[k].value)) continue;
+    if (!tangent && !symbolic && !read.contains(b.graph->inputs[k].value.node)) continue;
     needed.push_back(given[k]);
     if (!tangent) b.saved.push_back(k);
   }
   if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered, &taken);
-  std::unordered_set<ir::Node*> again;
+  ir::NodeSet again(*b.graph);
   for (auto& [from, to] : taken)
     if (!late.contains(from.node) && !is_input(*to.node)) again.insert(to.node);
   compute_late(*b.graph, again);

@@ -18,6 +18,7 @@
 
 #include "ops/lowering.h"
 #include "support/counters.h"
+#include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/formulas.h"
 #include "torch/graph_task.h"
@@ -115,7 +116,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
  public:
   Training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options)
       : joint_(std::move(j)), trace_(std::move(trace)), options_(options) {
-    Split s = split(joint_, options_);
+    Split s = [&] {
+      StageTimer timer("split");
+      return split(joint_, options_);
+    }();
     saved_ = std::move(s.saved);
     kept_bytes_ = s.kept_bytes;
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
@@ -303,6 +307,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
     std::lock_guard lock(mutex_);
+    learned_ = true;
     if (!counted || renewals_++ < kMaxRenewals) std::erase_if(backwards_, [&](const auto& known) { return known.second == b; });
   }
 
@@ -395,6 +400,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
     if (auto known = backwards_.find(how); known != backwards_.end()) return known->second;
     if (strided(how) && layouts_++ >= kMaxLayouts) return backward_known(in_recorded_strides(how));
+    if (auto b = made_of_all(how)) return backwards_[how] = std::move(b);
+    StageTimer timer("derivative");
     std::vector<Value> tangents, values;
     const uint32_t first = joint_.program.graph->next_id();
     std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
@@ -403,6 +410,19 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (auto plain = backwards_.find(in_recorded_strides(how)); plain != backwards_.end() && plain->second->program.types == b->program.types)
         b = plain->second;
     return backwards_[how] = std::move(b);
+  }
+
+  // Where all is as in the derivative through all results but for what some of them add to it.
+  std::shared_ptr<Backward> made_of_all(const Layouts& how) const {
+    const auto all = backwards_.find(Layouts(how.size()));
+    if (all == backwards_.end() || learned_) return nullptr;
+    std::vector<size_t> absent;
+    for (size_t k = 0; k < how.size(); ++k) {
+      if (!how[k].defined) absent.push_back(k);
+      if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.roots[k].checkpointed) return nullptr;
+    }
+    auto b = backward_without(joint_, all->second->program, absent);
+    return b ? std::make_shared<Backward>(std::move(*b), how) : nullptr;
   }
 
   struct Next {
@@ -488,6 +508,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable size_t layouts_ = 0;
   int64_t kept_bytes_ = 0;
   mutable int renewals_ = 0;
+  mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
 };
 

@@ -26,10 +26,11 @@ std::optional<Norm> fixed_norm(const Node& n) {
 }  // namespace
 
 bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
+  const std::vector<Node*> nodes = g.nodes();
+  if (std::ranges::none_of(nodes, [](const Node* n) { return fixed_norm(*n).has_value(); })) return false;
   const Uses uses = users(g);
   const auto counts = ir::count_uses(g);
   bool changed = false;
-  const std::vector<Node*> nodes = g.nodes();
   for (Node* n : nodes) {
     auto norm = fixed_norm(*n);
     if (!norm) continue;

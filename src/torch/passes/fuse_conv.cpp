@@ -92,12 +92,13 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
 }
 
 bool fuse_conv(Graph& g, const Options& options, PassState& state) {
+  const std::vector<Node*> nodes = g.nodes();
+  if (std::ranges::none_of(nodes, [](const Node* n) { return is(*n, "aten::convolution"); })) return false;
   Uses uses = users(g);
   ChannelsLast values(g);
-  std::unordered_map<const Node*, int64_t> position;
-  for (Node* n : g.nodes()) position[n] = static_cast<int64_t>(position.size());
+  ir::NodeMap<size_t> position(g);
+  for (size_t i = 0; i < nodes.size(); ++i) position[nodes[i]] = i;
   bool changed = false;
-  const std::vector<Node*> nodes = g.nodes();
   for (Node* n : nodes) {
     auto c = match_conv(g, n, state);
     if (!c) continue;

@@ -46,20 +46,18 @@ struct Hoister {
   const Options& options;
   PassState& state;
   std::unordered_map<const Node*, uint32_t> input_of;  // input nodes that may be read
-  std::unordered_set<const Node*> frozen;              // compute nodes that may move
-  std::unordered_set<const Node*> weighty;             // of these: with compute worth moving in their past
-  std::unordered_set<const Node*> keyed;               // of these: read an argument
-  std::unordered_set<const Node*> wanted;              // what is keyed for certain
-  std::unordered_map<const Node*, int64_t> order;
+  ir::NodeSet frozen;                                  // compute nodes that may move
+  ir::NodeSet weighty;                                 // of these: with compute worth moving in their past
+  ir::NodeSet keyed;                                   // of these: read an argument
+  ir::NodeSet wanted;                                  // what is keyed for certain
 
   void find_frozen() {
     for (uint32_t i = 0; i < g.inputs.size(); ++i)
       if (i >= state.num_args && !(i < state.written.size() && state.written[i]) && static_type(g.inputs[i].value.type()))
         input_of[g.inputs[i].value.node] = i;
     find_wanted();
-    std::unordered_set<const Node*> fills;  // pure and of nothing
+    ir::NodeSet fills(g);  // pure and of nothing
     for (Node* n : g.nodes()) {
-      order[n] = static_cast<int64_t>(order.size());
       if (is_own(*n) || !pure(*n)) continue;
       bool ok = true, reads_weight = false, heavy = false, key = wanted.contains(n), filled = false, only_fills = true;
       ir::for_each_input(*n, [&](Value& v) {
@@ -103,7 +101,7 @@ struct Hoister {
     auto unwritten = [&](uint32_t i) { return !(i < state.written.size() && state.written[i]); };
     std::function<void(Node*)> visit = [&](Node* n) {
       if (n->op->name == "graph::input") input_of.try_emplace(n, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
-      if (is_own(*n) || !wanted.insert(n).second) return;
+      if (is_own(*n) || !wanted.insert(n)) return;
       ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
     };
     for (Node* n : g.nodes())
@@ -141,8 +139,8 @@ struct Hoister {
     return {std::move(cut.graph), std::move(cut.sources), {}};
   }
 
-  void inputs_below(Node* n, std::unordered_set<const Node*>& seen, std::vector<uint32_t>& out) {
-    if (!seen.insert(n).second) return;
+  void inputs_below(Node* n, ir::NodeSet& seen, std::vector<uint32_t>& out) {
+    if (!seen.insert(n)) return;
     if (n->op->name == "graph::input") return out.push_back(input_of.at(n));
     ir::for_each_input(*n, [&](Value& v) { inputs_below(v.node, seen, out); });
   }
@@ -164,7 +162,7 @@ struct Hoister {
     std::function<size_t(size_t)> root = [&](size_t i) { return parent[i] == i ? i : parent[i] = root(parent[i]); };
     std::unordered_map<uint32_t, size_t> owner;
     for (size_t i = 0; i < values.size(); ++i) {
-      std::unordered_set<const Node*> seen;
+      ir::NodeSet seen;
       std::vector<uint32_t> sources;
       inputs_below(values[i].node, seen, sources);
       for (uint32_t s : sources) {

@@ -2,7 +2,7 @@
 #pragma once
 #include <optional>
 
-#include "ir/graph.h"
+#include "ir/node_map.h"
 #include "torch/convert.h"
 
 namespace vitrify::match {
@@ -10,7 +10,7 @@ namespace vitrify::match {
 using ir::Graph;
 using ir::Node;
 using ir::Value;
-using Uses = std::unordered_map<const Node*, std::vector<Node*>>;
+using Uses = ir::NodeMap<boost::container::small_vector<Node*, 2>>;
 
 inline bool is(const Node& n, std::string_view name) { return n.op->name == name; }
 inline Value tensor(const Node& n, size_t i) {
@@ -40,7 +40,7 @@ inline bool is_static(const ir::Dims& d) {
 
 // Every node that reads a value of a node; an entry per use. Graph outputs count as a null user.
 inline Uses users(const Graph& g) {
-  Uses out;
+  Uses out(g);
   for (Node* n : g.nodes()) ir::for_each_input(*n, [&](Value& v) { out[v.node].push_back(n); });
   for (const Value& v : g.outputs)
     if (v) out[v.node].push_back(nullptr);
@@ -48,8 +48,8 @@ inline Uses users(const Graph& g) {
 }
 // The one node that reads anything of n, or null.
 inline Node* sole_user(const Uses& u, const Node* n) {
-  auto it = u.find(n);
-  return it != u.end() && it->second.size() == 1 ? it->second[0] : nullptr;
+  const auto& by = u.at(n);
+  return by.size() == 1 ? by[0] : nullptr;
 }
 
 inline Node* insert(Graph& g, Node* at, std::string_view op, std::vector<ir::Arg> args, ir::TensorType out, uint32_t flags = ir::kPure) {
@@ -66,14 +66,16 @@ class Rewriter {
     Node* n = g_.append(g_.op(op, flags), std::move(args), {std::move(out)});
     n->source = at->source;
     before_[at].push_back(n);
+    changed_ = true;
     return n;
   }
   void replace(Value from, Value to) { same_.emplace(from, to); }
   bool finish() {
-    if (before_.empty() && same_.empty()) return false;
+    if (!changed_ && same_.empty()) return false;
     std::vector<Node*> order;
     for (Node* n : order_) {
-      if (auto it = before_.find(n); it != before_.end()) order.insert(order.end(), it->second.begin(), it->second.end());
+      const std::vector<Node*>& before = before_.at(n);
+      order.insert(order.end(), before.begin(), before.end());
       order.push_back(n);
     }
     g_.set_order(std::move(order));
@@ -85,8 +87,9 @@ class Rewriter {
  private:
   Graph& g_;
   std::vector<Node*> order_;  // before the insertions
-  std::unordered_map<Node*, std::vector<Node*>> before_;
-  std::unordered_map<Value, Value> same_;
+  ir::NodeMap<std::vector<Node*>> before_;
+  ir::ValueMap<Value> same_;
+  bool changed_ = false;
 };
 
 // A Scalar?[] argument: the IR has no such list.

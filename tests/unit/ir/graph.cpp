@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ir/node_map.h"
+
 using namespace vitrify;
 using namespace vitrify::ir;
 using sym::Int;
@@ -82,6 +84,32 @@ TEST(IrGraph, replaces_in_one_sweep) {
   EXPECT_EQ(g.outputs[1], x);
   g.outputs[1] = b;
   EXPECT_THROW(g.replace_uses({{b, a}, {a, b}}), InternalError);
+}
+
+TEST(IrGraph, maps_nodes_and_values) {
+  Graph g;
+  Value x = g.add_input(InputKind::Argument, "x", f32({2}));
+  NodeSet set(g);
+  ValueMap<int> map(g);
+  Node* n = g.append(g.op("aten::aminmax"), {x}, {f32({}), f32({})});  // made after the set and the map
+  EXPECT_FALSE(set.contains(n));
+  EXPECT_TRUE(set.insert(n));
+  EXPECT_FALSE(set.insert(n));
+  EXPECT_TRUE(set.contains(n));
+  EXPECT_FALSE(set.contains(x.node));
+  EXPECT_TRUE(map.emplace(n->out(1), 5));
+  EXPECT_FALSE(map.emplace(n->out(1), 6));
+  map[x] = 7;
+  EXPECT_FALSE(map.contains(n->out(0)));
+  EXPECT_EQ(map.find(n->out(0)), nullptr);
+  EXPECT_EQ(map.at(n->out(1)), 5);
+  EXPECT_EQ(map.at(x), 7);
+  EXPECT_THROW(map.at(n->out(0)), InternalError);
+  EXPECT_EQ(map.begin()->first, n->out(1));  // in the order in which they were put
+  NodeMap<int> of;
+  EXPECT_EQ(of.at(n), 0);
+  of[n] = 3;
+  EXPECT_EQ(of.at(n), 3);
 }
 
 TEST(IrGraph, removes_what_is_dead) {
