@@ -1,5 +1,6 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <unordered_set>
@@ -58,6 +59,7 @@ bool is_random_attention(const std::string& name) { return name.find("scaled_dot
 
 void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = ops.get(op);
+  at::sequence_number::get_and_increment();  // free numbers between autograd's: see in_turn
   if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
   try {
     if (info.kind == OpKind::Composite) {

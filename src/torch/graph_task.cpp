@@ -34,6 +34,11 @@ bool is_of_grad() {
 
 bool comes_to(const Edge& e) { return runs(e, task_of(e)); }
 
+bool comes_to_node(const Node* n) {
+  const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return all && all->contains(const_cast<Node*>(n));
+}
+
 bool is_silent(const Node& n) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
          const_cast<Node&>(n).pre_hooks().empty() && const_cast<Node&>(n).post_hooks().empty() && !n.tensor_post_acc_grad_hooks();

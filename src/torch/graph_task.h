@@ -6,6 +6,8 @@ namespace vitrify {
 
 bool is_of_grad();  // it is grad()'s, or one with inputs=: not all nodes run
 bool comes_to(const torch::autograd::Edge&);
+// From another node, or from several roots: a single one is where it begins.
+bool comes_to_node(const torch::autograd::Node*);
 // Nobody notices when it is called without a gradient.
 bool is_silent(const torch::autograd::Node&);
 // Whether it comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.

@@ -85,10 +85,9 @@ void capture::refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edg
 // What is done around each node of a graph. That it has given its gradients is noted: what the engine adds from then on is what it got from several.
 class Tracer::Impl::Nodes {
  public:
-  Nodes(const Level& level, const Node*& summing) : summing_(summing) {
+  Nodes(std::vector<Edge> todo, const std::vector<Edge>& to, const Node*& summing) : summing_(summing) {
     std::unordered_set<Node*> seen;
-    for (const Edge& e : level.to) seen.insert(e.function.get());
-    std::vector<Edge> todo = level.from;
+    for (const Edge& e : to) seen.insert(e.function.get());
     while (!todo.empty()) {
       const Edge e = std::move(todo.back());
       todo.pop_back();
@@ -161,16 +160,6 @@ struct Tracer::Impl::InputNode final : Node {
   std::string name() const override { return "VitrifyInput"; }
 };
 
-namespace {
-
-// Stands for a view that is made around the program: what comes back through it arrives in its turn, since sums follow the order of their terms.
-struct ViewNode final : Node {
-  ViewNode(uint64_t order, torch::autograd::edge_list&& next) : Node(order, std::move(next)) {}
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& g) override { return std::move(g); }
-};
-
-}  // namespace
-
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
     s.fake.set_requires_grad(true);
@@ -209,31 +198,18 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
   }
 }
 
-// Gradients of an input are added in the order in which they arrive: that of the last op on it comes first.
+// Gradients of an input are added in the order in which they arrive: those of a view made before autograd hears of the program come last.
 void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level& level, Program& p) {
-  std::unordered_map<const Node*, uint64_t> last;  // by node that an input's gradient goes to
-  std::unordered_set<const Node*> seen, ends;
-  for (const Edge& e : level.to) ends.insert(e.function.get());
-  std::vector<const Node*> todo;
-  for (const Edge& e : level.from) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    if (!n || ends.contains(n) || !seen.insert(n).second) continue;
-    for (const Edge& next : n->next_edges()) {
-      if (ends.contains(next.function.get())) last[next.function.get()] = std::max(last[next.function.get()], n->sequence_nr());
-      todo.push_back(next.function.get());
-    }
-  }
+  const capture::LastUsers last = capture::last_users(level.from, level.to);
   for (size_t i = 0; i < outputs.size(); ++i) {
     ResultSpec& r = p.results[i];
     if (r.kind != ResultSpec::Kind::ViewOfInput || !fake_of(outputs[i]).requires_grad()) continue;
     if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; })) continue;
-    const Node* n = fake_of(outputs[i]).grad_fn().get();
-    while (n && n->num_outputs() == 1 && !ends.contains(n->next_edge(0).function.get())) n = n->next_edge(0).function.get();
-    if (!n || n->num_outputs() != 1) continue;
-    const auto after = last.find(n->next_edge(0).function.get());
-    r.first = after != last.end() && n->sequence_nr() < after->second;
+    const Edge& input = inputs[r.index]->edge;
+    capture::Chain chain = capture::views_between(input, fake_of(outputs[i]));
+    if (chain.empty()) continue;
+    chain.insert(chain.begin(), input.function);
+    r.first = !capture::comes_first(chain, last);
   }
 }
 
@@ -309,10 +285,13 @@ void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, cons
   j.roots.push_back({output, tangent});
   level.tangents.push_back(new_tensor(tangent));
   level.from.push_back(torch::autograd::impl::gradient_edge(t));
-  if (auto order = view_order.find(output); !j.level && order != view_order.end()) {
-    auto view = compat::make_node<ViewNode>(order->second, torch::autograd::edge_list{level.from.back()});
-    view->add_input_metadata(t);
-    level.from.back() = {std::move(view), 0};
+  level.views.emplace_back();
+  if (j.level || !views_of_output.contains(output)) return;
+  std::vector<OutputView> views = views_of_output.at(output);
+  std::ranges::stable_sort(views, {}, [](const OutputView& v) { return capture::turn_of(v.chain); });
+  for (OutputView& v : views) {
+    j.roots.back().views.push_back(v.result);
+    level.views.back().push_back(std::move(v.chain));
   }
 }
 
@@ -388,7 +367,8 @@ void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, cons
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
 
-std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std::vector<at::Tensor>& tangents, bool create_graph) {
+std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std::vector<at::Tensor>& tangents, bool create_graph,
+                                                   const std::vector<TangentLayout>& how) {
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
@@ -397,11 +377,22 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
       defined.push_back(tangents[k]);
     }
   if (level.to.empty() || from.empty()) return std::vector<at::Tensor>(level.to.size());
+  if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
+    const capture::LastUsers last = capture::last_users(from, level.to);
+    for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
+      if (!tangents[k].defined()) continue;
+      if (const auto& views = level.views[k]; !views.empty()) {
+        const bool known = k < how.size() && how[k].view >= 0;
+        from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);
+      }
+      ++i;
+    }
+  }
   auto run = [&] {
     BackwardState state;
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
-    Nodes nodes(level, summing);
+    Nodes nodes(from, level.to, summing);
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
@@ -412,8 +403,9 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   return grads;
 }
 
-std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values) {
-  const std::vector<at::Tensor> grads = run_backward(level, tangents, false);
+std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
+                                                            const std::vector<TangentLayout>& how) {
+  const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
   std::vector<Grad> r;
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
@@ -496,7 +488,8 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
       given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
       if (!how[k].expanded.empty()) given.back() = given.back().expand(values_of(j.roots[k].tangent.type().sizes));
     }
-    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values)) r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
+    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
+      r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
   });
   return r;
 }
@@ -527,7 +520,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
       level.of.push_back(given[k]);
     }
-    const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true);
+    const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
     std::vector<at::Tensor> results;
     for (const Gradient& g : below.gradients) {
       const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();

@@ -23,6 +23,7 @@ struct TangentLayout {
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
+  int32_t view = -1;               // of Root::views: those after it gave none
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -41,6 +42,7 @@ struct JointProgram {
   struct Root {
     uint32_t output;
     ir::Value tangent;             // graph input: its gradient, of the same type
+    std::vector<uint32_t> views;   // results that are its views, if it is none: gradients come first through the last
     int32_t written = -1;          // which of `given`
     std::string refuses;           // what a backward() through it raises, which grad() does not come to
     bool added = false;            // all that is done with the tangent is adding it to another gradient (torch/absent.h)

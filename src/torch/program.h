@@ -30,7 +30,7 @@ struct ResultSpec {
     int32_t result = -1; /* which of a multi-view op's results */
   };
   std::vector<ViewOp> path;
-  uint64_t order = 0;        // of a view that gradients follow: autograd's number, so that they come back in their turn
+  uint32_t order = 0;        // of a view that gradients follow: made in this order, so that they come back in their turn
   bool first = false;        // of a view of an input: made before autograd hears of the program, so that its gradient is added after the program's
   std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
 };

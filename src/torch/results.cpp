@@ -91,14 +91,6 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
   return n && n == end;
 }
 
-// Of the views that lead from `base` to `t`, the one that the gradient of `base` comes from.
-const torch::autograd::Node& first_of_path(const at::Tensor& t, const at::Tensor& base) {
-  const torch::autograd::Edge end = torch::autograd::impl::gradient_edge(base);
-  const torch::autograd::Node* n = t.grad_fn().get();
-  while (n && n->num_outputs() == 1 && n->next_edge(0) != end) n = n->next_edge(0).function.get();
-  return n ? *n : *t.grad_fn();
-}
-
 // In eager's history a view of memory that was written to since is made again, from the whole of it and by its strides: so many views of `path` that
 // lead to `t` were made of such a one, or none was.
 std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vector<ResultSpec::ViewOp>& path) {
@@ -125,12 +117,21 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
         fail("returns one of several views of what it has written to since");
       }
     }
+  auto turn_of = [&](uint32_t i) {
+    const ResultSpec& r = results[i];
+    at::Tensor base = fakes[r.kind == ResultSpec::Kind::ViewOfValue ? r.index : i];
+    if (r.kind == ResultSpec::Kind::ViewOfOutput && base.is_view()) base = base._base();
+    const bool of_input = r.kind == ResultSpec::Kind::ViewOfInput;
+    const capture::Chain chain = capture::views_between(of_input ? inputs[r.index]->edge : torch::autograd::impl::gradient_edge(base), fakes[i]);
+    return chain.empty() ? std::vector{fakes[i].grad_fn()->sequence_nr()} : capture::turn_of(chain);
+  };
+  std::vector<std::pair<std::vector<uint64_t>, uint32_t>> turns;
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec& r = results[i];
     if (r.path.empty() || !fakes[i].requires_grad()) continue;
     if (std::ranges::any_of(r.path, [](const ResultSpec::ViewOp& v) { return v.op == "aten::detach"; }))
       fail("returns a detached tensor that gradients come back through");  // one with a history of its own, in the memory of another
-    if (fakes[i].grad_fn()) r.order = fakes[i].grad_fn()->sequence_nr();
+    if (fakes[i].grad_fn()) turns.emplace_back(turn_of(i), i);
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
@@ -155,6 +156,8 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
       break;
     }
   }
+  std::ranges::sort(turns);
+  for (uint32_t k = 0; k < turns.size(); ++k) results[turns[k].second].order = k + 1;
 }
 
 // Graph outputs for what the program returns and for what it wrote.
@@ -201,8 +204,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
           fail("returns views of memory that has no tensor of its own");
         note_root(it->second, base);
-        uint64_t& order = view_order[it->second];
-        order = std::max(order, first_of_path(fakes[i], base).sequence_nr());
+        capture::Chain chain = capture::views_between(torch::autograd::impl::gradient_edge(base), fakes[i]);
+        if (!chain.empty()) views_of_output[it->second].push_back({i, std::move(chain)});
       }
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;

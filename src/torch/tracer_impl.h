@@ -12,6 +12,7 @@
 #include "torch/mode.h"
 #include "torch/op_info.h"
 #include "torch/tracer.h"
+#include "torch/view_order.h"
 
 namespace vitrify {
 
@@ -154,11 +155,16 @@ struct Tracer::Impl final : capture::ModeHandler {
   struct Level {
     std::vector<torch::autograd::Edge> from;  // of the roots
     std::vector<at::Tensor> tangents;
-    std::vector<torch::autograd::Edge> to;  // where gradients leave
-    std::vector<ir::Value> of;              // whose they are
+    std::vector<torch::autograd::Edge> to;           // where gradients leave
+    std::vector<ir::Value> of;                       // whose they are
+    std::vector<std::vector<capture::Chain>> views;  // per root: those of JointProgram::Root::views
   };
   std::vector<Level> levels;
-  std::unordered_map<uint32_t, uint64_t> view_order;  // by graph output that is returned through views: when autograd saw the last of them
+  struct OutputView {
+    uint32_t result;
+    capture::Chain chain;
+  };
+  std::unordered_map<uint32_t, std::vector<OutputView>> views_of_output;  // by graph output that is returned through views
   bool in_backward = false;
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
@@ -181,14 +187,16 @@ struct Tracer::Impl final : capture::ModeHandler {
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);
   std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);
-  std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph);
+  std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph,
+                                       const std::vector<TangentLayout>& how = {});
   struct Grad {
     ir::Value of;
     ResultSpec how;
     ir::TensorType type;
   };
   // Gradients for the tangents that are defined; the values they are made of go to `values`.
-  std::vector<Grad> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values);
+  std::vector<Grad> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values,
+                                  const std::vector<TangentLayout>& how = {});
   void take_gradients(JointProgram&, std::vector<Grad>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;

@@ -25,6 +25,7 @@
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
+#include "torch/tangents.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -39,18 +40,6 @@ using torch::autograd::variable_list;
 
 constexpr int kMaxRenewals = 4;    // derivatives taken again, with more learned
 constexpr size_t kMaxLayouts = 8;  // of tangents in strides of their own
-
-using Layouts = std::vector<TangentLayout>;
-bool strided(const Layouts& how) {
-  return std::any_of(how.begin(), how.end(), [](const TangentLayout& l) { return !l.strides.empty(); });
-}
-Layouts in_recorded_strides(Layouts how) {
-  for (TangentLayout& l : how) {
-    l.strides.clear();
-    l.expanded.clear();
-  }
-  return how;
-}
 
 class Training;
 
@@ -73,8 +62,19 @@ class RegionNode final : public Node {
     if (!t.defined() || t.is_inference()) return;
     watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), static_cast<int64_t>(t._version()), is_output, index});
   }
+  // The views of root `root`, each after those that gradients come through later.
+  void add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
+    if (const Node* n = t.grad_fn().get()) views_.push_back({root, view, n, n->sequence_nr()});
+  }
+  // Through which of them the backward under way comes.
+  void find_views(Layouts& how) const;
 
  private:
+  struct View {
+    uint32_t root, view;
+    const Node* node;  // it may be gone, and
+    uint64_t number;   // another in its place
+  };
   struct Watched {
     c10::VariableVersion version;
     int64_t expected;
@@ -91,6 +91,7 @@ class RegionNode final : public Node {
   std::vector<at::Tensor> given_;       // what the call was given: for gradients of gradients
   std::vector<int64_t> versions_;
   std::vector<Watched> watched_;
+  std::vector<View> views_;
   bool hooked_;  // private ones are among the visible: hooks may want to move them
   bool released_ = false;
 };
@@ -190,11 +191,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (uint32_t i : watched_given_) node->watch(*given[i], false, i);
     for (uint32_t o : watched_outputs_) node->watch(values[o], true, o);
     results_.make(values, given, out);
+    for (uint32_t k = 0; k < joint_.roots.size(); ++k)
+      if (const auto& views = joint_.roots[k].views; views.size() > 1)
+        for (uint32_t v = 0; v < views.size(); ++v) node->add_view(k, v, out[views[v]]);
   }
 
   // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
   template <class F>
-  variable_list backward(F&& unpack, variable_list tangents, const Node& node) const {
+  variable_list backward(F&& unpack, variable_list tangents, const RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     if (!is_of_grad())
       for (size_t k = 0; k < tangents.size(); ++k)
@@ -208,7 +212,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
-        if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], k, b->tangents[k]));
+        if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
       try {
         if (last) {
           tangents.clear();
@@ -232,7 +236,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // The same as a compiled call of its own, which has gradients too. `saved` is asked for values that the program drew.
   variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
-                                        const Node& node) const {
+                                        const RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     Layouts how = layouts_of(tangents, node);
     pass_checkpoints(how, node);
@@ -253,7 +257,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       for (size_t i = own; i < wanted.size(); ++i) {
         if (is_input(*wanted[i].node)) {
           while (!how[k].defined) ++k;
-          given.push_back(laid_out(tangents[k], k, how[k]));
+          given.push_back(laid_out(tangents[k], type_of_tangent(k), how[k]));
           ++k;
           continue;
         }
@@ -277,6 +281,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   const std::vector<Saved>& saved() const { return saved_; }
+  const std::vector<JointProgram::Root>& roots() const { return joint_.roots; }
   const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
     return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
   }
@@ -305,6 +310,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     mutable std::atomic<bool> proven{false};  // has run to the end once
   };
 
+  const ir::TensorType& type_of_tangent(size_t k) const { return joint_.roots[k].tangent.type(); }
+
   void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
     std::lock_guard lock(mutex_);
     learned_ = true;
@@ -325,25 +332,19 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (returned[o] && !kept(Saved::Kind::Result, o)) watched_outputs_.push_back(o);
   }
 
-  // Eager's gradients are strided as their tangents are, more or less: where that shows, each layout of tangents has a plan of its own.
-  Layouts layouts_of(const variable_list& tangents, const Node& node) const {
+  // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
+  // has a plan of its own.
+  Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const {
     Layouts how(tangents.size());
     bool other = false;
     for (size_t k = 0; k < tangents.size(); ++k) {
       how[k].defined = tangents[k].defined();
-      other = other || (how[k].defined && !is_recorded(tangents[k], k, true));
+      other = other || (how[k].defined && (joint_.roots[k].views.size() > 1 || !is_recorded(tangents[k], type_of_tangent(k), true)));
     }
     if (!other || !strides_show(node)) return how;
-    for (size_t k = 0; k < tangents.size(); ++k) {
-      const at::Tensor& t = tangents[k];
-      const ir::TensorType& type = joint_.roots[k].tangent.type();
-      auto known = [](sym::Int i) { return i.is_const(); };
-      if (how[k].defined && t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, k, true) &&
-          std::all_of(type.sizes.begin(), type.sizes.end(), known) && ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
-        how[k].strides = t.strides().vec();
-      for (uint32_t d = 0; d < how[k].strides.size(); ++d)
-        if (how[k].strides[d] == 0 && t.size(d) > 1) how[k].expanded.push_back(d);
-    }
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
+    node.find_views(how);
     return how;
   }
 
@@ -399,15 +400,15 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
     if (auto known = backwards_.find(how); known != backwards_.end()) return known->second;
-    if (strided(how) && layouts_++ >= kMaxLayouts) return backward_known(in_recorded_strides(how));
+    if (is_other(how) && layouts_++ >= kMaxLayouts) return backward_known(as_recorded(how));
     if (auto b = made_of_all(how)) return backwards_[how] = std::move(b);
     StageTimer timer("derivative");
     std::vector<Value> tangents, values;
     const uint32_t first = joint_.program.graph->next_id();
     std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
     auto b = std::make_shared<Backward>(backward_from(joint_, saved_, tangents, std::move(gradients), values, first), how);
-    if (strided(how))  // many gradients do not follow their tangents
-      if (auto plain = backwards_.find(in_recorded_strides(how)); plain != backwards_.end() && plain->second->program.types == b->program.types)
+    if (is_other(how))  // many gradients do not follow their tangents
+      if (auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end() && plain->second->program.types == b->program.types)
         b = plain->second;
     return backwards_[how] = std::move(b);
   }
@@ -434,7 +435,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::lock_guard lock(mutex_);
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
-    if (strided(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = in_recorded_strides(how);
+    if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     auto [at, fresh] = next_.try_emplace(how);
     if (fresh) try {
         at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
@@ -453,45 +454,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!warned_.insert(why).second) return;
     }
     trace_->warn_eager("gradients of the gradients", why);
-  }
-
-  // exactly: where there is but one element as well.
-  bool is_recorded(const at::Tensor& t, size_t k, bool exactly = false) const {
-    const ir::TensorType& type = joint_.roots[k].tangent.type();
-    bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
-    for (size_t d = 0; same && d < type.dim(); ++d)
-      same = (t.size(static_cast<int64_t>(d)) == 1 && !exactly) ||
-             (type.strides[d].is_const() && t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
-    return same;
-  }
-
-  // As the plan for `how` wants it.
-  at::Tensor laid_out(const at::Tensor& t, size_t k, const TangentLayout& how) const {
-    if (!how.strides.empty()) {
-      at::Tensor r = t.resolve_conj().resolve_neg();
-      for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
-      return r;
-    }
-    const ir::TensorType& type = joint_.roots[k].tangent.type();
-    if (is_recorded(t, k)) {
-      if (is_recorded(t, k, true) || c10::GradMode::is_enabled()) return t;
-      std::vector<int64_t> as_recorded = t.strides().vec();  // calls hand on the strides they are given, also those of one element
-      for (size_t d = 0; d < type.dim(); ++d)
-        if (type.strides[d].is_const()) as_recorded[d] = type.strides[d].value();
-      return t.as_strided(t.sizes(), as_recorded);
-    }
-    std::vector<int64_t> strides = values_of(type.strides);
-    if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
-      std::vector<size_t> order(strides.size());
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
-      int64_t next = 1;
-      for (size_t d : std::views::reverse(order)) {
-        strides[d] = next;
-        next *= std::max<int64_t>(1, t.size(static_cast<int64_t>(d)));
-      }
-    }
-    return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
   }
 
   JointProgram joint_;
@@ -542,6 +504,13 @@ void RegionNode::check_versions(const BackwardProgram& b) const {
                 " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
                 "torch.autograd.set_detect_anomaly(True, check_nan=False).");
   }
+}
+
+void RegionNode::find_views(Layouts& how) const {
+  for (const View& v : views_)
+    if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
+  for (size_t k = 0; k < how.size(); ++k)
+    if (how[k].view + 1 == static_cast<int32_t>(region_->roots()[k].views.size())) how[k].view = -1;
 }
 
 variable_list RegionNode::apply(variable_list&& tangents) {

@@ -453,9 +453,12 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
     nest(s.inner.data(), int(s.inner.size()), [&] { emit_body(s, nullptr); });
     return;
   }
-  constexpr int64_t kChunk = 64;
-  bool two_level =
-      wants_two_level(s) && !s.inner.empty() && !(s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= 2 * kChunk);
+  // A column is one chain of sums, where a row is a chain for every lane: its runs in f32 are shorter.
+  constexpr int64_t kSums = 16, kMoments = 64, kPrefetched = 128;
+  const bool moments = std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return a.kind == loop::AccumKind::Welford; });
+  const int64_t chunk = moments ? kMoments : kSums;
+  auto at_most = [&](int64_t n) { return s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= n; };
+  const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(moments ? 2 * chunk : chunk), prefetched = !at_most(kPrefetched);
   AccSet accs = make_accs(s, block_.lanes, block_.unroll, two_level);
   reset(s, accs);
   if (!two_level) {
@@ -463,12 +466,12 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
   } else {
     nest(s.inner.data(), int(s.inner.size()) - 1, [&] {
       Value* n = scalar_index(s.inner.back().extent, 0);
-      for_loop(i64(0), n, i64(kChunk), [&](Value* c) {
-        Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(kChunk)), n);
+      for_loop(i64(0), n, i64(chunk), [&](Value* c) {
+        Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(chunk)), n);
         for_loop(c, end, i64(1), [&](Value* i) {
           symbols_[sym::view(s.inner.back().var).symbol->id] = i;
           emit_body(s, &accs);
-          prefetch_column(s);
+          if (prefetched) prefetch_column(s);
         });
         flush(s, accs);
       });

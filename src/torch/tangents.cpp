@@ -1,0 +1,68 @@
+#include "torch/tangents.h"
+
+#include <algorithm>
+#include <numeric>
+#include <ranges>
+
+#include "torch/convert.h"
+
+namespace vitrify {
+
+bool is_other(const Layouts& how) {
+  return std::any_of(how.begin(), how.end(), [](const TangentLayout& l) { return !l.strides.empty() || l.view >= 0; });
+}
+
+Layouts as_recorded(Layouts how) {
+  for (TangentLayout& l : how) {
+    l.strides.clear();
+    l.expanded.clear();
+    l.view = -1;
+  }
+  return how;
+}
+
+bool is_recorded(const at::Tensor& t, const ir::TensorType& type, bool exactly) {
+  bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
+  for (size_t d = 0; same && d < type.dim(); ++d)
+    same = (t.size(static_cast<int64_t>(d)) == 1 && !exactly) ||
+           (type.strides[d].is_const() && t.stride(static_cast<int64_t>(d)) == type.strides[d].value());
+  return same;
+}
+
+void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how) {
+  auto known = [](sym::Int i) { return i.is_const(); };
+  if (t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, type, true) && std::all_of(type.sizes.begin(), type.sizes.end(), known) &&
+      ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
+    how.strides = t.strides().vec();
+  for (uint32_t d = 0; d < how.strides.size(); ++d)
+    if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
+}
+
+at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
+  if (!how.strides.empty()) {
+    at::Tensor r = t.resolve_conj().resolve_neg();
+    for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
+    return r;
+  }
+  if (is_recorded(t, type)) {
+    if (is_recorded(t, type, true) || c10::GradMode::is_enabled()) return t;
+    std::vector<int64_t> as_recorded = t.strides().vec();  // calls hand on the strides they are given, also those of one element
+    for (size_t d = 0; d < type.dim(); ++d)
+      if (type.strides[d].is_const()) as_recorded[d] = type.strides[d].value();
+    return t.as_strided(t.sizes(), as_recorded);
+  }
+  std::vector<int64_t> strides = values_of(type.strides);
+  if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
+    std::vector<size_t> order(strides.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+    int64_t next = 1;
+    for (size_t d : std::views::reverse(order)) {
+      strides[d] = next;
+      next *= std::max<int64_t>(1, t.size(static_cast<int64_t>(d)));
+    }
+  }
+  return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
+}
+
+}  // namespace vitrify

@@ -1,0 +1,21 @@
+// How the gradients that a compiled backward is given are laid out.
+#pragma once
+#include <ATen/ATen.h>
+
+#include "torch/joint.h"
+
+namespace vitrify {
+
+using Layouts = std::vector<TangentLayout>;
+
+// Whether any comes in strides or in an order of its own.
+bool is_other(const Layouts&);
+Layouts as_recorded(Layouts);
+// exactly: where there is but one element as well.
+bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly = false);
+// Notes strides that were not recorded.
+void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);
+// As the plan for that layout wants it.
+at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);
+
+}  // namespace vitrify

@@ -1,0 +1,101 @@
+"""Gradients that meet at a tensor are added in the strides of the first, and which is the first is decided by the ops that saw the tensor last. Views that a program
+returns are made around it: what came back through one was taken for older than it is where the program itself went through the same view, or where gradients came
+through the others only."""
+import pytest
+import torch
+import vitrify
+
+pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+
+
+def used_later(x):
+    x = x.clone()
+    v = x.movedim(0, -1)
+    part = v[..., ::2]  # older than
+    return part, torch.relu(v)
+
+
+def used_earlier(x):
+    x = x * 3
+    v = x.mT
+    out = v.cumsum(1)
+    return v[..., ::2], out
+
+
+def of_an_argument(x):
+    v = x.movedim(0, -1)
+    part = v[..., ::2]
+    return part, torch.relu(v)
+
+
+def older_view_of_a_view(x):
+    x = x * 3
+    part = x[1:]
+    v = x.mT
+    out = v.sin()
+    return part.unsqueeze(1).squeeze(1), out[1:], v  # the first is made last, of what was made first
+
+
+def some_of_the_views(x):
+    x = x.clone()
+    a, b = x.movedim(2, 1), x.mT
+    return a, b, torch.tanh(b), torch.roll(x, 1, -2)
+
+
+def three_views(x):
+    x = x * 3
+    a, b, c = x[1:], x.permute(2, 0, 1), x.mT
+    return b.cumsum(1), a, c
+
+
+CASES = [(f, None) for f in (used_later, used_earlier, of_an_argument, older_view_of_a_view, some_of_the_views, three_views)]
+CASES += [(used_later, (0,)), (older_view_of_a_view, (0, 1)), (some_of_the_views, (0, 2)), (some_of_the_views, (1, 2)), (some_of_the_views, (0, 2, 3)),
+          (three_views, (0, 1)), (three_views, (0, 2)), (three_views, (1, 2))]
+
+
+def gradients(f, x, used, again=False):
+    x = x.detach().requires_grad_()
+    out = f(x)
+    heads = [out[i] for i in used or range(len(out))]
+    tangents = [torch.linspace(-1, 1, t.numel()).view(t.shape).requires_grad_(again) for t in heads]
+    g, = torch.autograd.grad(heads, x, tangents, create_graph=again)
+    return [g, *torch.autograd.grad(g, tangents, g.sin().detach())] if again else [g]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("f,used", CASES, ids=[f"{f.__name__} {used or 'all'}" for f, used in CASES])
+def test_strides(f, used, again):
+    torch.manual_seed(0)
+    compiled = vitrify.compile(f)
+    for x in (torch.randn(4, 6, 5), torch.randn(5, 4, 6).permute(1, 2, 0)):
+        for _ in range(2):
+            for mine, eager in zip(gradients(compiled, x, used, again), gradients(f, x, used, again)):
+                assert mine.stride() == eager.stride()
+                torch.testing.assert_close(mine, eager)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+def test_one_program_for_all_of_them():
+    """The same call, asked for gradients through some of its views and then through others."""
+    torch.manual_seed(0)
+    compiled, x = vitrify.compile(some_of_the_views), torch.randn(4, 6, 5)
+    for used in [(0, 2), (1, 2), (0, 1, 2), (2,), (0,), (1,), (0, 2), None]:
+        (mine,), (eager,) = gradients(compiled, x, used), gradients(some_of_the_views, x, used)
+        assert mine.stride() == eager.stride(), used
+        torch.testing.assert_close(mine, eager)
+    assert vitrify.counters["captures"] == 1 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+def test_a_view_written_to_afterwards():
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 5)
+
+    def run(f):
+        leaf = x.detach().requires_grad_()
+        a, b, c, d = f(leaf)
+        a.mul_(2)
+        return torch.autograd.grad(a.sum() + b.sin().sum() + d.sum(), leaf)[0]
+    mine, eager = run(vitrify.compile(some_of_the_views)), run(some_of_the_views)
+    assert mine.stride() == eager.stride()
+    torch.testing.assert_close(mine, eager)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
