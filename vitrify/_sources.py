@@ -210,7 +210,7 @@ class Sources:
             for k, v in d.items():
                 if type(v) in _SCALARS or k == "_compiled_call_impl":
                     continue
-                if not v and k in _MODULE_DICTS and isinstance(v, dict):
+                if k in _MODULE_DICTS and isinstance(v, dict) and not v:
                     g.add_dict(v, None, full)
                 elif k == "_parameters" or k == "_buffers":
                     g.add_dict(v, None, full)

@@ -200,6 +200,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
 
 // Gradients of an input are added in the order in which they arrive: those of a view made before autograd hears of the program come last.
 void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level& level, Program& p) {
+  if (std::ranges::none_of(p.results, [](const ResultSpec& r) { return r.kind == ResultSpec::Kind::ViewOfInput; })) return;
   const capture::LastUsers last = capture::last_users(level.from, level.to);
   for (size_t i = 0; i < outputs.size(); ++i) {
     ResultSpec& r = p.results[i];
