@@ -314,8 +314,7 @@ void KernelEmitter::prefetch_ahead(const std::vector<const Instr*>& loads, Int v
 }
 
 // Columns are summed in short pieces of rows that lie pages apart: no hardware foresees the next.
-void KernelEmitter::prefetch_column(const loop::Stage& s) {
-  constexpr int64_t kRowsAhead = 8;
+void KernelEmitter::prefetch_column(const loop::Stage& s, int64_t rows_ahead) {
   if (block_.lanes == 1) return;
   const Int down = s.inner.back().var;
   std::vector<const Instr*> loads;
@@ -325,7 +324,7 @@ void KernelEmitter::prefetch_column(const loop::Stage& s) {
     if (near && far && near->first.is(1) && !varies(near->second) && far->first.is_const() && far->first.value() >= 2 * kRowAhead)
       loads.push_back(&i);
   }
-  prefetch_ahead(loads, down, kRowsAhead);
+  prefetch_ahead(loads, down, rows_ahead);
 }
 
 void KernelEmitter::emit_rows() {
@@ -490,9 +489,10 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   bool reduction = false;
   for (auto& s : k_.stages) reduction |= !s.accums.empty();
   int unroll = lanes_ == 1 || n == 0 ? 1 : choose_unroll(k_.stages, reduction, loops[n - 1].var);
+  const bool long_columns = reduction && n > 0 && sums_long_columns();
   // Columns of a sum: long pieces of each row, as far as the registers go.
   if (reduction && unroll == 4 && k_.stages[0].accums.size() == 1 && k_.stages[0].body.size() <= 3)
-    unroll = (t_.avx512 ? 16 : 8) / (k_.stages[0].accums[0].kind == loop::AccumKind::Welford ? 2 : 1);
+    unroll = (t_.avx512 && !long_columns ? 16 : 8) / (k_.stages[0].accums[0].kind == loop::AccumKind::Welford ? 2 : 1);
   auto body = [&](Phase) {
     if (flat)
       emit_body(k_.stages[0], nullptr);
@@ -506,7 +506,12 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   const loop::Loop& last = loops[n - 1];
   if (last.extent.is_const())
     while (unroll > 1 && last.extent.value() < int64_t(lanes_) * unroll) unroll /= 2;
-  split_runs(loops, n, [&](Value* from, Value* to) { vector_run(last.var, from, to, lanes_, unroll, body); });
+  split_runs(loops, n, [&](Value* from, Value* to) {
+    if (long_columns)
+      emit_columns(last, unroll, from, to);
+    else
+      vector_run(last.var, from, to, lanes_, unroll, body);
+  });
 }
 
 void KernelEmitter::split_runs(const loop::Loop* loops, int n, const std::function<void(Value*, Value*)>& run) {

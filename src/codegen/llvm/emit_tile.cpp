@@ -7,7 +7,9 @@
 namespace vitrify::codegen::x86 {
 
 namespace {
-constexpr int64_t kBand = 64;  // squares down before one step across: long pieces of the rows that are read, and time for what was asked for to come
+// Squares down before one step across: long pieces of the rows that are read, and time for what was asked for to come. Operands that are read across
+// as well lie in a page for each row of the band: as many as can be looked up at once.
+constexpr int64_t kBand = 64, kBandAcross = 8;
 
 // Swaps the off-diagonal blocks of every size: W log W shuffles of two vectors.
 void transpose(llvm::IRBuilder<>& b, std::vector<Value*>& rows) {
@@ -47,6 +49,10 @@ void KernelEmitter::emit_tiles() {
     square->setAlignment(llvm::Align(64));
     squares[&i] = square;
   }
+  const bool across_too = std::any_of(stage.body.begin(), stage.body.end(), [&](const Instr& i) {
+    return i.op == Op::load && !squares.count(&i) && sym::contains(i.at, across.var) && sym::contains(i.at, down.var);
+  });
+  const int64_t band_rows = (across_too ? kBandAcross : kBand) * w;
   auto vector_of = [&](const Instr& i) { return vec(storage_llvm(k_.buffers[i.buf].dtype), w); };
   auto row_of = [&](const Instr& i, Value* r) { return b_.CreateInBoundsGEP(vector_of(i), squares.at(&i), r); };
   // W vectors down, one for each step across.
@@ -111,8 +117,8 @@ void KernelEmitter::emit_tiles() {
     Value* width = scalar_index(across.extent, 0);
     Value* whole = b_.CreateAnd(width, i64(-w));
     Value* last = b_.CreateAdd(from, b_.CreateAnd(b_.CreateSub(to, from), i64(-w)));
-    for_loop(from, last, i64(kBand * w), [&](Value* band) {
-      Value* band_end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(band, i64(kBand * w)), last);
+    for_loop(from, last, i64(band_rows), [&](Value* band) {
+      Value* band_end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(band, i64(band_rows)), last);
       for_loop(i64(0), whole, i64(w), [&](Value* a0) { for_loop(band, band_end, i64(w), [&](Value* d0) { square(d0, a0); }); });
     });
     // what is left at the right of the squares, and the rows below them

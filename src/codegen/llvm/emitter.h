@@ -103,7 +103,9 @@ class KernelEmitter {
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
   void prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps);
-  void prefetch_column(const loop::Stage&);
+  void prefetch_column(const loop::Stage&, int64_t rows_ahead = 8);
+  bool sums_long_columns() const;  // emit_columns.cpp
+  void emit_columns(const loop::Loop& columns, int unroll, Value* from, Value* to);
   void emit_stage_in_block(const loop::Stage&);  // inner loops sequential
   void emit_body(const loop::Stage&, AccSet* accs);
   // Runs `run(from, to)` for each piece of [begin, end) in which only the last of `loops` moves; the others' symbols are set.
