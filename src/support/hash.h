@@ -1,4 +1,4 @@
-// 64-bit content hashing (xxh3) for structural deduplication and cache keys.
+// 64-bit content hashing (xxh3) for deduplication and cache keys.
 #pragma once
 #define XXH_INLINE_ALL
 #include <xxhash.h>
