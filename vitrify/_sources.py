@@ -211,7 +211,7 @@ class Sources:
                 if type(v) in _SCALARS or k == "_compiled_call_impl":
                     continue
                 if k in _MODULE_DICTS and isinstance(v, dict) and not v:
-                    g.add_dict(v, None, full)
+                    g.add_dict(v, None, full if k in ("_parameters", "_buffers") else f"{full}.{k}")
                 elif k == "_parameters" or k == "_buffers":
                     g.add_dict(v, None, full)
                     kind = PARAMETER if k == "_parameters" else BUFFER

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "torch/passes/match.h"
 #include "torch/slice.h"
 
 namespace vitrify {
@@ -20,24 +21,17 @@ Value added_to(const Node& n, Value tangent) {
   return other.type() == n.outs[0] && tangent.type() == n.outs[0] ? other : Value{};
 }
 
-// By node id; a node that reads twice is there twice.
-using Readers = std::vector<std::vector<Node*>>;
-Readers readers_of(const ir::Graph& g) {
-  Readers r(g.next_id());
-  for (Node* n : g.nodes()) ir::for_each_input(*n, [&](Value& v) { r[v.node->id].push_back(n); });
-  return r;
-}
-
 // The only thing done with a tangent, or with a view of it.
 struct Use {
   Value of;
   Node* by = nullptr;
 };
-std::optional<Use> use_of(Value tangent, const Readers& readers) {
-  for (Value v = tangent;; v = readers[v.node->id][0]->out()) {
-    const std::vector<Node*>& by = readers[v.node->id];
-    if (by.size() != 1) return std::nullopt;
-    if (!(by[0]->op->flags & ir::kView)) return Use{v, by[0]};
+std::optional<Use> use_of(Value tangent, const match::Uses& uses) {
+  for (Value v = tangent;;) {
+    Node* by = match::sole_user(uses, v.node);
+    if (!by) return std::nullopt;
+    if (!(by->op->flags & ir::kView)) return Use{v, by};
+    v = by->out();
   }
 }
 
@@ -45,19 +39,19 @@ std::optional<Use> use_of(Value tangent, const Readers& readers) {
 
 void find_added(JointProgram& j, const std::unordered_set<uint32_t>& sums) {
   if (j.roots.size() < 2 || sums.empty()) return;
-  const Readers readers = readers_of(*j.program.graph);
+  const match::Uses uses = match::users(*j.program.graph);
   std::unordered_set<Value> owned;  // memory of gradients
   for (size_t o = j.num_forward; o < j.outputs.size(); ++o)
     if (j.outputs[o]) owned.insert(root_of(j.outputs[o]));
   for (JointProgram::Root& r : j.roots) {
-    const auto use = use_of(r.tangent, readers);
+    const auto use = use_of(r.tangent, uses);
     if (!use || !sums.contains(use->by->id)) continue;
     const Value sum = use->by->out(), other = added_to(*use->by, use->of);
     // A tangent itself may be undefined as well; a gradient that the caller gets has memory of its own.
     if (!other || is_input(*root_of(other).node)) continue;
     if (owned.contains(r.tangent) || owned.contains(root_of(other)) || owned.contains(sum)) continue;
     // Of three terms and more the first two decide the layout.
-    r.added = std::ranges::none_of(readers[sum.node->id], [&](const Node* n) { return sums.contains(n->id); });
+    r.added = std::ranges::none_of(uses.at(sum.node), [&](const Node* n) { return n && sums.contains(n->id); });
   }
 }
 
@@ -75,10 +69,10 @@ std::optional<BackwardProgram> backward_without(const JointProgram& j, const Bac
   const std::shared_ptr<ir::Graph> g = copy(*all.graph, inputs);
   std::vector<Value> tangents;
   for (size_t k : absent) tangents.push_back(g->inputs[all.saved.size() + k].value);
-  const Readers readers = readers_of(*g);
+  const match::Uses uses = match::users(*g);
   ir::ValueMap<Value> without(*g);
   for (Value t : tangents) {
-    const auto use = use_of(t, readers);
+    const auto use = use_of(t, uses);
     const Value other = use ? added_to(*use->by, use->of) : Value{};  // passes may have changed layouts
     if (!other) return std::nullopt;
     without.emplace(use->by->out(), other);

@@ -89,7 +89,7 @@ TEST(Loop, VerifierRefuses) {
   EXPECT_TRUE(has(broken("store f32 b2[i1*1024 + i3] = %11 mask %9", ""), "never stored"));
 }
 
-TEST(Loop, HashIgnoresNamesOnly) {
+TEST(Loop, CanonicalFormIgnoresNamesOnly) {
   auto a = loop::parse(kRows, context("siiiv"));
   // the same with three more symbols made before, so that every number differs
   std::string text;
