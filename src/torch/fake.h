@@ -28,6 +28,7 @@ struct StorageState {
   int32_t input = -1;                // graph input whose memory this is
   int32_t shared_with = -1;          // another input that shares memory with it
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
+  bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included
 };
 
 // A node of the tree of views of one storage; the root has no parent.

@@ -55,6 +55,8 @@ bool special(std::string_view name) {
                                                              "aten::fill_.Scalar",
                                                              "aten::zero_",
                                                              "aten::_efficientzerotensor",
+                                                             "aten::mul.Tensor",
+                                                             "aten::div.Tensor",
                                                              "aten::index.Tensor",
                                                              "aten::repeat_interleave.Tensor",
                                                              "aten::native_batch_norm",

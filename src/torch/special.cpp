@@ -158,10 +158,30 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return finish(args[0]);
   }
 
-  if (name == "aten::_efficientzerotensor") {  // zeros without memory: what torch makes of them comes here as other ops
-    Call call = record_call(*ops.find("aten::zeros"), args);
-    at::Tensor zeros = new_tensor(call.node->out());
-    return finish(capture::make_fake(as_fake(zeros)->view, zeros.key_set().add(c10::DispatchKey::ZeroTensor)));
+  auto zeros_of = [&](const TensorType& type) {
+    TensorType t = type;
+    t.strides = ir::contiguous_strides(t.sizes);
+    t.wrapped_number = false;
+    const Arg zero = is_float(t.dtype) ? Arg(0.0) : Arg(sym::Int(0));
+    at::Tensor zeros = new_tensor(append("aten::full", {to_ints(t.sizes), zero, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out());
+    as_fake(zeros)->view->storage->zeros = true;
+    return zeros;
+  };
+  // Torch's own key for zeros without memory would ask Meta kernels, some of them in Python, for the sizes of their products.
+  if (name == "aten::_efficientzerotensor") {
+    run_pure(*ops.find("aten::zeros"), stack);
+    as_fake(stack->back().toTensor())->view->storage->zeros = true;
+    return;
+  }
+  if (name == "aten::mul.Tensor" || name == "aten::div.Tensor") {
+    auto is_zeros = [](const IValue& v) {
+      FakeImpl* f = as_fake(v.toTensor());
+      return f && f->view->storage->zeros && f->view->storage->generation == 0;
+    };
+    const bool zero = is_zeros(args[0]) || (name == "aten::mul.Tensor" && is_zeros(args[1]));
+    run_pure(info, stack);
+    if (zero) stack->back() = zeros_of(as_fake(stack->back().toTensor())->view->type);
+    return;
   }
 
   if (name == "aten::native_batch_norm") {

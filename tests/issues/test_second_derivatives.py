@@ -35,3 +35,47 @@ def test_determinants(matrix):
         torch.testing.assert_close(o, eager, rtol=1e-12, atol=1e-12)
         assert o.stride() == eager.stride()
     assert vitrify.counters["kernels_launched"] > 0  # of the determinant and its gradient
+
+
+SIGNS = {
+    "norm": lambda x: x.norm(dim=1),
+    "norm of everything": lambda x: x.norm(1),
+    "normalize": lambda x: torch.nn.functional.normalize(x, dim=1),
+    "softsign": torch.nn.functional.softsign,
+    "abs over a sum": lambda x: x.abs() / (1 + x.abs().sum(1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("values", ["usual", "infinite"])
+@pytest.mark.parametrize("name", SIGNS)
+def test_zeros_without_memory(name, values, recwarn):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    if values == "infinite":
+        x[0, 1], x[2, 3] = torch.inf, -torch.inf
+    compiled = vitrify.compile(SIGNS[name])
+    for ours, eager in zip(hessian(compiled, x), hessian(SIGNS[name], x)):
+        torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert ours.stride() == eager.stride()
+    assert not [w for w in recwarn if issubclass(w.category, vitrify.VitrifyWarning)]
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+def test_gradient_penalty(recwarn):
+    torch.manual_seed(0)
+    critic = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Softsign(), torch.nn.Linear(16, 1))
+
+    def loss(x):
+        x = x.detach().requires_grad_()
+        grad, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return ((grad.norm(2, dim=1) - 1) ** 2).mean()
+
+    compiled = vitrify.compile(loss, dynamic=True)
+    for rows in (5, 8, 9):
+        x = torch.randn(rows, 6)
+        parameters = list(critic.parameters())
+        eager, ours = (torch.autograd.grad(f(x), parameters, allow_unused=True) for f in (loss, compiled))
+        for e, o in zip(eager, ours):
+            torch.testing.assert_close(o, e, rtol=1e-5, atol=1e-6)
+    assert not [w for w in recwarn if issubclass(w.category, vitrify.VitrifyWarning)]
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0

@@ -328,6 +328,7 @@ void KernelEmitter::prefetch_column(const loop::Stage& s, int64_t rows_ahead) {
 }
 
 void KernelEmitter::emit_rows() {
+  if (const loop::Stage* lead = leads_last()) return emit_trailing_rows(*lead);
   int n = int(k_.outer.size());
   std::vector<Value*> extents(n), slots(n);
   Value *begin = fn_->getArg(2), *end = fn_->getArg(3);
@@ -346,13 +347,7 @@ void KernelEmitter::emit_rows() {
   }
   for_loop(begin, end, i64(1), [&](Value* o) {
     for (int d = 0; d < n; ++d) symbols_[sym::view(k_.outer[d].var).symbol->id] = n == 1 ? o : b_.CreateLoad(b_.getInt64Ty(), slots[d]);
-    int loops = 0;
-    for (auto& s : k_.stages) {
-      loops += !s.inner.empty();
-      if (loops == 2 && !s.inner.empty()) ahead_ = reads_of_rows();
-      emit_stage(s);
-      ahead_ = {};
-    }
+    emit_stages(k_.stages.size());
     Value* carry = i64(1);
     for (int d = n - 1; d >= 1; --d) {
       Value* c = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), slots[d]), carry);
@@ -362,6 +357,19 @@ void KernelEmitter::emit_rows() {
     }
     if (n > 1) b_.CreateStore(b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), slots[0]), carry), slots[0]);
   });
+}
+
+void KernelEmitter::emit_stages(size_t count, const loop::Stage* lead, const Trailing* trailing) {
+  int loops = 0;
+  for (size_t k = 0; k < count; ++k) {
+    const loop::Stage& s = k_.stages[k];
+    loops += !s.inner.empty();
+    if (loops == 2 && !s.inner.empty()) ahead_ = reads_of_rows();
+    if (&s == lead) trailing_ = trailing;
+    emit_stage(s);
+    ahead_ = {};
+    trailing_ = nullptr;
+  }
 }
 
 void KernelEmitter::emit_stage(const loop::Stage& s) {
@@ -397,6 +405,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
       vector_run(
           s.inner.back().var, i64(0), extent, lanes, unroll,
           [&](Phase p) {
+            if (trailing_) emit_trailing(*trailing_);
             emit_body(s, &sets[int(p)]);
             if (p == Phase::Main && lanes > 1) prefetch_ahead(ahead_, k_.outer.back().var, 1);
           },

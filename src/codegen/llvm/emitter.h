@@ -99,6 +99,17 @@ class KernelEmitter {
   void emit_runs(const loop::Loop* loops, int n, bool flat);  // lanes across the last of `loops`
   void emit_tiles();                                          // squares of the last outer and the inner loop (emit_tile.cpp)
   void emit_stage(const loop::Stage&);                        // inner loops across lanes
+  // The first `count` stages of a row; the last loop of the row before runs within `lead` (emit_trailing.cpp).
+  struct Trailing {
+    const loop::Stage* last;
+    std::map<int32_t, llvm::AllocaInst*> of_row;  // values of that row that the loop reads, by SSA id
+    Value* row = nullptr;                         // that row
+  };
+  void emit_stages(size_t count, const loop::Stage* lead = nullptr, const Trailing* = nullptr);
+  const loop::Stage* leads_last() const;
+  std::optional<DType> row_value(int32_t id) const;
+  void emit_trailing_rows(const loop::Stage& lead);
+  void emit_trailing(const Trailing&);
   std::vector<const Instr*> reads_of_rows() const;
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
@@ -202,8 +213,9 @@ class KernelEmitter {
   std::map<uint32_t, int32_t> indirect_;        // SSA id by symbol id
   std::vector<llvm::MDNode*> scope_, noalias_;  // by buffer
   std::vector<bool> read_only_;
-  std::vector<const Instr*> ahead_;  // loads of the next row that the loop being emitted asks for
-  std::vector<bool> streams_;        // written past the caches: larger than them, and not read here
+  std::vector<const Instr*> ahead_;     // loads of the next row that the loop being emitted asks for
+  const Trailing* trailing_ = nullptr;  // in the loop being emitted
+  std::vector<bool> streams_;           // written past the caches: larger than them, and not read here
 };
 
 template <class I>

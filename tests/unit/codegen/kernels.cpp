@@ -116,6 +116,57 @@ TEST(Kernels, Rows) {
   }
 }
 
+// Results too large for the caches: the last loop of a row runs within the first of the next (emit_trailing.cpp).
+TEST(Kernels, RowsWhoseLastLoopTrails) {
+  for (int64_t n : {16, 33, 512, 1003}) {
+    auto text = [&](const char* last, const char* outputs) {
+      return fmt::format(R"(
+kernel rows(in f32* b0 extent(40000000), scratch f32* b1 extent({0}), {2}) outer(i0 < 30000) axis(inner):
+  stage inner(i1 < {0}) acc(max f32 -> %1):
+    %0 = load f32 b0[{0}*i0 + i1]
+    reduce f32 acc0 %0
+  stage inner(i1 < {0}) acc(sum f32 -> %5):
+    %2 = load f32 b0[{0}*i0 + i1]
+    %3 = sub f32 %2 %1
+    %4 = exp f32 %3
+    store f32 b1[i1] = %4
+    reduce f32 acc0 %4
+  stage inner(i1 < {0}):
+    {1}
+)",
+                         n, fmt::format(fmt::runtime(last), n), outputs);
+    };
+    // with the numbers of its row: what was left in memory of the kernel's own, what the row reads again, and two results of two types
+    const std::vector<std::pair<std::string, int>> kernels = {
+        {text("%6 = load f32 b1[i1]\n%7 = div f32 %6 %5\nstore f32 b2[{0}*i0 + i1] = %7", "out f32* b2 extent(40000000);"), 1},
+        {text("%6 = load f32 b0[{0}*i0 + i1]\n%7 = sub f32 %6 %1\n%8 = log f32 %5\n%9 = sub f32 %7 %8\nstore f32 b2[{0}*i0 + i1] = %9",
+              "out f32* b2 extent(40000000);"),
+         1},
+        {text("%6 = load f32 b1[i1]\n%7 = div f32 %6 %5\nstore f32 b2[{0}*i0 + i1] = %7\n%8 = add f32 %6 %1\nstore bf16 b3[{0}*i0 + i1] = %8",
+              "out f32* b2 extent(40000000), out bf16* b3 extent(40000000);"),
+         2}};
+    for (auto& target : targets())
+      for (auto& [source, results] : kernels) {
+        auto k = loop::parse(source, context("ii"));
+        loop::verify(k);
+        TargetOptions o;
+        o.target = target;
+        auto code = llvm().compile({&k}, o), oracle = interp_backend().compile({&k}, o);
+        constexpr int64_t kRows = 5;
+        for (auto [begin, end] : {std::pair<int64_t, int64_t>{0, 5}, {1, 4}, {3, 4}, {2, 2}}) {
+          std::vector<Bytes> buffers = {bytes(random_floats(kRows * n, 1)), bytes(std::vector<float>(kRows * n, 77))};
+          if (results == 2) buffers.push_back(Bytes(kRows * n * 2, 0x42));
+          auto got = call(code->functions[0], k, buffers, {}, begin, end), want = call(oracle->functions[0], k, buffers, {}, begin, end);
+          const std::string where = fmt::format("{} n={} rows {} to {}", target, n, begin, end);
+          expect_near(as<float>(got.buffers[1]), as<float>(want.buffers[1]), 2e-6, where);
+          if (results < 2) continue;
+          auto a = as<uint16_t>(got.buffers[2]), b = as<uint16_t>(want.buffers[2]);
+          for (size_t i = 0; i < a.size(); ++i) ASSERT_LE(std::abs(int(a[i]) - int(b[i])), 1) << where << " at " << i;
+        }
+      }
+  }
+}
+
 TEST(Kernels, ErrorsCrossTheLibraryBoundary) {
   auto k = loop::parse(
       "kernel k(out f32* b0 extent(4)) outer() axis(inner):\n  stage inner(i0 < 4):\n    %0 = constant f32 1\n    store f32 b0[i0] = %0\n",
