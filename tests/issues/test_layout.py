@@ -135,3 +135,23 @@ def test_filling_keeps_the_strides_of_one_element(dtype):
         mine, eager = vitrify.compile(f)(x), f(x)
         assert torch.equal(mine, eager) and mine.stride() == eager.stride()
     assert vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] == 3
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pixel_gradients_follow_the_threads(threads, stride):
+    """On one thread ATen does not give 1x1 convolutions to oneDNN, and the gradient of such a weight has other strides."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        module = nn.Conv2d(32, 8, 1, stride)
+        x = torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last)
+        run = lambda f: gradients(lambda x: (F.gelu(f(x)),), module, x, [0])  # noqa: E731
+        theirs, mine = run(module), run(vitrify.compile(module))
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(mine, theirs):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b)
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["fallbacks"] == 0

@@ -42,6 +42,7 @@ SIGNS = {
     "norm of everything": lambda x: x.norm(1),
     "normalize": lambda x: torch.nn.functional.normalize(x, dim=1),
     "softsign": torch.nn.functional.softsign,
+    "of what overflows": lambda x: (x * torch.inf).abs(),
     "abs over a sum": lambda x: x.abs() / (1 + x.abs().sum(1, keepdim=True)),
 }
 

@@ -1,5 +1,7 @@
 #include "torch/passes/layout.h"
 
+#include <ATen/Parallel.h>
+
 #include "ops/lowering.h"
 #include "ops/shapes.h"
 #include "torch/learned.h"
@@ -77,7 +79,13 @@ bool taken_by_onednn(std::span<const ir::Arg> args, size_t input) {
   const ir::TensorType &image = x->type(), &weight = w->type();
   if (!is_image(image) || !is_image(weight) || !is_f32_cpu(image) || !is_f32_cpu(weight)) return false;
   if (!is_static(image.sizes) || !is_static(weight.sizes) || !is_static(image.strides)) return false;
-  const auto* groups = std::get_if<sym::Int>(&args[input == 0 ? 8 : 9]);
+  const auto* groups = std::get_if<sym::Int>(&args[input + 8]);
+  auto ones = [](const ir::Arg& a) {
+    const auto* of = std::get_if<std::vector<sym::Int>>(&a);
+    return of && std::all_of(of->begin(), of->end(), [](sym::Int i) { return i.is(1); });
+  };
+  const bool plain_pixels = is_pixel(weight) && ones(args[input + 3]) && ones(args[input + 5]) && image.sizes[0].value() < 16;
+  if (plain_pixels && at::get_num_threads() == 1) return false;
   return (groups && !groups->is(1)) || (weight.sizes[2].value() > 3 && weight.sizes[3].value() > 3) || image.sizes[0].value() > 1 ||
          image.numel().value() > 20480;
 }
