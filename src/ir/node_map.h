@@ -46,7 +46,10 @@ template <class T>
 class ValueMap {
  public:
   ValueMap() = default;
-  explicit ValueMap(const Graph& g) { first_.resize(g.next_id()); }
+  explicit ValueMap(const Graph& g) {
+    first_.resize(g.next_id());
+    entries_.reserve(g.next_id());
+  }
   ValueMap(std::initializer_list<std::pair<Value, T>> all) {
     for (const auto& [v, t] : all) emplace(v, t);
   }
@@ -58,7 +61,7 @@ class ValueMap {
     return true;
   }
   T& operator[](Value v) {
-    emplace(v, T{});
+    if (!contains(v)) emplace(v, T{});
     return *find(v);
   }
   const T* find(Value v) const {

@@ -69,9 +69,14 @@ std::vector<Int> extents(const std::vector<Loop>& l) {
 
 void rewrite(Part& p, const std::vector<std::pair<Int, Int>>& map) {
   if (map.empty()) return;
+  std::vector<std::pair<Int, Int>> known;  // most instructions are at one of a few places
   for (auto* list : {&p.node.body.instrs, &p.node.epilogue})
-    for (Instr& i : *list)
-      if (!i.at.is_const()) i.at = sym::substitute(i.at, map);
+    for (Instr& i : *list) {
+      if (i.at.is_const()) continue;
+      auto k = std::find_if(known.begin(), known.end(), [&](const auto& x) { return x.first == i.at; });
+      if (k == known.end()) k = known.insert(k, {i.at, sym::substitute(i.at, map)});
+      i.at = k->second;
+    }
 }
 
 class Fuser {
