@@ -16,7 +16,9 @@ namespace {
 // A result this large leaves the caches before anyone reads it: storing past them saves reading each line first.
 constexpr int64_t kStreamBytes = int64_t(32) << 20;
 
-constexpr int64_t kRowAhead = 256, kCached = int64_t(1) << 18;  // elements of a row worth asking for early, of a buffer that no cache holds
+// Elements of a row worth asking for early, of one that the first cache holds, of one that the second holds beside what else is there, and of a
+// buffer that no cache holds.
+constexpr int64_t kRowAhead = 256, kShortRow = 4096, kLongRow = 32768, kCached = int64_t(1) << 18;
 
 std::optional<int64_t> const_of(Value* v) {
   if (auto* c = llvm::dyn_cast<ConstantInt>(v)) return c->getSExtValue();
@@ -293,7 +295,7 @@ std::vector<const Instr*> KernelEmitter::reads_of_rows() const {
     const Int extent = k_.buffers[i.buf].extent;
     const auto near = sym::affine_in(i.at, along), far = sym::affine_in(i.at, row);
     const bool direct =
-        near && far && near->first.is(1) && far->first.is_const() && far->first.value() >= kRowAhead && far->first.value() <= 16 * kRowAhead;
+        near && far && near->first.is(1) && far->first.is_const() && far->first.value() >= kRowAhead && far->first.value() <= kLongRow;
     if (direct && (!extent.is_const() || extent.value() >= kCached)) r.push_back(&i);
   }
   return r;
@@ -304,12 +306,12 @@ void KernelEmitter::prefetch(Value* p, Near cache) {  // never faults, wherever 
 }
 
 // What `loads` will read when `var` is `steps` further.
-void KernelEmitter::prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps) {
+void KernelEmitter::prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps, Near near) {
   if (loads.empty()) return;
   Value*& at = symbols_.at(sym::view(var).symbol->id);
   Value* now = std::exchange(at, b_.CreateAdd(at, i64(steps)));
   for (const Instr* i : loads)
-    for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(*i, u), Near::L1);
+    for (int u = 0; u < block_.unroll; ++u) prefetch(element_pointer(*i, u), near);
   at = now;
 }
 
@@ -407,7 +409,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
           [&](Phase p) {
             if (trailing_) emit_trailing(*trailing_);
             emit_body(s, &sets[int(p)]);
-            if (p == Phase::Main && lanes > 1) prefetch_ahead(ahead_, k_.outer.back().var, 1);
+            if (p == Phase::Main && lanes > 1) prefetch_ahead(ahead_, k_.outer.back().var, 1, n && *n > kShortRow ? Near::L2 : Near::L1);
           },
           chunk, kChunk);
     };

@@ -113,7 +113,7 @@ class KernelEmitter {
   std::vector<const Instr*> reads_of_rows() const;
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
-  void prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps);
+  void prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps, Near = Near::L1);
   void prefetch_column(const loop::Stage&, int64_t rows_ahead = 8);
   bool sums_long_columns() const;  // emit_columns.cpp
   void emit_columns(const loop::Loop& columns, int unroll, Value* from, Value* to);
