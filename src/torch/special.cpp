@@ -26,6 +26,8 @@ Arg scalar_arg(const IValue& v) {
   return sym::Int(v.toInt());
 }
 
+Arg zero_of(DType type) { return is_float(type) ? Arg(0.0) : type == DType::Bool ? Arg(false) : Arg(sym::Int(0)); }
+
 bool broadcasts_to(sym::Context& ctx, const TensorType& from, const TensorType& to) {
   if (from.dim() > to.dim()) return false;
   for (size_t i = 0; i < from.dim(); ++i) {
@@ -144,10 +146,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     View& v = *as_fake(self)->view;
     TensorType t = v.type;
     t.wrapped_number = false;
-    Arg number = name == "aten::zero_" ? (is_float(t.dtype)        ? Arg(0.0)
-                                          : t.dtype == DType::Bool ? Arg(false)
-                                                                   : Arg(sym::Int(0)))
-                                       : scalar_arg(args[1]);
+    Arg number = name == "aten::zero_" ? zero_of(t.dtype) : scalar_arg(args[1]);
     Value value;
     if (t.dtype != DType::Opaque && v.parent) t.strides = ir::contiguous_strides(t.sizes);  // scattered into place anyway
     if (t.strides == ir::contiguous_strides(t.sizes) && t.dtype != DType::Opaque)
@@ -158,15 +157,6 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return finish(args[0]);
   }
 
-  auto zeros_of = [&](const TensorType& type) {
-    TensorType t = type;
-    t.strides = ir::contiguous_strides(t.sizes);
-    t.wrapped_number = false;
-    const Arg zero = is_float(t.dtype) ? Arg(0.0) : Arg(sym::Int(0));
-    at::Tensor zeros = new_tensor(append("aten::full", {to_ints(t.sizes), zero, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out());
-    as_fake(zeros)->view->storage->zeros = true;
-    return zeros;
-  };
   // Torch's own key for zeros without memory would ask Meta kernels, some of them in Python, for the sizes of their products.
   if (name == "aten::_efficientzerotensor") {
     run_pure(*ops.find("aten::zeros"), stack);
@@ -180,7 +170,13 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     };
     const bool zero = is_zeros(args[0]) || (name == "aten::mul.Tensor" && is_zeros(args[1]));
     run_pure(info, stack);
-    if (zero) stack->back() = zeros_of(as_fake(stack->back().toTensor())->view->type);
+    if (!zero) return;
+    TensorType t = as_fake(stack->back().toTensor())->view->type;
+    t.strides = ir::contiguous_strides(t.sizes);
+    t.wrapped_number = false;
+    at::Tensor zeros = new_tensor(append("aten::full", {to_ints(t.sizes), zero_of(t.dtype), t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out());
+    as_fake(zeros)->view->storage->zeros = true;
+    stack->back() = std::move(zeros);
     return;
   }
 

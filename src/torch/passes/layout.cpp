@@ -84,6 +84,7 @@ bool taken_by_onednn(std::span<const ir::Arg> args, size_t input) {
     const auto* of = std::get_if<std::vector<sym::Int>>(&a);
     return of && std::all_of(of->begin(), of->end(), [](sym::Int i) { return i.is(1); });
   };
+  // On one thread ATen multiplies these itself.
   const bool plain_pixels = is_pixel(weight) && ones(args[input + 3]) && ones(args[input + 5]) && image.sizes[0].value() < 16;
   if (plain_pixels && at::get_num_threads() == 1) return false;
   return (groups && !groups->is(1)) || (weight.sizes[2].value() > 3 && weight.sizes[3].value() > 3) || image.sizes[0].value() > 1 ||
