@@ -168,7 +168,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
       FakeImpl* f = as_fake(v.toTensor());
       return f && f->view->storage->zeros && f->view->storage->generation == 0;
     };
-    const bool zero = is_zeros(args[0]) || (name == "aten::mul.Tensor" && is_zeros(args[1]));
+    const bool zero = name == "aten::mul.Tensor" ? is_zeros(args[0]) || is_zeros(args[1]) : is_zeros(args[0]) && !is_zeros(args[1]);
     run_pure(info, stack);
     if (!zero) return;
     TensorType t = as_fake(stack->back().toTensor())->view->type;

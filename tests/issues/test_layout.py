@@ -145,13 +145,13 @@ def test_pixel_gradients_follow_the_threads(threads, stride):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
-        module = nn.Conv2d(32, 8, 1, stride)
+        module = nn.Sequential(nn.Conv2d(32, 8, 1, stride), nn.GELU())
         x = torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last)
-        run = lambda f: gradients(lambda x: (F.gelu(f(x)),), module, x, [0])  # noqa: E731
+        run = lambda f: gradients(lambda x: (f(x),), module, x, [0])  # noqa: E731
         theirs, mine = run(module), run(vitrify.compile(module))
     finally:
         torch.set_num_threads(before)
     for a, b in zip(mine, theirs):
         assert a.stride() == b.stride()
         torch.testing.assert_close(a, b)
-    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["fallbacks"] == 0
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0

@@ -3,6 +3,7 @@
 // Softmax computes exponents in the caches, then stores the whole row to memory, and one waits for the other. Here the last loop of a row runs within
 // the loop before it of the next row: stores drain while the next exponents are computed. They go through the caches, into lines asked for early:
 // past them, each would hold one of the few buffers that the next row's loads wait for.
+#include <algorithm>
 #include <utility>
 
 #include "codegen/llvm/emitter.h"

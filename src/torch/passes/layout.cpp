@@ -45,13 +45,16 @@ bool is_pointwise(const Node& n) {
   return n.outs.size() == 1 && is_image(n.outs[0]) && !(n.op->flags & (ir::kView | kUnordered)) && ops::is_elementwise(n.op->name);
 }
 
+bool ones(const ir::Arg& a) {
+  const auto* of = std::get_if<std::vector<sym::Int>>(&a);
+  return of && std::all_of(of->begin(), of->end(), [](sym::Int i) { return i.is(1); });
+}
+
 // Neither wrong nor much less exact there. oneDNN's derivative of a strided 1x1 convolution writes past its memory where fewer than 16 channels lie
 // closest (PyTorch 2.11 dies of it too).
 bool is_safe(const Node& n, size_t input) {
-  const auto* stride = std::get_if<std::vector<sym::Int>>(&n.args[input == 0 ? 3 : 4]);
   const ir::Dims& w = tensor(n, input + 1).type().sizes;
-  const bool strided = !stride || std::any_of(stride->begin(), stride->end(), [](sym::Int s) { return !s.is(1); });
-  return !adds_long_sums(tensor(n, input + 1).type()) && (!strided || !w[2].is(1) || !w[3].is(1) || w[1].value() >= 16);
+  return !adds_long_sums(tensor(n, input + 1).type()) && (ones(n.args[input + 3]) || !w[2].is(1) || !w[3].is(1) || w[1].value() >= 16);
 }
 bool is_forward(const Node& n) {
   return is(n, "aten::convolution") && !flag(n, 6) && is_f32_cpu(n.outs[0]) && taken_by_onednn(n.args, 0) && is_safe(n, 0);
@@ -80,10 +83,6 @@ bool taken_by_onednn(std::span<const ir::Arg> args, size_t input) {
   if (!is_image(image) || !is_image(weight) || !is_f32_cpu(image) || !is_f32_cpu(weight)) return false;
   if (!is_static(image.sizes) || !is_static(weight.sizes) || !is_static(image.strides)) return false;
   const auto* groups = std::get_if<sym::Int>(&args[input + 8]);
-  auto ones = [](const ir::Arg& a) {
-    const auto* of = std::get_if<std::vector<sym::Int>>(&a);
-    return of && std::all_of(of->begin(), of->end(), [](sym::Int i) { return i.is(1); });
-  };
   // On one thread ATen multiplies these itself.
   const bool plain_pixels = is_pixel(weight) && ones(args[input + 3]) && ones(args[input + 5]) && image.sizes[0].value() < 16;
   if (plain_pixels && at::get_num_threads() == 1) return false;

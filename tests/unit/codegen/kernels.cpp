@@ -116,7 +116,7 @@ TEST(Kernels, Rows) {
   }
 }
 
-// Results too large for the caches: the last loop of a row runs within the first of the next (emit_trailing.cpp).
+// Results too large for the caches: the last loop of a row runs within the one before it of the next (emit_trailing.cpp).
 TEST(Kernels, RowsWhoseLastLoopTrails) {
   for (int64_t n : {16, 33, 512, 1003}) {
     auto text = [&](const char* last, const char* outputs) {
