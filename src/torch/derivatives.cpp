@@ -96,6 +96,11 @@ bool looks_at_values(const Node& n) {
          as<generated::MinBackward1>(n) || as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
 }
 
+void refuse_choice(const Node& node) {
+  if (as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled())
+    throw CaptureError("chooses the derivative of a determinant by whether it is zero");
+}
+
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined() || !made.defined() || made.dim() == 0) return made;
   if (const auto* n = as<generated::ProdBackward0>(node); n && !any_has_hooks(*n))
@@ -105,8 +110,6 @@ Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
                       n->keepdim);
   if (const auto* n = as<generated::CumprodBackward0>(node); n && !any_has_hooks(*n))
     return of_cumulative_product(grad.to(n->self_scalar_type), n->self_.unpack(), n->dim, n->result_.unpack(node.getptr()), made);
-  if (as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled())
-    throw CaptureError("chooses the derivative of a determinant by whether it is zero");
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MinBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MedianBackward0>(node)) return spread(*n, node, grad, made);

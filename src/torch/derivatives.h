@@ -7,6 +7,9 @@ namespace vitrify::capture {
 
 bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mode is on
 
+// Throws CaptureError where the choice cannot be part of the graph; before the formula runs, which may fail for a reason that says less.
+void refuse_choice(const torch::autograd::Node&);
+
 // The gradient that such a node should have given in place of `made`.
 at::Tensor as_chosen(torch::autograd::Node&, const at::Tensor& grad, const at::Tensor& made);
 

@@ -93,7 +93,7 @@ class Tracer::Impl::Nodes {
       todo.pop_back();
       if (!e.function || !seen.insert(e.function.get()).second) continue;
       hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<After>(*this, e.function.get())));
-      if (looks_at_values(*e.function) || of_python(*e.function)) e.function->add_pre_hook(std::make_unique<Before>(*this));
+      if (looks_at_values(*e.function) || of_python(*e.function)) e.function->add_pre_hook(std::make_unique<Before>(*this, e.function.get()));
       for (const Edge& next : e.function->next_edges()) todo.push_back(next);
     }
   }
@@ -113,12 +113,14 @@ class Tracer::Impl::Nodes {
   static bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
 
   struct Before final : torch::autograd::FunctionPreHook {
-    explicit Before(Nodes& nodes) : nodes(nodes) {}
+    Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& grads) override {
+      if (looks_at_values(*node) && grads.size() == 1 && grads[0].defined()) capture::refuse_choice(*node);
       nodes.mode_.emplace();
       return grads;
     }
     Nodes& nodes;
+    const Node* node;
   };
   struct After final : torch::autograd::FunctionPostHook {
     After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
