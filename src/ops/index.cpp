@@ -349,6 +349,13 @@ Shape shape_scatter(sym::Context& ctx, ArgSpan args) {
   }
   return shape_as_self(ctx, args);
 }
+// The Meta kernel gives the strides of CUDA's, [1, size]; the CPU's are contiguous, which what follows inherits.
+Shape shape_nonzero_static(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  const auto size = int_arg(ctx, args, 1);
+  if (!x || x->device.kind != DeviceKind::CPU || !size || *size < 0) return {};
+  return one(contiguous_type(DType::I64, x->device, {*size, static_cast<int64_t>(x->sizes.size())}));
+}
 
 const OpRow kRows[] = {
     {"aten::embedding", 0, shape_embedding, lower<lower_embedding>},
@@ -366,6 +373,7 @@ const OpRow kRows[] = {
     {"aten::index_add", 0, shape_as_self, lower<lower_index_add>},
     {"aten::index_fill.int_Scalar", 0, nullptr, lower<lower_index_fill>},
     {"aten::embedding_dense_backward", 0, shape_embedding_backward, lower<lower_embedding_backward>},
+    {"aten::nonzero_static", 0, shape_nonzero_static, nullptr},
     {"aten::nonzero", ir::kDataDependent, nullptr, nullptr},
     {"aten::masked_select", ir::kDataDependent, nullptr, nullptr},
     {"aten::_local_scalar_dense", ir::kDataDependent, nullptr, nullptr},
