@@ -115,7 +115,7 @@ class Tracer::Impl::Nodes {
   struct Before final : torch::autograd::FunctionPreHook {
     Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& grads) override {
-      if (looks_at_values(*node) && grads.size() == 1 && grads[0].defined()) capture::refuse_choice(*node);
+      if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
       nodes.mode_.emplace();
       return grads;
     }

@@ -45,8 +45,7 @@ EXACT = {*VIEW, *INPLACE, *MANY, "torch.abs({a})", "-{a}", "torch.relu({a})", "t
          "torch.minimum({a}, {b})", "{a} < {b}", "{a} == {b}", "torch.where({a} > {b}, {a}, {b})", "torch.where({b} > 0, {a}, 0)", "{a}.amax({d})", "{a}.amin({d}, keepdim=True)",
          "{a}.argmax({d})", "torch.any({a}, {d})", "{a}.max()", "{a}.flip({d})", "torch.roll({a}, 1, {d})"}
 EXACT -= {"{a}.add_({b})", "{a}.sub_({b})", "{a} += {b}", "{a}.exp_()", MANY[6], MANY[11]}
-INNER = {"{a} - {a}.mean({d}, keepdim=True)": "{a} - moved({a}.mean({d}, keepdim=True))", "torch.fmod({a}, torch.abs({b}) + 1)": "torch.fmod({a}, moved(torch.abs({b}) + 1))",
-         "{a} / (torch.abs({b}) + 1)": "{a} / moved(torch.abs({b}) + 1)"}  # two roundings; the inner may be of a narrower type
+INNER = {"{a} - {a}.mean({d}, keepdim=True)": "{a} - moved({a}.mean({d}, keepdim=True))", "torch.fmod({a}, torch.abs({b}) + 1)": "torch.fmod({a}, moved(torch.abs({b}) + 1))"}  # two roundings
 CONVERTS = {"{a}.to(F32)": "a", "{a}.copy_({b})": "b", "{a}[0] = {b}": "b"}  # these round an f64 operand
 
 
