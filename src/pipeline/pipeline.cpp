@@ -11,6 +11,7 @@
 #include "passes/dce.h"
 #include "runtime/memory.h"
 #include "schedule/schedule.h"
+#include "support/code_pages.h"
 #include "support/counters.h"
 
 namespace vitrify::pipeline {
@@ -94,6 +95,7 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     counters().kernels_built += kernels.size();
     sched.plan->code = std::move(code);
     runtime::return_free_memory();
+    return_code_pages(reinterpret_cast<const void*>(&compile));
   }
   return sched.plan;
 }

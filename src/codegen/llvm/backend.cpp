@@ -1,7 +1,6 @@
 // The LLVM backend: kernels -> IR -> object -> memory. Kernels are split over threads, each with its own context and target machine.
 #include "codegen/backend.h"
 
-#include <link.h>
 #include <llvm/Analysis/CGSCCPassManager.h>
 #include <llvm/Analysis/LoopAnalysisManager.h>
 #include <llvm/ExecutionEngine/RTDyldMemoryManager.h>
@@ -25,6 +24,7 @@
 #include <thread>
 
 #include "codegen/llvm/emitter.h"
+#include "support/code_pages.h"
 
 namespace vitrify::codegen::x86 {
 namespace {
@@ -133,7 +133,7 @@ void optimize(llvm::Module& m, llvm::TargetMachine& tm) {
   mpm.run(m, mam);
 }
 
-// Nobody needs LLVM's code between compiles: when the last of them ends, its pages leave this process. The next one finds them in the page cache.
+// Nobody needs LLVM's code between compiles: when the last of them ends, it leaves memory.
 class CodePages {
  public:
   CodePages() {
@@ -142,8 +142,7 @@ class CodePages {
   }
   ~CodePages() {
     std::lock_guard lock(mutex());
-    if (--compiling() > 0) return;
-    dl_iterate_phdr(&drop, nullptr);
+    if (--compiling() == 0) return_code_pages(reinterpret_cast<const void*>(&optimize));
   }
 
  private:
@@ -154,23 +153,6 @@ class CodePages {
   static int& compiling() {
     static int n = 0;
     return n;
-  }
-  static int drop(dl_phdr_info* object, size_t, void*) {
-    const auto here = reinterpret_cast<uintptr_t>(&drop);
-    bool ours = false;
-    for (int i = 0; i < object->dlpi_phnum; ++i) {
-      const auto& h = object->dlpi_phdr[i];
-      ours = ours || (h.p_type == PT_LOAD && here - object->dlpi_addr - h.p_vaddr < h.p_memsz);
-    }
-    if (!ours) return 0;
-    const uintptr_t page = 4096;
-    for (int i = 0; i < object->dlpi_phnum; ++i) {
-      const auto& h = object->dlpi_phdr[i];
-      if (h.p_type != PT_LOAD || (h.p_flags & PF_W)) continue;  // only what the file has too
-      const uintptr_t from = (object->dlpi_addr + h.p_vaddr + page - 1) & -page, to = (object->dlpi_addr + h.p_vaddr + h.p_memsz) & -page;
-      if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
-    }
-    return 1;
   }
 };
 

@@ -1,13 +1,15 @@
 // Sums of long columns.
 //
 // A block of columns that goes down alone reads short pieces of rows that lie pages apart. Here a strip of columns goes down together, a few rows at
-// a time, so that each row is read in one long piece; the totals of the strip wait in the first cache meanwhile.
+// a time, so that each row is read in one long piece; the totals of the strip wait in the first cache meanwhile. Where the hardware follows as many
+// streams, all rows are read along at once, a vector of each; elsewhere as many vectors of one row as registers can sum, the next rows asked for.
 #include "codegen/llvm/emitter.h"
 
 namespace vitrify::codegen::x86 {
 
 namespace {
 constexpr int64_t kRows = 16;         // added in f32 before they go to the totals
+constexpr int64_t kStreams = 8;       // as many, where they are read along at once
 constexpr int64_t kStrip = 1024;      // columns
 constexpr int64_t kLongColumn = 128;  // rows; shorter ones stay in registers from end to end
 }  // namespace
@@ -26,6 +28,8 @@ bool KernelEmitter::sums_long_columns() const {
 void KernelEmitter::emit_columns(const loop::Loop& columns, int unroll, Value* from, Value* to) {
   const loop::Stage& s = k_.stages[0];
   const uint32_t column = sym::view(columns.var).symbol->id, row = sym::view(s.inner[0].var).symbol->id;
+  const int64_t rows = t_.follows_streams ? kStreams : kRows;
+  if (t_.follows_streams) unroll = 1;
   const int64_t strip = kStrip / int64_t(llvm::PowerOf2Ceil(s.accums.size()));
   auto* f64 = b_.getDoubleTy();
   std::vector<llvm::AllocaInst*> totals;
@@ -42,8 +46,8 @@ void KernelEmitter::emit_columns(const loop::Loop& columns, int unroll, Value* f
     };
     auto wide = [&] { return vec(f64, block_.lanes); };
     Value* n = scalar_index(s.inner[0].extent, 0);
-    for_loop(i64(0), n, i64(kRows), [&](Value* first) {
-      Value* last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(first, i64(kRows)), n);
+    for_loop(i64(0), n, i64(rows), [&](Value* first) {
+      Value* last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(first, i64(rows)), n);
       vector_run(columns.var, begin, end, lanes_, unroll, [&](Phase) {
         AccSet accs = make_accs(s, block_.lanes, block_.unroll, false);
         reset(s, accs);
@@ -51,7 +55,7 @@ void KernelEmitter::emit_columns(const loop::Loop& columns, int unroll, Value* f
         for_loop(first, last, i64(1), [&](Value* r) {
           symbols_[row] = r;
           emit_body(s, &accs);
-          prefetch_column(s, kRows);
+          if (!t_.follows_streams) prefetch_column(s, rows);
         });
         block_ = block;
         for (size_t a = 0; a < s.accums.size(); ++a)

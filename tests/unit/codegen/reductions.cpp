@@ -148,6 +148,25 @@ TEST(Reductions, LongSumsStayAccurate) {
   }
 }
 
+// Columns in several strips, the last of them not full; rows that no group of them divides.
+TEST(Reductions, StripsOfColumns) {
+  auto k = reduction({"sum", "f32"}, true, true);
+  for (auto [outer, inner] : {std::pair<int64_t, int64_t>{2077, 129}, {1024, 8}, {1041, 150}, {31, 1003}}) {
+    auto data = random_floats(outer * inner, 3, -1, 1);
+    Bytes mask = input("b8", outer * inner, 6, false);
+    std::vector<Bytes> in = {bytes(data), mask, bytes(std::vector<float>(outer)), bytes(std::vector<float>(outer))};
+    for (auto& target : targets()) {
+      auto got = as<float>(run(llvm(), target, k, in, {outer, inner}, 0, outer).buffers[2]);
+      for (int64_t o = 0; o < outer; ++o) {
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < inner; ++i)
+          if (mask[i * outer + o]) sum += data[i * outer + o], size += std::abs(data[i * outer + o]);
+        ASSERT_NEAR(got[o], sum, 2e-7 * size) << target << " " << outer << "x" << inner << " column " << o;
+      }
+    }
+  }
+}
+
 TEST(Reductions, VarianceFarFromZero) {
   auto k = reduction({"welford", "f32"}, false, false);
   auto data = random_floats(3000, 4, 0, 1);
