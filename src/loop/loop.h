@@ -47,6 +47,7 @@ using sym::Int;
   _(cast, 1, S)           /* from the operand's type to `type` */                                                            \
   _(bitcast, 1, S)                                                                                                           \
   _(where, 3, S)          /* a ? b : c */                                                                                    \
+  _(fma, 3, S)            /* a * b + c of floats, rounded once on a machine that can */                                      \
   _(reduce, 1, S)         /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */ \
   _(neg, 1, U) _(abs, 1, U) _(sign, 1, U) _(sqrt, 1, U) _(rsqrt, 1, U) _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U)        \
   _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) _(cos, 1, U) _(tan, 1, U)             \

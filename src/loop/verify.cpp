@@ -161,6 +161,10 @@ class Verifier {
         want(i.b, t, "operand");
         want(i.c, t, "operand");
         return make(i.result, t);
+      case Op::fma:
+        check(is_float(t), "fma of {}", to_string(t));
+        for (int32_t operand : {i.a, i.b, i.c}) want(operand, t, "operand");
+        return make(i.result, t);
       case Op::reduce: {
         check(i.iimm >= 0 && size_t(i.iimm) < s.accums.size(), "accumulator {} does not exist", i.iimm);
         auto& a = s.accums[i.iimm];

@@ -188,6 +188,7 @@ Val operator&(Val a, Val b) { return binary(loop::Op::and_, a, b); }
 Val operator|(Val a, Val b) { return binary(loop::Op::or_, a, b); }
 Val operator!(Val a) { return unary(loop::Op::not_, a); }
 Val where(Val c, Val a, Val b) { return c.body->op(loop::Op::where, a.type, c, a, b); }
+Val fma(Val a, Val b, Val c) { return is_float(a.type) ? a.body->op(loop::Op::fma, a.type, a, b, c) : a * b + c; }
 Val cast(Val v, DType to) {
   if (v.type == to) return v;
   if (to == DType::Bool) return logical(v);

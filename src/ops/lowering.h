@@ -91,6 +91,7 @@ inline Val operator/(double a, Val b) { return b.lit(a) / b; }
 Val unary(loop::Op, Val);
 Val binary(loop::Op, Val, Val);
 Val where(Val cond, Val a, Val b);
+Val fma(Val a, Val b, Val c);       // a * b + c; of floats rounded once, as eager's kernels are where they write it in one expression
 Val cast(Val, DType storage_type);  // to F16/BF16: rounds, stays f32
 Val logical(Val);                   // x != 0, b8
 

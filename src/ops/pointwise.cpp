@@ -163,8 +163,9 @@ bool lower_add(const Args& a, std::vector<Tensor>& r) {
   const bool plain = a.scalar(2) == 1.0;
   return binary_with(a, r, plain ? 1 : 2, [plain, alpha, t](Body& b, Val x, Val y) {
     if (swap) std::swap(x, y);
-    if (!plain) y = times(y, number(b, alpha, t));
-    return sign > 0 ? plus(x, y) : x - y;
+    if (plain) return sign > 0 ? plus(x, y) : x - y;
+    if (t == Bool) return plus(x, times(y, number(b, alpha, t)));
+    return fma(y, sign > 0 ? number(b, alpha, t) : -number(b, alpha, t), x);
   });
 }
 bool lower_mul(const Args& a, std::vector<Tensor>& r) {
@@ -363,7 +364,7 @@ bool lower_lerp(const Args& a, std::vector<Tensor>& r) {
   done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, computed(a), out.dtype, out.sizes, 4,
                       [](Body&, Val* v) {
                         Val x = v[0], y = v[1], w = v[2], d = y - x;
-                        return where(unary(LOp::abs, w) < w.lit(0.5), x + w * d, y - d * (w.lit(1) - w));
+                        return where(unary(LOp::abs, w) < w.lit(0.5), fma(w, d, x), fma(w - w.lit(1), d, y));
                       }));
   return true;
 }
@@ -378,7 +379,7 @@ bool lower_addc(const Args& a, std::vector<Tensor>& r) {
                       [=](Body& b, Val* v) {
                         Val x = v[1];
                         if (!plain) x = number(b, value, t) * x;
-                        return v[0] + (divide ? x / v[2] : x * v[2]);
+                        return divide ? v[0] + x / v[2] : fma(x, v[2], v[0]);
                       }));
   return true;
 }

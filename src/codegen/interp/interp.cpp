@@ -166,6 +166,12 @@ class Run {
         return define(i.result, i.type, interp::bitcast(v(i.a), types_[i.a], i.type));
       case Op::where:
         return define(i.result, i.type, v(i.a).i ? v(i.b) : v(i.c));
+      case Op::fma: {
+        const double x = v(i.a).f, y = v(i.b).f, z = v(i.c).f;
+        Scalar r;
+        r.f = compute_type(i.type) == DType::F64 ? std::fma(x, y, z) : std::fma(float(x), float(y), float(z));
+        return define(i.result, i.type, r);
+      }
       case Op::reduce:
         VT_CHECK(acc, "kernel {}: a reduce where nothing is reduced", k_.name);
         if (i.c >= 0 && !v(i.c).i) return;

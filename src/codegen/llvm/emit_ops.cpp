@@ -362,6 +362,8 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
     }
     case Op::where:
       return b_.CreateSelect(a, b, c);
+    case Op::fma:
+      return t_.avx2 ? b_.CreateIntrinsic(Intrinsic::fma, {a->getType()}, {a, b, c}) : b_.CreateFAdd(b_.CreateFMul(a, b), c);
     case Op::and_:
       return b_.CreateAnd(a, b);
     case Op::or_:
