@@ -145,13 +145,17 @@ def measure_call(what: str, seconds: float, peers: bool) -> dict:
     for name, compile_one in compilers(peers).items():
         compiled = compile_one(fn)
         fns[name] = lambda compiled=compiled: compiled(arg)
+    first = {}
     with torch.no_grad():
-        for call in fns.values():
+        for name, call in fns.items():
+            start = time.perf_counter()
+            call()
+            first[f"{name}_first_ms"] = round(1e3 * (time.perf_counter() - start), 3)
             for _ in range(200):
                 call()
         steady = m.medians(m.interleave(fns, seconds, rounds=25))
         did = m.counted(fns["vitrify"])
-    return {"call": what, "kernels": did.get("kernels_launched", 0), **{f"{k}_us": round(1e6 * v, 3) for k, v in steady.items()}}
+    return {"call": what, "kernels": did.get("kernels_launched", 0), **first, **{f"{k}_us": round(1e6 * v, 3) for k, v in steady.items()}}
 
 
 def measure_bandwidth(seconds: float) -> dict:
@@ -182,6 +186,14 @@ def measure_bandwidth(seconds: float) -> dict:
             compiled(x, y), compiled(x, y)
             fns[name], moved[name] = partial(compiled, x, y), moves
             fns[name + " eager"], moved[name + " eager"] = partial(fn, x, y), moves
+        for name, wrap in {"AdamW, 100 tensors": vitrify.compile, "AdamW, 100 tensors eager": lambda step: step}.items():
+            weights = [torch.randn(256, 512) for _ in range(100)]
+            for w in weights:
+                w.grad = torch.randn_like(w)
+            fns[name] = wrap(torch.optim.AdamW(weights).step)
+            moved[name] = 7 * sum(w.numel() for w in weights) * 4  # reads weight, gradient and two averages; writes all but the gradient
+            for _ in range(3):
+                fns[name]()
         steady = m.medians(m.interleave(fns, seconds))
     return {"bandwidth_gb_s": {name: round(moved[name] / t / 1e9, 2) for name, t in steady.items()}}
 
@@ -312,7 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     report: dict = {"machine": here, "size": args.size, "calls": [], "networks": [], "training": [], "layers": [], "memory": [], "memory_training": [], "budget": [], "bandwidth": {}}
     if "calls" in only:
         report["calls"] = [task(kind="call", name=name) for name in CALLS]
-        table("\ncall overhead, microseconds", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels"], console)
+        table("\ncall overhead, microseconds (first calls: milliseconds)", report["calls"], ["call", "eager_us", "vitrify_us", *(["torch.compile_us"] if peers else []), "kernels", "eager_first_ms", "vitrify_first_ms"], console)
     if "bandwidth" in only:
         result = task(kind="bandwidth")
         report["bandwidth"] = result.get("bandwidth_gb_s", result)
