@@ -16,6 +16,7 @@ inline bool writes_into_slot(std::string_view op) {
                                "mkldnn::_convolution_pointwise",
                                "mkldnn::_convolution_pointwise.binary",
                                "vitrify::convolution_in_chains",
+                               "vitrify::winograd_convolution",
                                "mkldnn::_linear_pointwise",
                                "mkldnn::_linear_pointwise.binary",
                                "mkl::_mkl_linear",

@@ -41,7 +41,7 @@ def test_long_sums_have_two_chains(how):
     with torch.no_grad():
         right = net.double()(x.double(), other.double())
         net.float()
-        eager, compiled = net(x, other), vitrify.compile(net)
+        eager, compiled = net(x, other), vitrify.compile(net, options={"winograd": False})
         before = vitrify.counters["kernels_launched"]
         for _ in range(2):
             ours = compiled(x, other)

@@ -1,5 +1,6 @@
 // 2-d convolutions through oneDNN with packed weights and post-ops, and channels-last values around them.
 #include "ops/shapes.h"
+#include "runtime/winograd.h"
 #include "torch/passes/layout.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
@@ -41,6 +42,16 @@ bool adds_in_chains(const Convolution& c) { return c.groups == 1 && c.w.type().s
 bool is_of_patches(const Convolution& c) {
   const ir::Dims& w = c.w.type().sizes;
   return c.groups == 1 && !w[2].is(1) && w[2] == c.stride[0] && w[3] == c.stride[1] && products(c) >= kLongPatch;
+}
+
+constexpr int64_t kLeastSquares = 16;  // of four results: fewer do not pay for transforming the weights in each call
+
+bool multiplies_less(const Convolution& c, const Options& options) {
+  const ir::Dims &w = c.w.type().sizes, &out = c.node->outs[0].sizes;
+  auto all = [](const std::vector<sym::Int>& of, int64_t value) { return std::ranges::all_of(of, [&](sym::Int i) { return i.is(value); }); };
+  return options.winograd && runtime::can_convolve() && c.groups == 1 && w[2].is(3) && w[3].is(3) && all(c.stride, 1) && all(c.padding, 1) &&
+         all(c.dilation, 1) && w[0].value() % 16 == 0 && w[1].value() % 16 == 0 &&
+         hint_of(out[0]) * std::ceil(hint_of(out[2]) / 2) * std::ceil(hint_of(out[3]) / 2) >= kLeastSquares;
 }
 
 std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state) {
@@ -130,14 +141,21 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
           ->out();
     };
     const bool packs = has_packed_weights(g, options, state, n);
-    const bool in_chains = packs && adds_in_chains(*c) && (!post || post->attr == "relu");
-    const Value w = packs && !in_chains ? packed(c->w) : c->w;
+    const bool plain = packs && (!post || post->attr == "relu"), by_less = plain && multiplies_less(*c, options);
+    const bool in_chains = plain && !by_less && adds_in_chains(*c);
+    const Value w = packs && !in_chains && !by_less ? packed(c->w) : c->w;
     ir::TensorType type = last->outs[0];
     const bool is_output = values.is_output(last->out());
     if (!is_output) type.strides = ops::strides_for(ir::MemoryFormat::ChannelsLast, type.sizes);
     const ir::Arg bias = c->b ? ir::Arg(c->b) : ir::Arg(ir::None{});
     Node* fused;
-    if (in_chains) {
+    if (by_less) {
+      ir::TensorType own = w.type();
+      own.strides = ir::contiguous_strides(own.sizes);
+      const Value weights = insert(g, last, "vitrify::winograd_reorder_weight", {w}, own)->out();
+      fused = insert(g, last, "vitrify::winograd_convolution", {c->x, other ? ir::Arg(other) : ir::Arg(ir::None{}), weights, bias, post.has_value()},
+                     type);
+    } else if (in_chains) {
       std::vector<Value> weights;
       ir::TensorType half = w.type();
       half.sizes[1] = c->w.type().sizes[1].value() / 2;

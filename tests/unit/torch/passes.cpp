@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "runtime/gemm.h"
+#include "runtime/winograd.h"
 #include "torch/compiled.h"
 #include "torch/extern_call.h"
 #include "torch/tracer.h"
@@ -97,14 +98,34 @@ TEST(Passes, ResidualBlockBecomesTwoFusedConvolutions) {
     at::Tensor h = at::relu(norm(at::conv2d(a[0], q[0], {}, {1, 1}, {1, 1}), q, 2));
     return at::relu(norm(at::conv2d(h, q[1], {}, {1, 1}, {1, 1}), q, 6) + a[0]);
   });
+  Options options;
+  options.winograd = false;
   const at::Tensor before = c.interpreted();
-  for (auto pass : {fold_batch_norm, fuse_conv, hoist_frozen}) EXPECT_TRUE(pass(*c.program.graph, {}, *c.state));
+  for (auto pass : {fold_batch_norm, fuse_conv, hoist_frozen}) EXPECT_TRUE(pass(*c.program.graph, options, *c.state));
   ir::verify(*c.program.graph);
   EXPECT_EQ(c.program.graph->nodes().size(), c.program.graph->inputs.size() + 2);
   EXPECT_TRUE(c.has("mkldnn::_convolution_pointwise"));
   EXPECT_TRUE(c.has("mkldnn::_convolution_pointwise.binary"));
   EXPECT_EQ(c.state->groups.size(), 2u);  // one per convolution: they change apart
   expect_close(c.interpreted(), before);
+}
+
+TEST(Passes, ConvolutionsByFewerProducts) {
+  if (!runtime::can_convolve()) GTEST_SKIP() << "this processor has no AVX-512";
+  std::vector<at::Tensor> p{at::randn({32, 16, 3, 3}) / 12, at::randn({32}), at::randn({32, 32, 3, 3}) / 17, at::randn({32, 32, 3, 3}) / 17};
+  Captured c({at::randn({2, 16, 13, 12})}, p, [](auto& a, auto& q) {
+    at::Tensor h = at::relu(at::conv2d(a[0], q[0], q[1], {1, 1}, {1, 1}));
+    h = at::relu(at::conv2d(h, q[2], {}, {1, 1}, {1, 1}) + h);
+    return at::silu(at::conv2d(h, q[3], {}, {1, 1}, {1, 1}));  // a post-op of oneDNN's
+  });
+  const at::Tensor before = c.interpreted();
+  for (auto pass : {fuse_conv, hoist_frozen}) EXPECT_TRUE(pass(*c.program.graph, {}, *c.state));
+  ir::verify(*c.program.graph);
+  EXPECT_EQ(c.program.graph->nodes().size(), c.program.graph->inputs.size() + 3);
+  EXPECT_TRUE(c.has("vitrify::winograd_convolution"));
+  EXPECT_TRUE(c.has("mkldnn::_convolution_pointwise"));
+  EXPECT_EQ(c.state->groups.size(), 3u);
+  expect_close(c.interpreted(), before, 1e-5);
 }
 
 TEST(Passes, EveryPostOpOfAConvolution) {
