@@ -208,6 +208,33 @@ TEST(Ops, CastsBothWays) {
     }
 }
 
+// Also where the product is of what the loop does not change, which a compiler moves out of it.
+TEST(Ops, FmaRoundsOnce) {
+  constexpr size_t n = 131;
+  for (DType t : {DType::F32, DType::F64})
+    for (const char* factor : {"b0[i1]", "b0[0]"}) {
+      auto k = loop::parse(fmt::format(R"(kernel fused(in {0}* b0 extent(s0), in {0}* b1 extent(s0), out {0}* b2 extent(s0); s0) outer() axis(inner):
+    stage inner(i1 < s0):
+      %0 = load {0} {1}
+      %1 = load {0} b1[i1]
+      %2 = fma {0} %0 %0 %1
+      store {0} b2[i1] = %2)",
+                                       to_string(t), std::string_view(factor)),
+                           context("si"));
+      loop::verify(k);
+      std::vector<Bytes> in = {values(t, n, 3, false), values(t, n, 5, false), Bytes(n * size_of(t))};
+      auto want = run(interp_backend(), "native", k, in, {n}, 0, n);
+      for (auto& target : targets()) {
+        if (target == "x86-64-v2") continue;  // it has no such instruction: a product and a sum
+        auto got = run(llvm(), target, k, in, {n}, 0, n);
+        for (size_t j = 0; j < n; ++j) {
+          const double a = interp::load(got.buffers[2].data(), j, t).f, b = interp::load(want.buffers[2].data(), j, t).f;
+          ASSERT_TRUE(a == b || (a != a && b != b)) << fmt::format("{} of {} on {} at {}: {}, want {}", factor, to_string(t), target, j, a, b);
+        }
+      }
+    }
+}
+
 TEST(Ops, InterpreterConversionsMatchTheCompiler) {
   for (double v : special_floats()) {
     interp::Scalar s;

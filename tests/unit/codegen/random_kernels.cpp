@@ -118,7 +118,7 @@ class Generator {
       for (int i = 0; i < ops; ++i) {
         std::string t = local[pick(local.size())].second;
         bool f = t == "f32" || t == "f64";
-        switch (pick(8)) {
+        switch (pick(7)) {
           case 0: {
             static const char* targets[] = {"f32", "f64", "i32", "i64", "b8", "bf16", "u8"};
             std::string to = targets[pick(7)], a = some(t);
@@ -133,12 +133,6 @@ class Generator {
           case 2: {
             std::string c = some("b8"), a = some(t), b = some(t);
             emit(t, "where " + t + " " + c + " " + a + " " + b);
-            break;
-          }
-          case 6: {
-            if (!f) break;
-            std::string a = some(t), b = some(t), c = some(t);
-            emit(t, "fma " + t + " " + a + " " + b + " " + c);
             break;
           }
           case 3: {
