@@ -11,7 +11,8 @@ struct Target {
   std::string cpu, features;
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx2 = false;    // with FMA and F16C
-  // Prefetching in hardware keeps up with eight rows read at once, and in software is in its way (measured: Zen 4; Cascade Lake is the other kind).
+  // Prefetching in hardware keeps up with eight rows read at once, and in software is in its way; stores past the caches do not hold up loads
+  // (measured: Zen 4; Cascade Lake is the other kind).
   bool follows_streams = false;
   int lanes = 4;  // f32 values in the widest register
   std::string id() const { return cpu + " " + features; }
