@@ -14,8 +14,7 @@ namespace {
 constexpr int kTaps = 9, kPoints = 16;  // weights of a pair of channels, and products
 constexpr int kRows = 6, kVectors = 4;  // of sums in registers
 constexpr int64_t kLane = 16, kPanel = kVectors * kLane;
-constexpr int64_t kBlockBytes = 800 << 10;  // of transformed pixels: beside the sums they are made into, and weights, in the second cache
-
+constexpr int64_t kBlockBytes = 800 << 10;   // of transformed pixels: beside the sums they are made into, and weights, in the second cache
 constexpr int64_t kChain = 64;               // products added one by one: the error grows with the root of it
 constexpr int64_t kManyWeights = 128 * 128;  // pairs of channels
 

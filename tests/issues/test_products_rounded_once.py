@@ -23,3 +23,20 @@ def test_as_eager_to_the_last_bit(name, dtype):
         did = measure.counted(lambda: compiled(*given))
         assert did["kernels_launched"] > 0
         torch.testing.assert_close(compiled(*given), OPS[name](*given), rtol=0, atol=0, equal_nan=True)
+
+
+INTEGERS = {"sub": lambda x, y: torch.sub(x, y, alpha=3), "add": lambda x, y: torch.add(x, y, alpha=7), "rsub": lambda x, y: torch.rsub(x, y, alpha=2),
+            "addcmul": lambda x, y: torch.addcmul(x, y, y, value=2)}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name, dtype):
+    """Theirs have nothing to round, and wrap around."""
+    torch.manual_seed(0)
+    x, y = torch.randint(0, 200, (67,), dtype=dtype), torch.randint(0, 200, (67,), dtype=dtype)
+    compiled = vitrify.compile(INTEGERS[name])
+    compiled(x, y)
+    did = measure.counted(lambda: compiled(x, y))
+    assert did["kernels_launched"] > 0
+    assert torch.equal(compiled(x, y), INTEGERS[name](x, y))

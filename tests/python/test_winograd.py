@@ -1,4 +1,4 @@
-"""3x3 convolutions with frozen weights by fewer products: as exact as eager's, in one plan for all sizes, again when weights change."""
+"""3x3 convolutions with frozen weights by fewer products: as exact as eager's, in one plan for all batches, again when weights change."""
 import pytest
 import torch
 import vitrify
@@ -68,10 +68,22 @@ def test_changed_weights():
         net.b.weight.mul_(-2)
         net.norm.running_mean.add_(1)
     run(net, compiled, x)
-    assert vitrify.counters["captures"] == 1
+    assert vitrify.counters["captures"] == 1 and "vitrify::winograd_convolution" in calls_of(compiled)
+
+
+def test_batches_that_change():
+    torch.manual_seed(0)
+    net = Block(32, 48).eval()
+    compiled = vitrify.compile(net)
+    for batch in (2, 5, 3):
+        x = torch.randn(batch, 32, 12, 11)
+        vitrify.mark_dynamic(x, 0)
+        run(net, compiled, x)
+    assert vitrify.counters["captures"] == 1 and "vitrify::winograd_convolution" in calls_of(compiled)
 
 
 def test_sizes_that_change():
+    """Images of any size have the plain convolution, in one plan."""
     torch.manual_seed(0)
     net = Block(32, 48).eval()
     compiled = vitrify.compile(net, dynamic=True)

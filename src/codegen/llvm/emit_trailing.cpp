@@ -17,7 +17,7 @@ constexpr int64_t kStoresAhead = 2048;  // bytes
 // The loop that the last one can run in a row later, or null. It is busy with math; the last one only stores to memory that nothing reads here, and
 // what it reads of this kernel's own is what the other left at the same index, or scalars of the row.
 const loop::Stage* KernelEmitter::leads_last() const {
-  if (t_.follows_streams) return nullptr;  // such hardware has stores past the caches wait for nobody: 20 % faster so
+  if (t_.follows_streams) return nullptr;  // stores past the caches are faster there, and loads do not wait for them
   if (lanes_ == 1 || k_.outer.size() != 1 || k_.may_fault || !k_.indirect.empty()) return nullptr;
   const loop::Stage& last = k_.stages.back();
   auto lead = std::find_if(k_.stages.rbegin() + 1, k_.stages.rend(), [](auto& s) { return !s.inner.empty(); });

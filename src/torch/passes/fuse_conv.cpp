@@ -1,4 +1,6 @@
 // 2-d convolutions through oneDNN with packed weights and post-ops, and channels-last values around them.
+#include <cmath>
+
 #include "ops/shapes.h"
 #include "runtime/winograd.h"
 #include "torch/passes/layout.h"
