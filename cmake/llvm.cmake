@@ -7,7 +7,7 @@ if(_llvm_sources)
   target_include_directories(vitrify_llvm PRIVATE src)
   target_include_directories(vitrify_llvm SYSTEM PRIVATE ${LLVM_INCLUDE_DIRS})
   target_compile_options(vitrify_llvm PRIVATE -fno-rtti -fvisibility=hidden)
-  llvm_map_components_to_libnames(_llvm_libs orcjit x86codegen x86asmparser passes)
+  llvm_map_components_to_libnames(_llvm_libs x86codegen runtimedyld instcombine scalaropts)
   target_link_libraries(vitrify_llvm PRIVATE vt_loop ${_llvm_libs} Threads::Threads)
   # What LLVM compresses with goes inside too, where the static libraries are installed: the wheel must not ask for the machine's.
   foreach(target ZLIB::ZLIB zstd::libzstd_shared)
@@ -26,5 +26,14 @@ if(_llvm_sources)
       endforeach()
     endif()
   endforeach()
+  # Names of scheduling classes, which only LLVM's dumps print, are half of all its relocations: every process that compiled would wait for them and hold
+  # a MiB of their pages. Without them the tables are constants of the file.
+  get_target_property(_archive LLVMX86Desc LOCATION)
+  set(_member ${CMAKE_CURRENT_BINARY_DIR}/X86MCTargetDesc.cpp.o)
+  add_custom_command(OUTPUT ${_member} DEPENDS ${_archive} VERBATIM
+    COMMAND ${CMAKE_AR} x ${_archive} X86MCTargetDesc.cpp.o
+    COMMAND ${CMAKE_OBJCOPY} --wildcard --remove-relocations=.data.rel.ro.*ModelSchedClassesE ${_member})
+  target_sources(vitrify_llvm PRIVATE ${_member})
+  set_source_files_properties(${_member} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_link_options(vitrify_llvm PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,--gc-sections -Wl,-s)
 endif()

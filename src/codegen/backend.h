@@ -34,6 +34,8 @@ struct Backend {
 Backend& interp_backend();
 // Opens libvitrify_llvm.so beside this library on first use (thread-safe). Throws Error with the reason when it cannot.
 Backend& llvm_backend();
+// Its code leaves memory (support/resident.h), if it was ever opened.
+void return_llvm_pages();
 
 // Symbol exported by libvitrify_llvm.so. `resolve` returns the address of a symbol of the host process (vector math of libtorch), or null.
 extern "C" using MakeLlvmBackend = Backend * (*)(void* (*resolve)(const char*));

@@ -1,13 +1,17 @@
 // Opens libvitrify_llvm.so on the first compile.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 
 #include "codegen/backend.h"
+#include "support/resident.h"
 
 namespace vitrify::codegen {
 namespace {
+
+std::atomic<const void*> inside{nullptr};  // the code generator's library
 
 void* resolve(const char* name) { return dlsym(RTLD_DEFAULT, name); }
 
@@ -24,6 +28,7 @@ Backend* open() {
       reason += path + " has no " + kMakeLlvmBackend;
       return nullptr;
     }
+    inside = reinterpret_cast<const void*>(make);
     return make(&resolve);
   };
   Dl_info info;
@@ -46,6 +51,10 @@ Backend* open() {
 Backend& llvm_backend() {
   static Backend* backend = open();  // never closed: its code may run until the process ends
   return *backend;
+}
+
+void return_llvm_pages() {
+  if (const void* p = inside) return_code_pages(p);
 }
 
 }  // namespace vitrify::codegen

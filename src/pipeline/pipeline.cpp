@@ -9,10 +9,9 @@
 #include "passes/canonicalize.h"
 #include "passes/cse.h"
 #include "passes/dce.h"
-#include "runtime/memory.h"
 #include "schedule/schedule.h"
-#include "support/code_pages.h"
 #include "support/counters.h"
+#include "support/resident.h"
 
 namespace vitrify::pipeline {
 
@@ -94,10 +93,14 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     if (to.keep_asm) dump(o, "codegen", "llvm", code->listing);
     counters().kernels_built += kernels.size();
     sched.plan->code = std::move(code);
-    runtime::return_free_memory();
-    return_code_pages(reinterpret_cast<const void*>(&compile));
+    return_free_memory();
   }
   return sched.plan;
+}
+
+void return_code_pages() {
+  codegen::return_llvm_pages();
+  vitrify::return_code_pages(reinterpret_cast<const void*>(&compile));
 }
 
 }  // namespace vitrify::pipeline

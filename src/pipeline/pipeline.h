@@ -28,4 +28,7 @@ void run_stage(const Stage&, ir::Graph&, const Options&);
 std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph>, const Options&, const std::vector<Stage>& extra_graph_stages = {},
                                        const schedule::Destinations& = {});
 
+// To be called when a plan has run for the first time: capture's and the compiler's code leaves memory (support/resident.h).
+void return_code_pages();
+
 }  // namespace vitrify::pipeline

@@ -1,6 +1,5 @@
 #include "runtime/memory.h"
 
-#include <malloc.h>
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -199,12 +198,6 @@ void BlockCache::trim() {
     for (Mapping& m : blocks) munmap(m.base, m.mapped);
   s.idle.clear();
   s.idle_bytes = 0;
-}
-
-void return_free_memory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
 }
 
 }  // namespace vitrify::runtime

@@ -74,7 +74,4 @@ class BlockCache {
   State& state() const;
 };
 
-// Free pages of the heap go back to the system: a compile leaves many, and what follows has no use for them. Milliseconds.
-void return_free_memory();
-
 }  // namespace vitrify::runtime

@@ -209,6 +209,7 @@ class Compiled final : public CompiledGraph {
     results_.make(c.outputs, c.inputs, out);
     if (!program_.grad_writes.empty() || !program_.spent.empty()) take_grads(program_, c.inputs.data(), out);
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
+    if (!has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true)) pipeline::return_code_pages();
   }
 
   const Program& program() const override { return program_; }
@@ -425,6 +426,7 @@ class Compiled final : public CompiledGraph {
   std::vector<uint32_t> overwritten_;  // inputs whose final value the plan makes in place
   double estimated_us_ = 0;
   std::atomic<bool> learned_{false};
+  std::atomic<bool> has_run_{false};
   ContextPool pool_;
 };
 

@@ -1,21 +1,17 @@
 // The LLVM backend: kernels -> IR -> object -> memory. Kernels are split over threads, each with its own context and target machine.
 #include "codegen/backend.h"
 
-#include <llvm/Analysis/CGSCCPassManager.h>
-#include <llvm/Analysis/LoopAnalysisManager.h>
+#include <llvm/Analysis/ScopedNoAliasAA.h>
+#include <llvm/Analysis/TargetTransformInfo.h>
 #include <llvm/ExecutionEngine/RTDyldMemoryManager.h>
 #include <llvm/ExecutionEngine/RuntimeDyld.h>
 #include <llvm/IR/LegacyPassManager.h>
 #include <llvm/IR/Verifier.h>
 #include <llvm/Object/ObjectFile.h>
-#include <llvm/Passes/PassBuilder.h>
 #include <llvm/Support/raw_ostream.h>
+#include <llvm/Target/TargetMachine.h>
 #include <llvm/Transforms/InstCombine/InstCombine.h>
-#include <llvm/Transforms/Scalar/EarlyCSE.h>
-#include <llvm/Transforms/Scalar/LICM.h>
-#include <llvm/Transforms/Scalar/LoopPassManager.h>
-#include <llvm/Transforms/Scalar/SROA.h>
-#include <llvm/Transforms/Scalar/SimplifyCFG.h>
+#include <llvm/Transforms/Scalar.h>
 #include <sys/mman.h>
 
 #include <cstring>
@@ -24,7 +20,7 @@
 #include <thread>
 
 #include "codegen/llvm/emitter.h"
-#include "support/code_pages.h"
+#include "support/resident.h"
 
 namespace vitrify::codegen::x86 {
 namespace {
@@ -111,50 +107,21 @@ struct JitCode final : Compiled {
   std::vector<std::unique_ptr<Memory>> units;
 };
 
+// The legacy pass manager, as the code generator has: PassBuilder would link every pass of LLVM.
 void optimize(llvm::Module& m, llvm::TargetMachine& tm) {
-  llvm::LoopAnalysisManager lam;
-  llvm::FunctionAnalysisManager fam;
-  llvm::CGSCCAnalysisManager cam;
-  llvm::ModuleAnalysisManager mam;
-  llvm::PassBuilder pb(&tm);
-  pb.registerModuleAnalyses(mam);
-  pb.registerCGSCCAnalyses(cam);
-  pb.registerFunctionAnalyses(fam);
-  pb.registerLoopAnalyses(lam);
-  pb.crossRegisterProxies(lam, fam, cam, mam);
-  llvm::FunctionPassManager fpm;
-  fpm.addPass(llvm::SROAPass(llvm::SROAOptions::ModifyCFG));
-  fpm.addPass(llvm::EarlyCSEPass(true));
-  fpm.addPass(llvm::InstCombinePass(llvm::InstCombineOptions().setVerifyFixpoint(false)));
-  fpm.addPass(llvm::createFunctionToLoopPassAdaptor(llvm::LICMPass(llvm::LICMOptions()), true));
-  fpm.addPass(llvm::SimplifyCFGPass());
-  llvm::ModulePassManager mpm;
-  mpm.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(fpm)));
-  mpm.run(m, mam);
+  llvm::legacy::FunctionPassManager fpm(&m);
+  fpm.add(llvm::createTargetTransformInfoWrapperPass(tm.getTargetIRAnalysis()));
+  fpm.add(llvm::createScopedNoAliasAAWrapperPass());
+  fpm.add(llvm::createSROAPass(false));
+  fpm.add(llvm::createEarlyCSEPass(true));
+  fpm.add(llvm::createInstructionCombiningPass());
+  fpm.add(llvm::createLICMPass());
+  fpm.add(llvm::createCFGSimplificationPass());
+  fpm.doInitialization();
+  for (auto& f : m)
+    if (!f.isDeclaration()) fpm.run(f);
+  fpm.doFinalization();
 }
-
-// Nobody needs LLVM's code between compiles: when the last of them ends, it leaves memory.
-class CodePages {
- public:
-  CodePages() {
-    std::lock_guard lock(mutex());
-    ++compiling();
-  }
-  ~CodePages() {
-    std::lock_guard lock(mutex());
-    if (--compiling() == 0) return_code_pages(reinterpret_cast<const void*>(&optimize));
-  }
-
- private:
-  static std::mutex& mutex() {
-    static std::mutex m;
-    return m;
-  }
-  static int& compiling() {
-    static int n = 0;
-    return n;
-  }
-};
 
 class LlvmBackend final : public Backend {
  public:
@@ -167,7 +134,6 @@ class LlvmBackend final : public Backend {
     auto code = std::make_unique<JitCode>();
     code->functions.resize(kernels.size());
     if (kernels.empty()) return code;
-    CodePages pages;
     int threads = options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
     threads = std::min<int>(threads, int(kernels.size()));
     std::vector<std::string> listings(threads);
@@ -185,7 +151,11 @@ class LlvmBackend final : public Backend {
       }
     };
     std::vector<std::thread> pool;
-    for (int t = 1; t < threads; ++t) pool.emplace_back(work, t);
+    for (int t = 1; t < threads; ++t)
+      pool.emplace_back([&work, t] {
+        work(t);
+        return_thread_memory();
+      });
     work(0);
     for (auto& t : pool) t.join();
     for (auto& e : errors)

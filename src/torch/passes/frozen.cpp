@@ -1,6 +1,6 @@
 // Keys of captured tensors, and the values kept for them.
-#include "runtime/memory.h"
 #include "support/hash.h"
+#include "support/resident.h"
 #include "torch/extern_call.h"
 #include "torch/passes/passes.h"
 #include "torch/tracer.h"
@@ -70,7 +70,7 @@ std::shared_ptr<const FrozenValues> FrozenCache::get(const at::Tensor* const* in
   for (at::Tensor& v : fresh->values)
     for (const at::Tensor& a : args)
       if (v.defined() && v.has_storage() && a.has_storage() && v.is_alias_of(a)) v = v.clone();
-  if (!latest_) runtime::return_free_memory();  // the steps of a long chain over every weight
+  if (!latest_) return_free_memory();  // the steps of a long chain over every weight
   return latest_ = std::move(fresh);
 }
 
