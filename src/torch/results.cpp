@@ -158,6 +158,8 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
   }
   std::ranges::sort(turns);
   for (uint32_t k = 0; k < turns.size(); ++k) results[turns[k].second].order = k + 1;
+  for (ResultSpec& r : results)
+    if (r.kind == ResultSpec::Kind::ViewOfValue && r.path.empty()) r.order = results[r.index].order;  // the same tensor again
 }
 
 // Graph outputs for what the program returns and for what it wrote.

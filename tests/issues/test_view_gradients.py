@@ -1,6 +1,7 @@
 """Gradients that meet at a tensor are added in the strides of the first, and which is the first is decided by the ops that saw the tensor last. Views that a program
 returns are made around it: what came back through one was taken for older than it is where the program itself went through the same view, or where gradients came
-through the others only."""
+through the others only;
+and a view that is returned twice was made before all others."""
 import pytest
 import torch
 import vitrify
@@ -48,9 +49,15 @@ def three_views(x):
     return b.cumsum(1), a, c
 
 
-CASES = [(f, None) for f in (used_later, used_earlier, of_an_argument, older_view_of_a_view, some_of_the_views, three_views)]
+def one_view_twice(x):
+    x = x * 3
+    a, b = x.mT, x[..., ::2]
+    return a, b, b
+
+
+CASES = [(f, None) for f in (used_later, used_earlier, of_an_argument, older_view_of_a_view, some_of_the_views, three_views, one_view_twice)]
 CASES += [(used_later, (0,)), (older_view_of_a_view, (0, 1)), (some_of_the_views, (0, 2)), (some_of_the_views, (1, 2)), (some_of_the_views, (0, 2, 3)),
-          (three_views, (0, 1)), (three_views, (0, 2)), (three_views, (1, 2))]
+          (one_view_twice, (0, 2)), (three_views, (0, 1)), (three_views, (0, 2)), (three_views, (1, 2))]
 
 
 def gradients(f, x, used, again=False):
