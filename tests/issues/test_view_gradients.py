@@ -1,7 +1,6 @@
 """Gradients that meet at a tensor are added in the strides of the first, and which is the first is decided by the ops that saw the tensor last. Views that a program
 returns are made around it: what came back through one was taken for older than it is where the program itself went through the same view, or where gradients came
-through the others only;
-and a view that is returned twice was made before all others."""
+through the others only. A view that is returned twice was made before all others."""
 import pytest
 import torch
 import vitrify
