@@ -209,10 +209,10 @@ class Jolts(TorchDispatchMode):
             for _, t in tensors_of(out):
                 if t.layout is torch.strided and t.is_floating_point() and t.numel() and not t._is_zerotensor():
                     self.seed += 1
-                    size = t
+                    step = steps(t, self.seed)
+                    t.mul_(step)
                     if (whole := SUBTRACTS_FROM.get(func._schema.name)) is not None:
-                        size = torch.maximum(t.abs(), args[whole].abs())
-                    t.add_(size * (steps(t, self.seed) - 1))
+                        t.add_(args[whole] * (step - 1))
         return out
 
 

@@ -27,7 +27,7 @@ int arity(Op op) {
 }
 
 std::string_view to_string(AccumKind k) {
-  constexpr std::string_view names[] = {"sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "welford", "online_softmax"};
+  constexpr std::string_view names[] = {"sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "welford"};
   return names[int(k)];
 }
 

@@ -103,9 +103,8 @@ enum class AccumKind : uint8_t {
   Any,
   All,
   ArgMin,
-  ArgMax,         // results: value, index (i64); the first of equals, NaN wins
-  Welford,        // results: mean, m2 (sum of squared distances), count is numel of the inner space
-  OnlineSoftmax,  // results: max, sum of exp(x - max)
+  ArgMax,   // results: value, index (i64); the first of equals, NaN wins
+  Welford,  // results: mean, m2 (sum of squared distances), count is numel of the inner space
 };
 std::string_view to_string(AccumKind);
 int num_results(AccumKind);  // 1 or 2

@@ -159,7 +159,6 @@ bool lower_nll_backward(const Args& a, std::vector<Tensor>& r) {
   const Int ignore = a.integer(5);
   if (!is_float(x.dtype) || x.sizes.size() < 2 || target.dtype != DType::I64) return false;
   const DType t = compute_type(x.dtype), out = a.out().dtype;
-  const Int classes = x.sizes[1];
   r.push_back(a.L.map(
       out, x.sizes,
       [=](Body& b, const Index& i) {

@@ -120,7 +120,7 @@ std::vector<Tensor> Nests::reduce(AccumKind kind, const Tensor& x0, std::span<co
                                   const std::function<Val(Val)>& f) {
   const bool split = kind != AccumKind::ArgMin && kind != AccumKind::ArgMax && should_split(x0, dims);
   if (split && kind == AccumKind::Welford) return split_welford(x0, dims, keepdim, acc, out, f);
-  if (split && kind != AccumKind::OnlineSoftmax) {
+  if (split) {
     auto [parts, part_dims] = split_view(x0, dims, kind, acc, f);
     auto first = reduce_nest(kind, parts, part_dims, false, acc, acc, {});
     std::vector<int64_t> last{static_cast<int64_t>(first[0].sizes.size()) - 1};

@@ -155,3 +155,22 @@ def test_pixel_gradients_follow_the_threads(threads, stride):
         assert a.stride() == b.stride()
         torch.testing.assert_close(a, b)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("groups,kernel", [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+def test_strides_of_gradients_of_weights(batch, groups, kernel, half):
+    """oneDNN gives those of 1x1 convolutions over channels-last images in channels-last strides, of bfloat16 too; the conversion to float32 keeps them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 16, kernel, groups=groups), nn.GELU(), nn.Conv2d(16, 4, 1))
+    compiled = vitrify.compile(net)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x, strides = torch.randn(batch, 8, 7, 6).contiguous(memory_format=layout), []
+        for call in (net, compiled):
+            net.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                call(x).float().square().mean().backward()
+            strides.append([(p.grad.stride(), p.grad.dtype) for p in net.parameters()])
+        assert strides[0] == strides[1]
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0

@@ -124,7 +124,8 @@ class Judge:
         for runs in range(FEW, MOST + 1):
             if runs > len(self.runs):
                 self.runs.append(self.run(runs))
-            if bool((off <= self.factor * self.known(name, runs) + 8 * torch.finfo(torch.float32).eps).all()):
+            known = self.known(name, runs)  # off by more than the largest value, eager knows nothing of it
+            if bool(((off <= self.factor * known + 8 * torch.finfo(torch.float32).eps) | (known > 1)).all()):
                 return True
         return False
 

@@ -18,8 +18,6 @@ FORTY = [
     *curves.OWN,
 ]
 MOMENTUM = ["torchvision/resnet18", "timm/convnextv2_atto", "transformers/gpt2", "transformers/bert", "pyg/GCN", "pyg/GraphSAGE", "diffusion_unet"]
-HALF = ["transformers/bert", "transformers/roberta", "transformers/gpt2", "transformers/gpt_neox", "transformers/llama", "transformers/qwen3", "transformers/t5",
-        "transformers/vit", "transformers/mamba", "pyg/GCN", "pyg/GraphSAGE", "ppo", "diffusion_unet"]
 DROPOUT = ["transformers/gpt2", "transformers/bert", "transformers/t5", "torchvision/mobilenet_v3_small"]
 WHOLE = ["ppo_unchecked", "diffusion_unet", "diffusion_unet_that_draws", "transformers/llama"]
 
@@ -39,7 +37,7 @@ def test_momentum(name):
     check(name, "sgd")
 
 
-@pytest.mark.parametrize("name", params(HALF, ("pyg/GCN",)))
+@pytest.mark.parametrize("name", params(FORTY, ("pyg/GCN",)))
 def test_bfloat16(name):
     """Under autocast: at most three times as far from fp64 as eager under autocast."""
     check(name, "adamw", half=True)
@@ -81,4 +79,4 @@ def check(name, optimizer, half=False, dropout=False, what="model"):
 
 
 def test_there_are_enough():
-    assert len(FORTY) >= 40 and len(HALF) >= 10
+    assert len(FORTY) >= 40

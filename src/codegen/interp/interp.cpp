@@ -24,7 +24,7 @@ struct Accumulator {
   Scalar best;
   int64_t best_index = 0;
   bool any = false, all = true, seen = false;
-  std::vector<double> elements;  // Welford, OnlineSoftmax: two passes at the end
+  std::vector<double> elements;  // Welford: two passes at the end
 };
 
 class Run {
@@ -209,7 +209,6 @@ class Run {
         return;
       }
       case AccumKind::Welford:
-      case AccumKind::OnlineSoftmax:
         x.elements.push_back(v.f);
         return;
       default:
@@ -260,14 +259,6 @@ class Run {
         for (double e : x.elements) m2 += (e - mean) * (e - mean);
         r0.f = mean;
         r1.f = m2;
-        break;
-      }
-      case AccumKind::OnlineSoftmax: {
-        double max = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (double e : x.elements) max = max != max || e <= max ? max : e;
-        for (double e : x.elements) sum += std::exp(e - max);
-        r0.f = max;
-        r1.f = sum;
         break;
       }
     }

@@ -264,7 +264,7 @@ int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool re
       else if (i.op == Op::div || i.op == Op::sqrt || i.op == Op::rsqrt || i.op == Op::reciprocal)
         c += 3;
       else if (i.op == Op::reduce && s.accums[i.iimm].kind >= loop::AccumKind::ArgMin)
-        c += s.accums[i.iimm].kind == loop::AccumKind::OnlineSoftmax ? 14 : s.accums[i.iimm].kind == loop::AccumKind::Welford ? 8 : 4;
+        c += s.accums[i.iimm].kind == loop::AccumKind::Welford ? 8 : 4;
       else if (i.op != Op::constant)
         c += i.type == DType::I64 || i.type == DType::BF16 ? 2 : 1;
     }

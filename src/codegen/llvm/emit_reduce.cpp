@@ -55,8 +55,6 @@ std::vector<Value*> KernelEmitter::identity(const Accum& a, int lanes) {
       return {extreme(type, a.type, a.kind == AccumKind::ArgMax), ConstantInt::get(vec(b_.getInt64Ty(), lanes), std::numeric_limits<int64_t>::max())};
     case AccumKind::Welford:
       return {zero, zero, zero};
-    case AccumKind::OnlineSoftmax:
-      return {extreme(type, a.type, true), zero};
   }
   VT_UNREACHABLE();
 }
@@ -217,15 +215,6 @@ AccState KernelEmitter::combine(const Accum& acc, const AccState& x, const AccSt
       m2 = b_.CreateSelect(no_x, y[1], b_.CreateSelect(no_y, x[1], m2));
       return {mean, m2, n};
     }
-    case AccumKind::OnlineSoftmax: {
-      Value* m = float_max(a, b, true);
-      auto scaled = [&](Value* max, Value* sum) {
-        // equal infinities stand for "no element yet" here
-        Value* d = b_.CreateSelect(b_.CreateFCmpOEQ(max, m), Constant::getNullValue(m->getType()), b_.CreateFSub(max, m));
-        return b_.CreateFMul(sum, math_.emit(Op::exp, d, nullptr));
-      };
-      return {m, b_.CreateFAdd(scaled(a, x[1]), scaled(b, y[1]))};
-    }
   }
   VT_UNREACHABLE();
 }
@@ -270,16 +259,6 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
         if (own_count) next.push_back(own_count);
         break;
       }
-      case AccumKind::OnlineSoftmax: {
-        // one exponential: whichever of the old maximum and the new value is smaller is scaled
-        Value* zero = Constant::getNullValue(v->getType());
-        Value* d = b_.CreateSelect(b_.CreateFCmpOEQ(v, old[0]), zero, b_.CreateFSub(v, old[0]));
-        Value* e = math_.emit(Op::exp, b_.CreateFNeg(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, d)), nullptr);
-        Value* one = ConstantFP::get(v->getType(), 1.0);
-        Value* sum = b_.CreateSelect(b_.CreateFCmpOGT(d, zero), b_.CreateFAdd(b_.CreateFMul(old[1], e), one), b_.CreateFAdd(old[1], e));
-        next = {float_max(v, old[0], true), sum};
-        break;
-      }
       default:
         next = combine(acc, {v}, old);
         break;
@@ -320,12 +299,6 @@ void KernelEmitter::publish(const Accum& acc, const std::vector<AccState>& state
       if ((acc.kind == AccumKind::ArgMin || acc.kind == AccumKind::ArgMax) && r == 1) {
         auto* none = ConstantInt::get(v->getType(), std::numeric_limits<int64_t>::max());
         v = b_.CreateSelect(b_.CreateICmpEQ(v, none), Constant::getNullValue(v->getType()), v);
-      }
-      if (acc.kind == AccumKind::OnlineSoftmax && r == 1) {
-        // exp(inf - inf) is not a number
-        Value* inf = b_.CreateFCmpOEQ(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, st[0]), ConstantFP::getInfinity(v->getType()));
-        Value* some = b_.CreateFCmpUNE(v, Constant::getNullValue(v->getType()));
-        v = b_.CreateSelect(b_.CreateAnd(inf, some), ConstantFP::getNaN(v->getType()), v);
       }
       m.v.push_back(v);
     }

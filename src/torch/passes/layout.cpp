@@ -1,10 +1,12 @@
 #include "torch/passes/layout.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "ops/lowering.h"
 #include "ops/shapes.h"
 #include "torch/learned.h"
+#include "torch/mode.h"
 #include "torch/passes/match.h"
 
 namespace vitrify {
@@ -59,7 +61,19 @@ bool is_safe(const Node& n, size_t input) {
 bool is_forward(const Node& n) {
   return is(n, "aten::convolution") && !flag(n, 6) && is_f32_cpu(n.outs[0]) && taken_by_onednn(n.args, 0) && is_safe(n, 0);
 }
-bool is_backward(const Node& n) { return is(n, "aten::convolution_backward") && !flag(n, 7) && taken_by_onednn(n.args, 1) && is_safe(n, 1); }
+bool is_backward(const Node& n) {
+  return is(n, "aten::convolution_backward") && !flag(n, 7) && is_f32_cpu(tensor(n, 1).type()) && taken_by_onednn(n.args, 1) && is_safe(n, 1);
+}
+
+// What ATen asks of the processor before it gives tensors of a half type to oneDNN.
+bool takes_half(DType t) {
+  const auto ask = [](const char* name) {
+    capture::Paused paused;
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<bool()>().call();
+  };
+  static const bool bfloat16 = ask("mkldnn::_is_mkldnn_bf16_supported"), float16 = ask("mkldnn::_is_mkldnn_fp16_supported");
+  return t == DType::BF16 ? bfloat16 : t == DType::F16 && float16;
+}
 
 // One convolution reads what another gave, more or less: not worth the copies otherwise.
 bool has_chain(const Graph& g) {
@@ -80,7 +94,9 @@ bool taken_by_onednn(std::span<const ir::Arg> args, size_t input) {
   const auto *x = std::get_if<Value>(&args[input]), *w = std::get_if<Value>(&args[input + 1]);
   if (!x || !w || !*x || !*w || !at::globalContext().userEnabledMkldnn()) return false;
   const ir::TensorType &image = x->type(), &weight = w->type();
-  if (!is_image(image) || !is_image(weight) || !is_f32_cpu(image) || !is_f32_cpu(weight)) return false;
+  if (!is_image(image) || !is_image(weight) || image.device.kind != DeviceKind::CPU || image.dtype != weight.dtype) return false;
+  if (takes_half(image.dtype)) return true;
+  if (image.dtype != DType::F32) return false;
   if (!is_static(image.sizes) || !is_static(weight.sizes) || !is_static(image.strides)) return false;
   const auto* groups = std::get_if<sym::Int>(&args[input + 8]);
   // On one thread ATen multiplies these itself.
