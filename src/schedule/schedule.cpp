@@ -1,6 +1,7 @@
 #include "schedule/schedule.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 #include "schedule/build_kernel.h"
@@ -21,7 +22,7 @@ std::vector<Int> to_vector(const Dims& d) { return {d.begin(), d.end()}; }
 struct PlanBuilder {
   const LoopProgram& program;
   runtime::Plan& plan;
-  const std::vector<int32_t>& overwritten;  // by buffer: the input in whose memory it is made, or -1
+  const std::vector<int32_t>& overwritten;  // by buffer: the input or output in whose memory it is made, or -1
   std::vector<int32_t> slot_of;
 
   PlanBuilder(const LoopProgram& p, runtime::Plan& out, const std::vector<int32_t>& overwritten_)
@@ -90,23 +91,70 @@ bool overwrites_elementwise(const Group& g, uint32_t b, uint32_t old) {
   return true;
 }
 
+// By buffer, the groups that read or write it.
+struct Uses {
+  std::vector<std::vector<size_t>> readers, writers;
+
+  Uses(const LoopProgram& program, const std::vector<Group>& groups) : readers(program.buffers.size()), writers(program.buffers.size()) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (groups[g].ext) {
+        for (auto& t : groups[g].ext->operands) readers[static_cast<size_t>(t.buffer)].push_back(g);
+        for (uint32_t b : groups[g].ext->results) writers[b].push_back(g);
+      }
+      for (auto& p : groups[g].parts) {
+        for (uint32_t b : p.node.reads) readers[b].push_back(g);
+        for (uint32_t b : p.node.writes) writers[b].push_back(g);
+      }
+    }
+  }
+  bool read_after(uint32_t b, size_t g) const {
+    return std::any_of(readers[b].begin(), readers[b].end(), [g](size_t r) { return r > g; });
+  }
+  bool made_before(uint32_t b, size_t g) const {
+    return std::all_of(writers[b].begin(), writers[b].end(), [g](size_t w) { return w < g; });
+  }
+};
+
+bool laid_out_alike(const BufferInfo& a, const BufferInfo& b) {
+  return a.dtype == b.dtype && a.device == b.device && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+// Values that are read for the last time where an output is made of them element by element: they are made in the output's memory, and need none of
+// their own. Not small ones, which the arena keeps in the caches.
+void find_hosts(const LoopProgram& program, const std::vector<Group>& groups, const Uses& uses, std::vector<int32_t>& overwritten) {
+  constexpr int64_t kMinBytes = int64_t{1} << 20;
+  auto dies_in = [&](uint32_t made) -> std::optional<uint32_t> {
+    if (uses.writers[made].size() != 1) return {};
+    const size_t w = uses.writers[made][0];
+    for (const Part& p : groups[w].parts)
+      for (uint32_t b : p.node.reads) {
+        const BufferInfo& info = program.buffers[b];
+        if (info.role == BufferRole::Intermediate && info.made_by != MadeBy::Call && overwritten[b] < 0 &&
+            laid_out_alike(info, program.buffers[made]) && uses.made_before(b, w) && !uses.read_after(b, w) &&
+            overwrites_elementwise(groups[w], made, b))
+          return b;
+      }
+    return {};
+  };
+  for (auto& o : program.outputs) {
+    if (!o) continue;
+    const auto output = static_cast<uint32_t>(o->buffer);
+    const BufferInfo& info = program.buffers[output];
+    if (info.role != BufferRole::Output || overwritten[output] >= 0 || !info.extent.is_const() ||
+        info.extent.value() * static_cast<int64_t>(size_of(info.dtype)) < kMinBytes)
+      continue;
+    for (std::optional<uint32_t> b = dies_in(output); b; b = dies_in(*b)) overwritten[*b] = static_cast<int32_t>(output);
+  }
+}
+
 // Outputs that can be made in the memory they will go to. From the first such write on nothing may fail: the call could not be taken back.
-std::vector<int32_t> find_in_place(const LoopProgram& program, const std::vector<Group>& groups, const Destinations& destinations) {
-  std::vector<int32_t> overwritten(program.buffers.size(), -1);
-  if (destinations.empty()) return overwritten;
+void find_in_place(const LoopProgram& program, const std::vector<Group>& groups, const Uses& uses, const Destinations& destinations,
+                   std::vector<int32_t>& overwritten) {
+  if (destinations.empty()) return;
   size_t safe = 0;  // groups from here on do not fail
   for (size_t g = 0; g < groups.size(); ++g) {
     const bool faults = std::any_of(groups[g].parts.begin(), groups[g].parts.end(), [](const Part& p) { return p.node.body.may_fault; });
     if (groups[g].ext || faults) safe = g + 1;
-  }
-  std::vector<std::vector<size_t>> readers(program.buffers.size()), writers(program.buffers.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].ext)
-      for (auto& t : groups[g].ext->operands) readers[static_cast<size_t>(t.buffer)].push_back(g);
-    for (auto& p : groups[g].parts) {
-      for (uint32_t b : p.node.reads) readers[b].push_back(g);
-      for (uint32_t b : p.node.writes) writers[b].push_back(g);
-    }
   }
   std::vector<char> taken(program.buffers.size());  // inputs that are results as they are, or written already
   for (auto& o : program.outputs)
@@ -115,15 +163,12 @@ std::vector<int32_t> find_in_place(const LoopProgram& program, const std::vector
     if (destinations[o] < 0 || !program.outputs[o]) continue;
     const auto b = static_cast<uint32_t>(program.outputs[o]->buffer), old = program.inputs[static_cast<size_t>(destinations[o])];
     const BufferInfo &made = program.buffers[b], &place = program.buffers[old];
-    if (made.role != BufferRole::Output || made.dtype != place.dtype || !(made.sizes == place.sizes) || !(made.strides == place.strides)) continue;
-    if (taken[old] || writers[b].size() != 1) continue;
-    const size_t w = writers[b][0];
-    const bool last = std::all_of(readers[old].begin(), readers[old].end(), [w](size_t g) { return g <= w; });
-    if (w < safe || !last || !overwrites_elementwise(groups[w], b, old)) continue;
+    if (made.role != BufferRole::Output || !laid_out_alike(made, place) || taken[old] || uses.writers[b].size() != 1) continue;
+    const size_t w = uses.writers[b][0];
+    if (w < safe || uses.read_after(old, w) || !overwrites_elementwise(groups[w], b, old)) continue;
     overwritten[b] = static_cast<int32_t>(old);
     taken[old] = 1;
   }
-  return overwritten;
 }
 
 }  // namespace
@@ -163,7 +208,10 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
   out.plan = std::make_shared<runtime::Plan>();
   runtime::Plan& plan = *out.plan;
   plan.graph = graph;
-  const std::vector<int32_t> overwritten = find_in_place(program, groups, destinations);
+  std::vector<int32_t> overwritten(program.buffers.size(), -1);
+  const Uses uses(program, groups);
+  find_in_place(program, groups, uses, destinations, overwritten);
+  find_hosts(program, groups, uses, overwritten);
   PlanBuilder pb(program, plan, overwritten);
   for (uint32_t b : program.inputs)
     if (b != UINT32_MAX) pb.slot(b);
@@ -184,12 +232,12 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
         }))
       continue;
     BuiltKernel built = build_kernel(program, g, needed);
-    for (size_t k = 0; k < built.buffers.size(); ++k) {
-      const int32_t old = overwritten[built.buffers[k]];
-      if (old < 0) continue;
-      const auto at = std::find(built.buffers.begin(), built.buffers.end(), static_cast<uint32_t>(old));
-      if (at != built.buffers.end()) built.kernel.buffers[k].inplace_of = static_cast<int32_t>(at - built.buffers.begin());
-    }
+    const auto place = [&](size_t k) {
+      return overwritten[built.buffers[k]] >= 0 ? overwritten[built.buffers[k]] : static_cast<int32_t>(built.buffers[k]);
+    };
+    for (size_t k = 0; k < built.buffers.size(); ++k)
+      for (size_t j = 0; j < built.buffers.size() && built.kernel.buffers[k].kind == loop::BufferKind::Out; ++j)
+        if (j != k && place(j) == place(k)) built.kernel.buffers[k].inplace_of = static_cast<int32_t>(j);
     if (options.verify) loop::verify(built.kernel);
     const auto [same, fresh] = known.try_emplace(loop::canonical_form(built.kernel), static_cast<uint32_t>(out.kernels.size()));
     const uint32_t index = same->second;

@@ -462,6 +462,41 @@ TEST(Schedule, WhatIsStillReadIsNotOverwritten) {
   }
 }
 
+TEST(Schedule, WhatAnOutputIsMadeOfLiesInItsMemory) {
+  struct Case {
+    const char *rest, *results;
+    int64_t others;  // matrices in the arena
+  };
+  const Case cases[] = {{"%3: f32[700,700] = aten::_softmax(%1, 1, false)", "%3", 0},
+                        // in one of two: the other and what it is made of are left
+                        {"%3: f32[700,700] = aten::_softmax(%1, 1, false)\n  %4: f32[700,700] = aten::_softmax(%2, 1, false)\n"
+                         "  %5: f32[700,700] = aten::mul.Tensor(%3, %4)",
+                         "%5", 2},
+                        // read at another index
+                        {"%3: f32[700,1] = aten::amax(%1, [1], true)\n  %4: f32[700,700]{1,700} = aten::t(%1)\n"
+                         "  %5: f32[700,700] = aten::sub.Tensor(%4, %3, 1)",
+                         "%5", 1},
+                        // still read
+                        {"%3: f32[700,700] = aten::_softmax(%1, 1, false)\n  %4: f32[] = aten::amax(%3, []i, false)\n"
+                         "  %5: f32[700,700] = aten::mul.Tensor(%1, %4)\n  %6: f32[700] = aten::sum.dim_IntList(%5, [0], false, none)",
+                         "%3, %6", 1}};
+  const Data x = random(700 * 700);
+  Options apart;
+  apart.fusion = "off";
+  for (const Case& c : cases) {
+    const std::string text = fmt::format(R"(graph @g(%0: f32[700,700] arg "x") {{
+  %1: f32[700,700] = aten::sin(%0)
+  %2: f32[700,700] = aten::cos(%0)
+  {}
+  return {}
+}})",
+                                         c.rest, c.results);
+    auto together = run(text, {x}), r = run(text, {x}, apart);
+    EXPECT_EQ(r.plan().arena_bytes / (700 * 700 * 4), c.others) << text;
+    for (size_t o = 0; o < r.outputs.size(); ++o) expect_close(r.outputs[o], {together.outputs[o].begin(), together.outputs[o].end()}, 1e-5);
+  }
+}
+
 TEST(Schedule, ExternOperandsHaveTheStridesOfTheGraph) {
   auto graph = std::make_shared<ir::Graph>(ir::parse(R"(graph @g(%0: f32[8]{2} arg "x") {
   %1: f32[8] = aten::clone(%0, contiguous)
