@@ -9,7 +9,7 @@
 namespace vitrify {
 
 // Whether ATen gives this 2-d convolution (or its derivative) to oneDNN, whose kernels take and give channels-last as they are (at::native,
-// ConvParams::use_mkldnn). `input`: which argument is the input; weight and the rest follow it. Sizes that are not constant: no.
+// ConvParams::use_mkldnn). `input`: which argument is the input; weight and the rest follow it. Float32 of sizes that are not constant: no.
 bool taken_by_onednn(std::span<const ir::Arg> args, size_t input);
 
 // Whether so many products make one element of the result that the layout decides the error: oneDNN's channels-last kernels add them one by one, the
