@@ -1,5 +1,6 @@
 #include "passes/partition.h"
 
+#include <algorithm>
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/boykov_kolmogorov_max_flow.hpp>
 
@@ -23,6 +24,7 @@ using Flow = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, int64_t, boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
 constexpr int64_t kNever = int64_t{1} << 50;
+constexpr int64_t kLaunch = 4096;  // bytes that move in the time of a launch
 
 class Network {
  public:
@@ -106,6 +108,7 @@ Partition partition(const JointView& j) {
     size_t in, out;
   };
   ir::ValueMap<Ends> ends(g);
+  std::vector<Value> can_remake;
   for (Node* n : g.nodes()) {
     bool late = p.backward[n->id] || j.in_backward(*n);
     ir::for_each_input(*n, [&](Value& v) { late = late || p.backward[v.node->id]; });
@@ -133,12 +136,22 @@ Partition partition(const JointView& j) {
       const bool there = input || visible.contains(v) || j.materialized(*n);
       const bool copied = input && j.may_copy && !j.may_save(v) && j.may_copy(v);
       int64_t cost = input && !copied ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there && !copied ? 1 : 2));
+      if (copied) cost += kLaunch;
       if ((n->op->flags & ir::kView) || !(copied || j.may_save(v))) cost = kNever;  // a view is kept as what it looks at
       if (nothing && !input && recomputable(*n)) cost = kNever;                     // made of nothing: never kept
       const Ends e{net.vertex(), net.vertex()};
-      net.edge(compute, e.in, kNever);
       net.edge(e.in, e.out, cost);
       ends.emplace(v, e);
+    }
+    for (uint32_t i = 0; i < n->outs.size(); ++i) {
+      const Value v = n->out(i);
+      std::vector<Value> parts;
+      if (j.made_of && !recomputable(*n) && !exact.contains(n)) parts = j.made_of(v);
+      const size_t made = parts.empty() ? compute : net.vertex();
+      for (Value part : parts)
+        if (const Ends* e = ends.find(part)) net.edge(e->out, made, kNever);
+      if (!parts.empty()) can_remake.push_back(v);
+      net.edge(made, ends.at(v).in, kNever);
     }
   }
   for (size_t o = j.num_forward; o < g.outputs.size(); ++o)
@@ -147,6 +160,7 @@ Partition partition(const JointView& j) {
   const std::vector<char> side = net.cut(source, sink);
   for (const auto& [v, e] : ends)
     if (side[e.in] && !side[e.out]) p.saved.push_back(v);
+  std::ranges::copy_if(can_remake, std::back_inserter(p.remade), [&](Value v) { return !side[ends.at(v).in]; });
   return p;
 }
 

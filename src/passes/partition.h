@@ -22,11 +22,14 @@ struct JointView {
   std::function<bool(const ir::Node&)> materialized;  // its result is memory in the forward anyway
   std::function<bool(ir::Value)> may_save;            // false: the user could change it, and eager keeps no hold on it
   std::function<bool(ir::Value)> may_copy = nullptr;  // of inputs that may not be saved: a copy may
+  // Of a result of a node that may not run again: other values, of which the backward can make it element by element; none: it cannot.
+  std::function<std::vector<ir::Value>(ir::Value)> made_of = nullptr;
 };
 
 struct Partition {
-  std::vector<ir::Value> saved;  // in graph order; graph inputs among them
-  std::vector<char> backward;    // by node id: needs something that only the backward has
+  std::vector<ir::Value> saved;   // in graph order; graph inputs among them
+  std::vector<char> backward;     // by node id: needs something that only the backward has
+  std::vector<ir::Value> remade;  // that the backward makes of what JointView::made_of says
 };
 
 Partition partition(const JointView&);

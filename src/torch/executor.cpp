@@ -6,6 +6,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
 
+#include <atomic>
+#include <exception>
+
 #include "runtime/extern_table.h"
 #include "support/counters.h"
 #include "torch/compiled.h"
@@ -72,7 +75,12 @@ namespace {
 
 c10::DataPtr cached_block(size_t bytes) {
   void* p = runtime::BlockCache::instance().take(bytes);
-  return {p, p, [](void* q) { runtime::BlockCache::instance().give_back(q); }, c10::Device(c10::kCPU)};
+  c10::profiledCPUMemoryReporter().New(p, bytes);
+  auto give_back = [](void* q) {
+    c10::profiledCPUMemoryReporter().Delete(q);
+    runtime::BlockCache::instance().give_back(q);
+  };
+  return {p, p, give_back, c10::Device(c10::kCPU)};
 }
 
 }  // namespace
@@ -281,9 +289,20 @@ void PlanRun::run_chunk(Frame& f, uint32_t i, int thread, int64_t b, int64_t e) 
   k.fn(args, s.sizes.data(), b, e);
 }
 
+void PlanRun::begin_step(Frame& f, size_t step) {
+  for (uint32_t s : first_[step])
+    if (f.slots[s].ready && !tensors_[s].defined()) allocate_output(f, s);
+}
+
+void PlanRun::end_step(size_t step, std::vector<at::Tensor>* owned) const {
+  if (!owned) return;
+  for (uint32_t i : last_[step])
+    if (i < owned->size()) (*owned)[i].reset();
+}
+
 // Consecutive launches in one parallel region, with a barrier before each that waits: the team is woken once. False when they are better run one by
 // one.
-bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
+bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::Tensor>* owned) {
   const int64_t limit = threads_now();
   if (limit == 1) return false;
   int64_t threads = 1, shared = 0;
@@ -301,13 +320,35 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
   if (shared < 2 && most < 2) return false;
   threads = std::max(threads, std::min(limit, static_cast<int64_t>(most)));
   reserve_scratch(limit);
+  // Between two barriers the caller's thread makes the results of what follows, and gives back what has been read for the last time.
+  size_t begun = step, ended = step;
+  std::exception_ptr failure;  // none may leave the region
+  std::atomic<size_t> failed_at{step};
+  auto begin_until_next_wait = [&] {
+    do begin_step(f, begun++);
+    while (begun < step + count && !waits_[begun]);
+  };
+  auto end_until = [&](size_t k) {
+    while (ended < k) end_step(ended++, owned);
+  };
+  begin_until_next_wait();
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     int64_t first = 0;  // whose turn it is: small launches go round
     for (size_t k = step; k < step + count; ++k) {
       if (waits_[k] && k > step) {
+        if (me == 0) {
+          try {
+            begin_until_next_wait();
+          } catch (...) {
+            failure = std::current_exception();
+            failed_at = k;
+          }
+        }
 #pragma omp barrier
+        if (failed_at == k) break;
+        if (me == 0) end_until(k);
       }
       const uint32_t i = plan_->steps[k].index;
       const int64_t n = f.launches[i].iterations;
@@ -317,7 +358,9 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count) {
       first = (first + (n + c.chunk - 1) / c.chunk) % team;
     }
   }
+  if (failure) std::rethrow_exception(failure);
   if (fault_ != 0) raise_fault(std::exchange(fault_, 0));
+  end_until(step + count);
   return true;
 }
 
@@ -534,28 +577,14 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<a
       const at::Tensor& t = *inputs[plan_->slots[s].index];
       set_pointer(f, s, written_[s] ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
     }
-  auto start = [&](size_t k) {
-    for (uint32_t s : first_[k])
-      if (f.slots[s].ready && !tensors_[s].defined()) allocate_output(f, s);
-  };
-  auto end = [&](size_t k) {
-    if (owned)
-      for (uint32_t i : last_[k])
-        if (i < owned->size()) (*owned)[i].reset();
-  };
-  end(plan_->steps.size());  // nobody reads these
+  end_step(plan_->steps.size(), owned);  // nobody reads these
   for (size_t k = 0; k < plan_->steps.size(); ++k) {
     const Step& step = plan_->steps[k];
-    if (!late_ && launch_run_[k] > 1) {
-      const size_t n = launch_run_[k];
-      for (size_t i = k; i < k + n; ++i) start(i);
-      if (run_together(f, k, n)) {
-        for (size_t i = k; i < k + n; ++i) end(i);
-        k += n - 1;
-        continue;
-      }
+    if (!late_ && launch_run_[k] > 1 && run_together(f, k, launch_run_[k], owned)) {
+      k += launch_run_[k] - 1;
+      continue;
     }
-    start(k);
+    begin_step(f, k);
     switch (step.kind) {
       case Step::Kind::Launch:
         run_launch(f, step.index);
@@ -567,9 +596,9 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<a
         tensors_[step.index].reset();
         break;
     }
-    end(k);
+    end_step(k, owned);
   }
-  start(plan_->steps.size());  // nobody writes these
+  begin_step(f, plan_->steps.size());  // nobody writes these
 }
 
 }  // namespace vitrify

@@ -75,7 +75,7 @@ class PlanRun {
     int64_t arena_bytes = 0;
     char* arena = nullptr;  // where its pointers say that it is
   };
-  // Pointers into the arena hold while a run has it.
+  // Pointers into the arena hold while a run has it. Torch's profiler counts it as long.
   class ArenaUse {
    public:
     ArenaUse(PlanRun& run, Frame& f);
@@ -83,7 +83,9 @@ class PlanRun {
     ArenaUse(const ArenaUse&) = delete;
 
    private:
+    void take(PlanRun& run, Frame& f, size_t bytes);
     runtime::Arena shared_;
+    void* at_ = nullptr;
   };
   struct Binding {
     uint32_t symbol, input, dim;
@@ -107,7 +109,9 @@ class PlanRun {
   void allocate_output(Frame&, uint32_t slot);
   void run_launch(Frame&, uint32_t launch);
   void run_chunk(Frame&, uint32_t launch, int thread, int64_t begin, int64_t end);
-  bool run_together(Frame&, size_t step, size_t count);
+  void begin_step(Frame&, size_t step);                              // makes the results that come into being with it
+  void end_step(size_t step, std::vector<at::Tensor>* owned) const;  // lets go of the inputs that it was the last to read
+  bool run_together(Frame&, size_t step, size_t count, std::vector<at::Tensor>* owned);
   void reserve_scratch(int64_t threads);
   void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);

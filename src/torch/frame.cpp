@@ -1,5 +1,6 @@
 // Frames: what of a plan depends on the sizes of a call, kept for the calls that repeat them.
 #include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
 
 #include "torch/executor.h"
 
@@ -126,6 +127,12 @@ void PlanRun::place_arena(Frame& f, char* at) {
 PlanRun::ArenaUse::ArenaUse(PlanRun& run, Frame& f) {
   if (!f.arena_bytes) return;
   const auto bytes = static_cast<size_t>(f.arena_bytes);
+  take(run, f, bytes);
+  at_ = f.arena;
+  c10::profiledCPUMemoryReporter().New(at_, bytes);
+}
+
+void PlanRun::ArenaUse::take(PlanRun& run, Frame& f, size_t bytes) {
   if (bytes < runtime::ArenaPool::kMinBytes) {
     if (run.arena_.bytes() < bytes) run.arena_ = runtime::Arena(bytes);
     run.place_arena(f, run.arena_.data());
@@ -141,6 +148,7 @@ PlanRun::ArenaUse::ArenaUse(PlanRun& run, Frame& f) {
 }
 
 PlanRun::ArenaUse::~ArenaUse() {
+  if (at_) c10::profiledCPUMemoryReporter().Delete(at_);
   if (shared_.bytes()) runtime::ArenaPool::instance().give_back(std::move(shared_));
 }
 

@@ -1,7 +1,9 @@
 #include "torch/split.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -45,6 +47,32 @@ double depth_of(const ir::Node& n) {
   });
   return depth;
 }
+
+// Rows that a layer norm made, by which values: (x - mean) * rstd * weight + bias.
+struct Normalized {
+  Value x, mean, rstd, weight, bias;
+
+  explicit Normalized(Value v) {
+    ir::Node* n = v.node;
+    if (n->op->name != "aten::native_layer_norm" || v.index != 0 || n->outs.size() != 3) return;
+    auto given = [&](size_t i) { return std::holds_alternative<Value>(n->args[i]) ? std::get<Value>(n->args[i]) : Value(); };
+    auto alike = [&](Value o) { return !o || o.type().dtype == v.type().dtype; };
+    if (!alike(given(0)) || !alike(n->out(1)) || !alike(n->out(2)) || !alike(given(2)) || !alike(given(3))) return;
+    x = given(0), mean = n->out(1), rstd = n->out(2), weight = given(2), bias = given(3);
+  }
+  std::vector<Value> operands() const {
+    std::vector<Value> r;
+    std::ranges::copy_if(std::array{x, mean, rstd, weight, bias}, std::back_inserter(r), [](Value v) { return static_cast<bool>(v); });
+    return r;
+  }
+  Value again(ir::Graph& g, ir::Node* before, const ir::TensorType& type) const {
+    auto make = [&](const char* op, std::vector<ir::Arg> args) { return g.insert_before(before, g.op(op), std::move(args), {type})->out(); };
+    Value v = make("aten::mul.Tensor", {make("aten::sub.Tensor", {x, mean, sym::Int(1)}), rstd});
+    if (weight) v = make("aten::mul.Tensor", {v, weight});
+    if (bias) v = make("aten::add.Tensor", {v, bias, sym::Int(1)});
+    return v;
+  }
+};
 
 // Each node right before the first that needs it, where the order does not matter: what is computed again then lives as short as it can.
 void compute_late(ir::Graph& g, const ir::NodeSet& again) {
@@ -238,9 +266,13 @@ struct Splitter {
               },
           .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
-          // A bias is all that stands between a product and its being made again; eager raises no error when it changes, so that it must be ours.
-          .may_copy =
-              [&](Value v) { return !again.empty() && recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
+          // A bias is often all that is missing to make a large value again; eager raises no error when it changes, so that it must be ours.
+          .may_copy = [&](Value v) { return recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
+          .made_of =
+              [&](Value v) {
+                const bool called = read_by_calls.contains(v.node) && read_by_late_calls.contains(v.node);
+                return called ? std::vector<Value>() : Normalized(v).operands();
+              },
       });
     };
     parts = cut_with({});
@@ -328,6 +360,15 @@ struct Splitter {
     f.trained = true;
   }
 
+  void remake() {
+    for (Value v : parts.remade) {
+      const auto& order = joint->nodes();
+      ir::Node* after = *std::next(std::find(order.begin(), order.end(), v.node));
+      joint->replace_uses(v, Normalized(v).again(*joint, after, v.type()));
+    }
+    parts.backward.resize(joint->next_id());
+  }
+
   void make_backward() {
     std::vector<Value> given = saved_values, grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
     for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
@@ -355,6 +396,7 @@ struct Splitter {
     cut();
     keep();
     make_forward();
+    remake();
     make_backward();
     return std::move(out);
   }

@@ -151,6 +151,7 @@ void Tracer::Impl::restore_process_state() {
         saved->cpu_engine = at::check_generator<at::CPUGeneratorImpl>(s.g)->engine();
     }
   rewound = false;
+  last_forward_states.clear();
   const bool moved = generators_moved();
   if (!failure && moved) failure = "sets the state of a random number generator";
   ops::default_float() = saved->default_float;

@@ -18,16 +18,18 @@ constexpr double kMinWork = 2.5e6;
 enum class Library : uint8_t { Aten, OneDnn, Mkl };
 struct Choice {
   Library library = Library::Aten;
-  bool own = false;  // what the library does not take
+  bool own = false;        // what the library does not take
+  bool own_small = false;  // what is too small for the library
 };
 Choice choose_library(const Options& o) {
   if (o.gemm == "aten") return {};
   if (o.gemm == "onednn") return {Library::OneDnn};
   if (o.gemm == "mkl") return {at::hasMKL() ? Library::Mkl : Library::Aten};
   if (o.gemm == "vitrify") return {Library::Aten, true};
+  const bool own = runtime::can_multiply();
 #if defined(__x86_64__)
-  if (__builtin_cpu_is("intel")) return {at::hasMKL() ? Library::Mkl : Library::Aten, runtime::can_multiply()};
-  if (__builtin_cpu_supports("avx2")) return {Library::OneDnn};
+  if (__builtin_cpu_is("intel")) return {at::hasMKL() ? Library::Mkl : Library::Aten, own, own};
+  if (__builtin_cpu_supports("avx2")) return {Library::OneDnn, false, own};
 #endif
   return {};
 }
@@ -96,6 +98,7 @@ bool has_dense_rows(const ir::TensorType& t) { return t.strides[1].is(1); }
 
 // Rows of an operand from which a weight is read often enough, and up to which MKL's plain product is no faster (measured on Cascade Lake).
 constexpr double kMinRows = 32, kMaxRows = 512;
+constexpr double kMinColumns = 16;  // kVectorColumns in src/ops/matmul.cpp
 
 // vitrify::product copies operands of other strides first.
 bool suits_own(const Product& p) {
@@ -104,6 +107,12 @@ bool suits_own(const Product& p) {
   ir::TensorType transposed = p.b.type();
   std::swap(transposed.strides[0], transposed.strides[1]);
   return has_dense_rows(p.a.type()) && (has_dense_rows(p.b.type()) || has_dense_rows(transposed));
+}
+
+// A product by a weight that changes, as nn.Linear has it, too wide for src/ops/matmul.cpp to make loops of it: where one is small MKL is no faster
+// than multiply(), but brings 2.5 MiB of its code into memory.
+bool by_changing_weight(Graph& g, const PassState& state, const Product& p) {
+  return !has_dense_rows(p.b.type()) && hint_of(p.b.type().sizes[1]) >= kMinColumns && !state.is_frozen(g, p.b) && suits_own(p);
 }
 
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
@@ -135,7 +144,7 @@ void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
 }  // namespace
 
 bool fuse_linear(Graph& g, const Options& options, PassState& state) {
-  const auto [library, own] = choose_library(options);
+  const auto [library, own, own_small] = choose_library(options);
   if (library == Library::Aten && !own) return false;
   const Uses uses = users(g);
   std::vector<Found> found;
@@ -143,12 +152,13 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
     auto p = match_product(*n);
     if (!p) continue;
     const double work = hint_of(p->a.type().sizes[0]) * hint_of(p->a.type().sizes[1]) * hint_of(p->b.type().sizes[1]);
-    if (work >= kMinWork) found.push_back({n, *p, work});
+    if (work >= kMinWork || (own_small && by_changing_weight(g, state, *p))) found.push_back({n, *p, work});
   }
   // Packed copies where a byte of them saves most. MKL packs for one number of rows.
   std::vector<Found*> wanted;
   for (Found& f : found)
-    if (library != Library::Aten && state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const())) wanted.push_back(&f);
+    if (library != Library::Aten && f.work >= kMinWork && state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const()))
+      wanted.push_back(&f);
   std::stable_sort(wanted.begin(), wanted.end(),
                    [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });
   for (Found* f : wanted) {
@@ -159,11 +169,11 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
   }
   Rewriter rewriter(g);
   for (const Found& f : found) {
-    if (library == Library::OneDnn)
+    if (library == Library::OneDnn && f.work >= kMinWork)
       use_onednn(g, rewriter, f, uses);
     else if (f.packed)
       use_mkl(rewriter, f);
-    else if (own && suits_own(f.p))
+    else if (f.work < kMinWork || (own && suits_own(f.p)))
       rewriter.replace(
           f.node->out(),
           rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0])->out());

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 using namespace vitrify;
@@ -20,6 +22,7 @@ struct Given {
   std::set<uint32_t> in_backward = {};  // that the backward recorded, and needs no tangent for
   uint32_t outputs = 1;
   std::set<uint32_t> copied = {};  // of those that may not be kept: a copy may
+  std::map<uint32_t, std::vector<uint32_t>> made_of = {};
 };
 
 // Ids of the nodes that are kept, of a graph with inputs %0: x, %1: w, %2: the tangent.
@@ -35,11 +38,24 @@ std::vector<uint32_t> kept(const std::string& body, Given given = {}) {
       .materialized = [](const ir::Node& n) { return !elementwise(n) && !(n.op->flags & ir::kView); },
       .may_save = [&](ir::Value v) { return !given.never.contains(v.node->id); },
       .may_copy = [&](ir::Value v) { return given.copied.contains(v.node->id); },
+      .made_of =
+          [&](ir::Value v) {
+            std::vector<ir::Value> parts;
+            if (const auto of = given.made_of.find(v.node->id); of != given.made_of.end())
+              for (ir::Node* n : g.nodes())
+                if (std::ranges::count(of->second, n->id)) parts.push_back(n->out());
+            return parts;
+          },
   });
   // Everything the backward reads is its own, kept, a constant, or computed again from such by what may run again.
   std::unordered_set<ir::Value> have(p.saved.begin(), p.saved.end());
   std::function<void(ir::Value)> reach = [&](ir::Value v) {
     if (have.contains(v) || p.backward[v.node->id] || v.node->op->name == "graph::constant") return;
+    if (std::ranges::count(p.remade, v)) {
+      for (ir::Node* n : g.nodes())
+        if (std::ranges::count(given.made_of.at(v.node->id), n->id)) reach(n->out());
+      return;
+    }
     ASSERT_NE(v.node->op->name, "graph::input") << "input " << v.node->id << " is needed and not kept";
     ASSERT_TRUE((v.node->op->flags & ir::kView) || elementwise(*v.node)) << v.node->op->name << " would run again";
     ASSERT_FALSE(v.node->op->flags & ir::kRandom);
@@ -115,6 +131,21 @@ TEST(Partition, the_narrower_value_is_kept) {
   EXPECT_EQ(
       kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[] = aten::sum(%3, none)\n  %5: f32[8,8] = aten::mul.Tensor(%2, %4)\n  return %3, %5\n"),
       Ids{4});
+}
+
+TEST(Partition, a_result_is_made_again_of_others) {
+  // a mean by rows, and what is made of it and the product: where a bias is added before the derivative reads it
+  const char* body =
+      "  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,1] = aten::sum.dim_IntList(%3, [1], true, none)\n  %5: f32[8,8] = aten::cumsum(%3, 1, none)\n"
+      "  %6: f32[8,8] = aten::add.Tensor(%5, %1, 1)\n  %7: f32[8,8] = aten::sin(%6)\n  %8: f32[8,8] = aten::mul.Tensor(%2, %6)\n"
+      "  %9: f32[8,8] = aten::mul.Tensor(%8, %3)\n  return %7, %9\n";
+  EXPECT_EQ(kept(body), (Ids{1, 3, 5}));
+  EXPECT_EQ(kept(body, {.made_of = {{5, {3, 4}}}}), (Ids{1, 3, 4}));
+  // not of what is dearer
+  EXPECT_EQ(kept("  %3: f32[8,8] = aten::mm(%0, %1)\n  %4: f32[8,8] = aten::mm(%3, %1)\n  %5: f32[8,8] = aten::cumsum(%3, 1, none)\n"
+                 "  %6: f32[8,8] = aten::mul.Tensor(%2, %5)\n  return %3, %4, %6\n",
+                 {.outputs = 2, .made_of = {{5, {3, 4}}}}),
+            Ids{5});
 }
 
 TEST(Partition, views_are_kept_as_what_they_look_at) {

@@ -247,6 +247,21 @@ TEST(Passes, SmallProductsStay) {
   EXPECT_FALSE(fuse_linear(*c.program.graph, {}, *c.state));
 }
 
+TEST(Passes, SmallProductsByWeightsThatChange) {
+  if (!runtime::can_multiply()) GTEST_SKIP() << "this processor has no AVX-512";
+  const auto linear = [](auto& a, auto&) { return at::addmm(a[2], a[0], a[1].t()); };
+  Captured c({at::randn({64, 48}), at::randn({32, 48}), at::randn({32})}, {}, linear);
+  EXPECT_TRUE(fuse_linear(*c.program.graph, {}, *c.state));
+  ir::verify(*c.program.graph);
+  EXPECT_TRUE(c.has("vitrify::product"));
+  expect_close(c.interpreted(), c.eager(), 1e-5);
+  // Few columns become a loop nest, and few rows are a library's.
+  for (auto [rows, columns] : {std::pair{64, 6}, std::pair{8, 32}}) {
+    Captured d({at::randn({rows, 48}), at::randn({columns, 48}), at::randn({columns})}, {}, linear);
+    EXPECT_FALSE(fuse_linear(*d.program.graph, {}, *d.state));
+  }
+}
+
 TEST(Passes, HoistsWhatDependsOnWeightsOnly) {
   Captured c({at::randn({4, 64})}, {at::randn({64, 64}), at::randn({64, 64})},
              [](auto& a, auto& q) { return at::mm(a[0], at::cat({q[0].exp(), q[1].t() * 2}, 1)) + a[0].sum(); });
