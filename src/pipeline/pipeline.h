@@ -28,7 +28,9 @@ void run_stage(const Stage&, ir::Graph&, const Options&);
 std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph>, const Options&, const std::vector<Stage>& extra_graph_stages = {},
                                        const schedule::Destinations& = {});
 
-// To be called when a plan has run for the first time: capture's and the compiler's code leaves memory (support/resident.h).
+// To be called when a plan has run for the first time: capture's and the compiler's code leaves memory (support/resident.h), and that of the shared
+// object of a door, which says an address inside of it once.
 void return_code_pages();
+void has_code_pages(const void* door);
 
 }  // namespace vitrify::pipeline

@@ -457,6 +457,7 @@ PYBIND11_MODULE(_C, m) {
   using namespace vitrify::python;
   register_errors(m.ptr());
   vitrify::use_python_interpreter(getPyInterpreter());
+  vitrify::pipeline::has_code_pages(reinterpret_cast<const void*>(&PyInit__C));
   py::register_exception_translator([](std::exception_ptr p) {
     if (p) set_python_error(p);
   });
