@@ -108,7 +108,7 @@ class Process:
             changed = "it draws from Python's or numpy's random generator"
         if self.numpy is not None:
             now = sys.modules["numpy"].random.get_state()
-            if now[2:] != self.numpy[2:] or (now[1] != self.numpy[1]).any():
+            if now[2:] != self.numpy[2:] or now[1].tobytes() != self.numpy[1].tobytes():
                 sys.modules["numpy"].random.set_state(self.numpy)
                 changed = "it draws from Python's or numpy's random generator"
         for g, state in zip(self.generators, self.states):

@@ -136,16 +136,26 @@ class LlvmBackend final : public Backend {
     if (kernels.empty()) return code;
     int threads = options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
     threads = std::min<int>(threads, int(kernels.size()));
-    std::vector<std::string> listings(threads);
-    std::vector<size_t> bytes(threads);
+    std::vector<std::string> listings(threads + 1);
+    std::vector<size_t> bytes(threads + 1);
     std::vector<std::exception_ptr> errors(threads);
-    code->units.resize(threads);
+    code->units.resize(threads + 1);
+    auto build_unit = [&](int unit, const std::vector<size_t>& mine) {
+      code->units[unit] = std::make_unique<Memory>();
+      build(kernels, mine, target, *code->units[unit], code->functions, options.keep_asm ? &listings[unit] : nullptr, bytes[unit]);
+    };
+    // What LLVM keeps for good is allocated by the caller's thread: for little else the arena of another would stay in memory.
+    size_t first = 0;
+    if (threads > 1)
+      std::call_once(opened_, [&] {
+        build_unit(threads, {0});
+        first = 1;
+      });
     auto work = [&](int t) {
       try {
         std::vector<size_t> mine;
-        for (size_t i = t; i < kernels.size(); i += threads) mine.push_back(i);
-        code->units[t] = std::make_unique<Memory>();
-        build(kernels, mine, target, *code->units[t], code->functions, options.keep_asm ? &listings[t] : nullptr, bytes[t]);
+        for (size_t i = first + t; i < kernels.size(); i += threads) mine.push_back(i);
+        if (!mine.empty()) build_unit(t, mine);
       } catch (...) {
         errors[t] = std::current_exception();
       }
@@ -216,6 +226,7 @@ class LlvmBackend final : public Backend {
 
   VectorMath::Resolve resolve_;
   Target native_;
+  std::once_flag opened_;
 #ifdef NDEBUG
   bool verify_ = getenv("VITRIFY_VERIFY") != nullptr;
 #else
