@@ -41,7 +41,7 @@ inline int compare(const char* name, const std::function<at::Tensor()>& eager, c
   }
   auto n = vitrify::counters_map();
   std::printf(
-      "%-12s first call +%.0f ms   eager %.2f ms   compiled %.2f ms   %.2fx   error %.1e (eager %.1e)   kernels %llu   externs called %llu   "
+      "%-12s first call %+.0f ms   eager %.2f ms   compiled %.2f ms   %.2fx   error %.1e (eager %.1e)   kernels %llu   externs called %llu   "
       "fallbacks %llu\n",
       name, first, median(e), median(c), median(e) / median(c), ec, ee, static_cast<unsigned long long>(n["kernels_built"]),
       static_cast<unsigned long long>(n["externs_called"]), static_cast<unsigned long long>(n["fallbacks"]));

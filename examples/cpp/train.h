@@ -61,7 +61,7 @@ inline int report(const char* name, const Curve& eager, const Curve& compiled, d
   auto n = vitrify::counters_map();
   vitrify::reset_counters();
   std::printf(
-      "%-8s loss %.4f -> %.4f (eager %.4f)   largest difference %.1e   first step +%.0f ms   eager %.1f ms   compiled %.1f ms   %.2fx   "
+      "%-8s loss %.4f -> %.4f (eager %.4f)   largest difference %.1e   first step %+.0f ms   eager %.1f ms   compiled %.1f ms   %.2fx   "
       "kernels %llu   fallbacks %llu\n",
       name, compiled.loss.front(), compiled.loss.back(), eager.loss.back(), worst, compiled.ms.front() - eager.ms.front(), median(eager.ms),
       median(compiled.ms), median(eager.ms) / median(compiled.ms), static_cast<unsigned long long>(n["kernels_built"]),
