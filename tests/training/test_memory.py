@@ -167,7 +167,7 @@ def test_the_profiler_counts_large_results():
 
 
 def test_no_memory_for_a_result_between_launches():
-    """The error leaves the parallel region as eager's does, and the next call works."""
+    """An error, as eagerly (in other words), and the next call works."""
     def f(x, n):
         total = (x * 2).sum()
         return x * 3, (total + x[0, 0]).expand(n, 2**20).clone()

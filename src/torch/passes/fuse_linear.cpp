@@ -26,8 +26,8 @@ Choice choose_library(const Options& o) {
   if (o.gemm == "onednn") return {Library::OneDnn};
   if (o.gemm == "mkl") return {at::hasMKL() ? Library::Mkl : Library::Aten};
   if (o.gemm == "vitrify") return {Library::Aten, true};
-  const bool own = runtime::can_multiply();
 #if defined(__x86_64__)
+  const bool own = runtime::can_multiply();
   if (__builtin_cpu_is("intel")) return {at::hasMKL() ? Library::Mkl : Library::Aten, own, own};
   if (__builtin_cpu_supports("avx2")) return {Library::OneDnn, false, own};
 #endif
