@@ -268,14 +268,11 @@ class Door:
         if changed := placeholders.put_back(grads_noted=True):
             raise _C.CaptureError(changed)
         _trees.check_made(held)
-        result = _C.Result(held.pop(), signature, session.take_assumed())
+        result = _C.Result(held.pop(), signature)
         _numbers.check_gone()
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
         finish = session.finish_joint if signature.grad else session.finish
-        program = finish(result.tensors)
-        if result.assumes and (sources.generators or getattr(program, "program", program).has_effects):
-            raise _C.CaptureError("reads a tensor's value: a check that may fail after other effects")
-        return program, result
+        return finish(result.tensors), result
 
     def build(self, session, program):
         if not isinstance(program, _C.JointProgram):

@@ -139,7 +139,7 @@ def _place(t):
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided or _C.is_fake(t):
         return None
     try:
-        return t.data_ptr(), t.shape, t.stride()
+        return _C.address(t), t.shape, t.stride()
     except RuntimeError:  # a placeholder's
         return None
 

@@ -95,7 +95,7 @@ def measure_budget(name: str, size: str, seconds: float, budgets: list[float]) -
     from vitrify import measure as m, networks
     module, inputs = networks.build(name, size)
     module.train()
-    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers(), *inputs)}
+    own = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers(), *inputs)}
     calls = {"eager": module} | {str(b): vitrify.compile(module, fullgraph=True, options={"memory_budget": b}) for b in budgets}
 
     def kept(call):
@@ -103,7 +103,7 @@ def measure_budget(name: str, size: str, seconds: float, budgets: list[float]) -
 
         def pack(t):
             s = t.untyped_storage()
-            storages[s.data_ptr()] = (s.nbytes(), t)  # t: while it lives, nothing else comes to lie there
+            storages[s._cdata] = (s.nbytes(), t)  # t: while it lives, nothing else comes to lie there
             return t
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             call(*inputs)

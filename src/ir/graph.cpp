@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "ir/node_map.h"
 
 namespace vitrify::ir {
@@ -173,16 +174,68 @@ void Graph::erase(Node* n) {
   n->args.clear();
 }
 
-size_t Graph::remove_dead() {
-  NodeSet live(*this);
-  for (const Value& v : outputs)
+bool may_fault(const Node& n) {
+  if (n.op->flags & kFaults) return true;
+  if (!(n.op->flags & kDivides) || n.outs.empty() || !is_int(n.outs[0].dtype) || n.args.size() < 2) return false;
+  const Arg* divisor = &n.args[1];
+  if (auto* v = std::get_if<Value>(divisor); v && *v && v->node->op->name == "aten::scalar_tensor") divisor = &v->node->args[0];
+  auto* number = std::get_if<Int>(divisor);
+  return !(number && number->is_const() && number->value() != 0);
+}
+
+namespace {
+
+// Nodes whose results are the first of some size that only the run finds: others may be as large, and need no operand to say so.
+void insert_finders(const Graph& g, NodeSet& live) {
+  std::unordered_set<uint32_t> known;
+  for (Node* n : const_cast<Graph&>(g).nodes())
+    for (const TensorType& t : n->outs)
+      for (sym::Int s : t.sizes)
+        if (!s.is_const() && sym::is_symbol(s) && known.insert(sym::view(s).symbol->id).second && (n->op->flags & kDataDependent)) live.insert(n);
+}
+
+NodeSet live_nodes(const Graph& g, const NodeSet& roots) {
+  NodeSet live(g);
+  for (const Value& v : g.outputs)
     if (v) live.insert(v.node);
-  for (const Input& i : inputs) live.insert(i.value.node);
-  for (size_t i = order_.size(); i-- > 0;) {
-    Node* n = order_[i];
-    if (n->op->flags & (kRandom | kEffect)) live.insert(n);
+  for (const Input& i : g.inputs) live.insert(i.value.node);
+  for (size_t i = g.nodes().size(); i-- > 0;) {
+    Node* n = g.nodes()[i];
+    if (n->op->flags & (kRandom | kEffect) || roots.contains(n)) live.insert(n);
     if (live.contains(n)) for_each_input(*n, [&](Value& v) { live.insert(v.node); });
   }
+  return live;
+}
+
+}  // namespace
+
+void cut_dead_readers(Graph& g) {
+  NodeSet roots(g);
+  insert_finders(g, roots);
+  for (Node* n : g.nodes())
+    if (may_fault(*n)) roots.insert(n);
+  const NodeSet live = live_nodes(g, roots);
+  for (Node* n : g.nodes())
+    if (!live.contains(n)) n->args.clear();
+}
+
+void retire(Graph& g, Node& n) {
+  if (!may_fault(n) || n.outs.size() != 1) return;
+  Value operand;
+  for_each_input(n, [&](Value& v) {
+    if (!operand) operand = v;
+  });
+  n.op = g.op("aten::alias", kView);
+  n.args = {operand};
+}
+
+size_t Graph::remove_dead() {
+  NodeSet roots(*this), read(*this);
+  insert_finders(*this, roots);
+  for (Node* n : order_) for_each_input(*n, [&](Value& v) { read.insert(v.node); });
+  for (Node* n : order_)
+    if (may_fault(*n) && !read.contains(n)) roots.insert(n);
+  const NodeSet live = live_nodes(*this, roots);
   size_t kept = 0, header = 0;
   for (size_t i = 0; i < order_.size(); ++i) {
     Node* n = order_[i];

@@ -2,12 +2,12 @@
 #pragma once
 #include <string_view>
 
-#include "ir/graph.h"
+#include "ir/faults.h"
 
 namespace vitrify::ir {
 
 constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {
-    {kRandom, "random"}, {kEffect, "effect"}, {kView, "view"}, {kDataDependent, "data_dependent"}};
+    {kRandom, "random"}, {kEffect, "effect"}, {kView, "view"}, {kDataDependent, "data_dependent"}, {kFaults, "faults"}, {kDivides, "divides"}};
 constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
                                                                       {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},
                                                                       {InputKind::Tangent, "tangent"}, {InputKind::Saved, "saved"}};

@@ -19,7 +19,7 @@ bool lower_full(const Args& a, std::vector<Tensor>& r) {
     if (!s) return false;
     return r.push_back(a.L.full(DType::Bool, a.out().sizes, *s != 0)), true;
   }
-  if (!number_fits(v, a.out().dtype)) return false;
+  if (!number_converts(v, a.out().dtype)) return false;
   return r.push_back(filled(a, v)), true;
 }
 template <int value>

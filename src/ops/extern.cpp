@@ -1,4 +1,5 @@
 // Ops that stay calls: matmul, convolution, attention, scans, sorting. Only their shape rules are here.
+#include "ir/faults.h"
 #include "ops/gradient_shapes.h"
 #include "ops/matmul.h"
 #include "ops/rules.h"
@@ -161,6 +162,9 @@ const OpRow kRows[] = {
     {"aten::topk", 0, shape_topk, nullptr},
     {"aten::sort", 0, shape_sort<1>, nullptr},
     {"aten::sort.stable", 0, shape_sort<2>, nullptr},
+    {"aten::_linalg_eigh", ir::kFaults, nullptr, nullptr},
+    {"aten::_linalg_svd", ir::kFaults, nullptr, nullptr},
+    {"aten::linalg_eig", ir::kFaults, nullptr, nullptr},
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Reads and writes at loaded positions. Out of range faults; negative positions wrap only where eager's do.
+#include "ir/faults.h"
 #include "ops/rules.h"
 #include "ops/view.h"
 
@@ -357,28 +358,138 @@ Shape shape_nonzero_static(sym::Context& ctx, ArgSpan args) {
   return one(contiguous_type(DType::I64, x->device, {*size, static_cast<int64_t>(x->sizes.size())}));
 }
 
+// --- ops whose results have sizes that follow from content: symbols that the run finds, with a guess until then
+Int found_size(sym::Context& ctx, Int most, int64_t least = 0) {
+  const int64_t hi = most.is_const() ? std::max(most.value(), least) : INT32_MAX;
+  return ctx.symbol(sym::SymbolKind::Size, std::clamp<int64_t>(hi / 2, least, hi), {least, hi});
+}
+Int numel_of(const TensorType& t) { return t.numel(); }
+const TensorType* on_cpu(ArgSpan args, size_t i) {
+  const TensorType* t = tensor_arg(args, i);
+  return t && t->device.kind == DeviceKind::CPU && t->dtype != DType::Opaque ? t : nullptr;
+}
+// CPU kernels give the indices of one element side by side.
+Shape shape_nonzero(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = on_cpu(args, 0);
+  if (!x) return {};
+  TensorType t = contiguous_type(DType::I64, x->device, {found_size(ctx, numel_of(*x)), static_cast<int64_t>(x->sizes.size())});
+  t.strides = {1, t.sizes[0]};
+  return one(t);
+}
+Shape shape_masked_select(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = on_cpu(args, 0), *mask = on_cpu(args, 1);
+  Dims both;
+  if (!x || !mask || mask->dtype != DType::Bool || !broadcast_sizes(ctx, x->sizes, mask->sizes, both)) return {};
+  return one(contiguous_type(x->dtype, x->device, {found_size(ctx, contiguous_type(x->dtype, x->device, both).numel())}));
+}
+// Of all elements: (values, where each is among them, how often).
+Types unique_types(sym::Context& ctx, const TensorType& x, bool inverse, bool counts) {
+  const Int found = found_size(ctx, numel_of(x));
+  return {contiguous_type(x.dtype, x.device, {found}), contiguous_type(DType::I64, x.device, inverse ? x.sizes : Dims{0}),
+          contiguous_type(DType::I64, x.device, {counts ? found : Int(0)})};
+}
+Shape shape_unique(sym::Context& ctx, ArgSpan args) {  // sorted, return_inverse[, return_counts]
+  const TensorType* x = on_cpu(args, 0);
+  if (!x) return {};
+  Types t = unique_types(ctx, *x, bool_arg(args, 2), args.size() > 3 && bool_arg(args, 3));
+  t.resize(args.size() > 3 ? 3 : 2);
+  return t;
+}
+// Of slices along a dim: they are gathered with that dim in front.
+Shape unique_slices(sym::Context& ctx, const TensorType& x, std::optional<int64_t> dim) {
+  const auto rank = static_cast<int64_t>(x.sizes.size());
+  if (!dim || *dim < -rank || *dim >= rank) return {};
+  const auto d = static_cast<size_t>(wrap_dim(*dim, x.sizes.size()));
+  if (std::any_of(x.sizes.begin(), x.sizes.end(), [](Int s) { return s.is(0); })) return {};
+  const Int found = found_size(ctx, x.sizes[d], x.sizes[d].is_const() && x.sizes[d].value() > 0 ? 1 : 0);
+  TensorType values = contiguous_type(x.dtype, x.device, x.sizes);
+  values.sizes[d] = found;
+  Int next = 1;
+  for (size_t k = x.sizes.size(); k-- > 0;)
+    if (k != d) {
+      values.strides[k] = next;
+      next = next * x.sizes[k];
+    }
+  values.strides[d] = next;
+  return Types{values, contiguous_type(DType::I64, x.device, {x.sizes[d]}), contiguous_type(DType::I64, x.device, {found})};
+}
+Shape shape_unique_dim(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = on_cpu(args, 0);
+  return x ? unique_slices(ctx, *x, int_arg(ctx, args, 1)) : Shape();
+}
+Shape shape_unique_dim_consecutive(sym::Context& ctx, ArgSpan args) { return shape_unique_dim(ctx, args); }
+Shape shape_unique_consecutive(sym::Context& ctx, ArgSpan args) {  // return_inverse, return_counts, dim
+  const TensorType* x = on_cpu(args, 0);
+  if (!x) return {};
+  if (!std::holds_alternative<ir::None>(args[3])) return unique_slices(ctx, *x, int_arg(ctx, args, 3));
+  return unique_types(ctx, *x, bool_arg(args, 1), bool_arg(args, 2));
+}
+Shape shape_bincount(sym::Context& ctx, ArgSpan args) {  // self, weights, minlength
+  const TensorType *x = on_cpu(args, 0), *weights = tensor_arg(args, 1);
+  const auto least = int_arg(ctx, args, 2);
+  if (!x || !is_int(x->dtype) || x->sizes.size() != 1 || !least || *least < 0) return {};
+  const DType type = !weights ? DType::I64 : weights->dtype == DType::F32 ? DType::F32 : DType::F64;
+  return one(contiguous_type(type, x->device, {found_size(ctx, INT32_MAX, *least)}));
+}
+Shape shape_repeat_interleave(sym::Context& ctx, ArgSpan args) {  // repeats, output_size
+  const TensorType* repeats = on_cpu(args, 0);
+  if (!repeats || repeats->sizes.size() != 1 || (repeats->dtype != DType::I64 && repeats->dtype != DType::I32)) return {};
+  if (auto* size = std::get_if<Int>(&args[1])) return one(contiguous_type(repeats->dtype, repeats->device, {*size}));
+  return one(contiguous_type(repeats->dtype, repeats->device, {found_size(ctx, INT32_MAX)}));
+}
+Shape shape_one_hot(sym::Context& ctx, ArgSpan args) {  // self, num_classes
+  const TensorType* x = on_cpu(args, 0);
+  const auto classes = int_arg(ctx, args, 1);
+  if (!x || x->dtype != DType::I64 || !classes || *classes < -1 || *classes == 0) return {};
+  if (std::any_of(x->sizes.begin(), x->sizes.end(), [](Int s) { return s.is(0); })) return {};
+  Dims sizes = x->sizes;
+  sizes.push_back(*classes == -1 ? found_size(ctx, INT32_MAX, 1) : Int(*classes));
+  return one(contiguous_type(x->dtype, x->device, sizes));
+}
+
 const OpRow kRows[] = {
-    {"aten::embedding", 0, shape_embedding, lower<lower_embedding>},
-    {"aten::index_select", 0, shape_index_select, lower<lower_index_select>},
-    {"aten::gather", 0, shape_gather, lower<lower_gather>},
-    {"aten::index.Tensor", 0, shape_index, lower<lower_index>},
+    {"aten::embedding", ir::kFaults, shape_embedding, lower<lower_embedding>},
+    {"aten::index_select", ir::kFaults, shape_index_select, lower<lower_index_select>},
+    {"aten::gather", ir::kFaults, shape_gather, lower<lower_gather>},
+    {"aten::index.Tensor", ir::kFaults, shape_index, lower<lower_index>},
     {"aten::_unsafe_index.Tensor", 0, nullptr, lower<lower_index>},
-    {"aten::index_put", 0, shape_preserved, lower<lower_index_put>},
-    {"aten::_unsafe_index_put", 0, nullptr, lower<lower_index_put>},
-    {"aten::_index_put_impl", 0, nullptr, lower<lower_index_put>},
-    {"aten::scatter.value", 0, shape_scatter, lower<lower_scatter_value>},
-    {"aten::scatter.src", 0, shape_scatter, nullptr},
-    {"aten::scatter_add", 0, shape_scatter, lower<lower_scatter_add>},
-    {"aten::scatter_reduce.two", 0, shape_scatter, nullptr},
-    {"aten::index_add", 0, shape_as_self, lower<lower_index_add>},
-    {"aten::index_fill.int_Scalar", 0, nullptr, lower<lower_index_fill>},
+    {"aten::index_put", ir::kFaults, shape_preserved, lower<lower_index_put>},
+    {"aten::_unsafe_index_put", 0, shape_preserved, lower<lower_index_put>},
+    {"aten::_index_put_impl", ir::kFaults, shape_preserved, lower<lower_index_put>},
+    {"aten::scatter.value", ir::kFaults, shape_scatter, lower<lower_scatter_value>},
+    {"aten::scatter.src", ir::kFaults, shape_scatter, nullptr},
+    {"aten::scatter_add", ir::kFaults, shape_scatter, lower<lower_scatter_add>},
+    {"aten::scatter_reduce.two", ir::kFaults, shape_scatter, nullptr},
+    {"aten::index_add", ir::kFaults, shape_as_self, lower<lower_index_add>},
+    {"aten::index_fill.int_Scalar", ir::kFaults, nullptr, lower<lower_index_fill>},
+    {"aten::scatter.reduce", ir::kFaults, nullptr, nullptr},
+    {"aten::scatter.value_reduce", ir::kFaults, nullptr, nullptr},
+    {"aten::index_copy", ir::kFaults, nullptr, nullptr},
+    {"aten::index_fill.int_Tensor", ir::kFaults, nullptr, nullptr},
+    {"aten::index_reduce", ir::kFaults, nullptr, nullptr},
+    {"aten::take", ir::kFaults, nullptr, nullptr},
+    {"aten::put", ir::kFaults, nullptr, nullptr},
+    {"aten::masked_scatter", ir::kFaults, nullptr, nullptr},
+    {"aten::_embedding_bag", ir::kFaults, nullptr, nullptr},
+    {"aten::_embedding_bag_forward_only", ir::kFaults, nullptr, nullptr},
+    {"aten::max_unpool2d", ir::kFaults, nullptr, nullptr},
+    {"aten::max_unpool3d", ir::kFaults, nullptr, nullptr},
+    {"aten::multi_margin_loss", ir::kFaults, nullptr, nullptr},
+    {"aten::multilabel_margin_loss_forward", ir::kFaults, nullptr, nullptr},
+    {"aten::segment_reduce", ir::kFaults, nullptr, nullptr},
     {"aten::embedding_dense_backward", 0, shape_embedding_backward, lower<lower_embedding_backward>},
     {"aten::nonzero_static", 0, shape_nonzero_static, nullptr},
-    {"aten::nonzero", ir::kDataDependent, nullptr, nullptr},
-    {"aten::masked_select", ir::kDataDependent, nullptr, nullptr},
     {"aten::_local_scalar_dense", ir::kDataDependent, nullptr, nullptr},
-    {"aten::_unique2", ir::kDataDependent, nullptr, nullptr},
-    {"aten::repeat_interleave.Tensor", ir::kDataDependent, nullptr, nullptr},
+    {"aten::nonzero", ir::kDataDependent, shape_nonzero, nullptr},
+    {"aten::masked_select", ir::kDataDependent, shape_masked_select, nullptr},
+    {"aten::_unique", ir::kDataDependent, shape_unique, nullptr},
+    {"aten::_unique2", ir::kDataDependent, shape_unique, nullptr},
+    {"aten::unique_consecutive", ir::kDataDependent, shape_unique_consecutive, nullptr},
+    {"aten::unique_dim", ir::kDataDependent, shape_unique_dim, nullptr},
+    {"aten::unique_dim_consecutive", ir::kDataDependent, shape_unique_dim_consecutive, nullptr},
+    {"aten::bincount", ir::kDataDependent, shape_bincount, nullptr},
+    {"aten::repeat_interleave.Tensor", ir::kDataDependent, shape_repeat_interleave, nullptr},
+    {"aten::one_hot", ir::kDataDependent, shape_one_hot, nullptr},
 };
 
 }  // namespace

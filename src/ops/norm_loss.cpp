@@ -1,4 +1,5 @@
 // Losses. Reduction: 0 none, 1 mean, 2 sum.
+#include "ir/faults.h"
 #include "ops/gradient_shapes.h"
 #include "ops/norm.h"
 
@@ -210,8 +211,8 @@ const OpRow kRows[] = {
     {"aten::smooth_l1_loss_backward", 0, shape_loss_backward, lower<lower_smooth_l1_backward>},
     {"aten::huber_loss_backward", 0, shape_loss_backward, lower<lower_huber_backward>},
     {"aten::binary_cross_entropy_with_logits", 0, nullptr, lower<lower_bce_with_logits>},
-    {"aten::nll_loss_forward", 0, shape_nll, lower<lower_nll>},
-    {"aten::nll_loss2d_forward", 0, nullptr, lower<lower_nll>},
+    {"aten::nll_loss_forward", ir::kFaults, shape_nll, lower<lower_nll>},
+    {"aten::nll_loss2d_forward", ir::kFaults, nullptr, lower<lower_nll>},
     {"aten::nll_loss_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
     {"aten::nll_loss2d_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ir/faults.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -77,10 +78,7 @@ bool lower_logit(const Args& a, std::vector<Tensor>& r) {
 bool lower_nan_to_num(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (!is_float(out.dtype)) return done(r, a.tensor(0)), true;
-  double top = out.dtype == F16    ? 65504.0
-               : out.dtype == BF16 ? 3.3895313892515355e38
-               : out.dtype == F32  ? std::numeric_limits<float>::max()
-                                   : std::numeric_limits<double>::max();
+  const double top = largest(out.dtype);
   const double nan = a.none(1) ? 0 : a.scalar(1).value_or(0), hi = a.none(2) ? top : a.scalar(2).value_or(top),
                lo = a.none(3) ? -top : a.scalar(3).value_or(-top);
   return unary_with(a, r, 4, [=](Body& b, Val x) {
@@ -159,7 +157,9 @@ template <int sign, bool swap>
 bool lower_add(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg& alpha = a.n.args[2];
   const DType t = computed(a);
-  if (!is_number(alpha) || !number_fits(alpha, t) || (sign < 0 && t == Bool)) return false;
+  if (!is_number(alpha) || !number_converts(alpha, a.out().dtype) || (sign < 0 && t == Bool)) return false;
+  for (size_t i : {0, 1})  // eager refuses to subtract masks, of numbers too
+    if (sign < 0 && a.is_tensor(i) && a.tensor(i).dtype == Bool && (!a.is_tensor(1 - i) || a.tensor(1 - i).sizes.empty())) return false;
   const bool plain = a.scalar(2) == 1.0;
   return binary_with(a, r, plain ? 1 : 2, [plain, alpha, t](Body& b, Val x, Val y) {
     if (swap) std::swap(x, y);
@@ -213,7 +213,7 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   const DType t = computed(a);
   auto e = a.scalar(1);
-  if (!e || out.dtype == Bool) return false;
+  if (!e || out.dtype == Bool || !number_converts(a.n.args[1], out.dtype)) return false;
   if (!is_float(t)) {
     if (*e < 0 || *e != std::trunc(*e) || *e > 1e6) return false;
     return unary_with(a, r, 2, [n = static_cast<int64_t>(*e)](Body&, Val x) { return integer_power(x, n); });
@@ -320,7 +320,7 @@ bool lower_where(const Args& a, std::vector<Tensor>& r) {
 bool lower_masked_fill(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   const DType t = computed(a);
-  if (!a.is_tensor(2) && !number_fits(a.n.args[2], out.dtype)) return false;
+  if (!a.is_tensor(2) && !number_converts(a.n.args[2], out.dtype)) return false;
   Tensor m = broadcast(a.L, a.tensor(1), out.sizes);
   Operand x = operand(a, 0, out.sizes), v = operand(a, 2, out.sizes);
   done(r, a.L.map(
@@ -329,15 +329,24 @@ bool lower_masked_fill(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+bool is_nan(const ir::Arg& a) {
+  auto* d = std::get_if<double>(&a);
+  return d && std::isnan(*d);
+}
+
 // clamp(x, lo?, hi?), with numbers or tensors.
 bool lower_clamp(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   const DType t = computed(a);
   auto given = [&](size_t i) { return i < a.n.args.size() && !a.none(i) && (a.is_tensor(i) || is_number(a.n.args[i])); };
-  const bool lo = given(1), hi = given(2);
+  bool lo = given(1), hi = given(2);
   if ((!lo && !hi) || t == Bool) return false;
   for (size_t i : {1, 2})
-    if (given(i) && !a.is_tensor(i) && !number_fits(a.n.args[i], t)) return false;
+    if (given(i) && !a.is_tensor(i) && !number_converts(a.n.args[i], out.dtype)) return false;
+  const bool no_lo = lo && is_nan(a.n.args[1]), no_hi = hi && is_nan(a.n.args[2]);
+  if (lo && hi && (no_lo || no_hi)) return done(r, a.L.full(out.dtype, out.sizes, std::numeric_limits<double>::quiet_NaN())), true;
+  lo = lo && !no_lo;  // eager's comparisons with one that is no number are false
+  hi = hi && !no_hi;
   Operand x = operand(a, 0, out.sizes), l = lo ? operand(a, 1, out.sizes) : Operand{}, h = hi ? operand(a, 2, out.sizes) : Operand{};
   int cost = 2 + x.tensor.cost, reads = x.tensor.reads;
   for (auto* o : {&l, &h})
@@ -355,7 +364,10 @@ bool lower_clamp(const Args& a, std::vector<Tensor>& r) {
 }
 template <LOp O>
 bool lower_clamp_one(const Args& a, std::vector<Tensor>& r) {
-  return a.out().dtype != Bool && binary_with(a, r, 1, [](Body&, Val x, Val y) { return binary(O, x, y); });
+  const auto& out = a.out();
+  if (!a.is_tensor(1) && !number_converts(a.n.args[1], out.dtype)) return false;
+  if (is_nan(a.n.args[1])) return done(r, a.L.full(out.dtype, out.sizes, std::numeric_limits<double>::quiet_NaN())), true;
+  return out.dtype != Bool && binary_with(a, r, 1, [](Body&, Val x, Val y) { return binary(O, x, y); });
 }
 
 bool lower_lerp(const Args& a, std::vector<Tensor>& r) {
@@ -551,15 +563,15 @@ const OpRow kRows[] = {
     {"aten::div.Tensor", 0, float2, lower<lower_div>},
     {"aten::div.Scalar", 0, float2, lower<lower_div>},
     {"aten::true_divide.Tensor", 0, float2, lower<lower_div>},
-    {"aten::div.Tensor_mode", 0, shape_of<P::DivMode, 2>, lower<lower_div_mode>},
-    {"aten::div.Scalar_mode", 0, shape_of<P::DivMode, 2>, lower<lower_div_mode>},
-    {"aten::floor_divide", 0, same2, lower<lower_floor_divide>},
-    {"aten::floor_divide.Scalar", 0, same2, lower<lower_floor_divide>},
-    {"aten::remainder.Tensor", 0, same2, lower<lower_remainder>},
-    {"aten::remainder.Scalar", 0, same2, lower<lower_remainder>},
-    {"aten::remainder.Scalar_Tensor", 0, same2, lower<lower_remainder>},
-    {"aten::fmod.Tensor", 0, same2, lower<lower_fmod>},
-    {"aten::fmod.Scalar", 0, same2, lower<lower_fmod>},
+    {"aten::div.Tensor_mode", ir::kDivides, shape_of<P::DivMode, 2>, lower<lower_div_mode>},
+    {"aten::div.Scalar_mode", ir::kDivides, shape_of<P::DivMode, 2>, lower<lower_div_mode>},
+    {"aten::floor_divide", ir::kDivides, same2, lower<lower_floor_divide>},
+    {"aten::floor_divide.Scalar", ir::kDivides, same2, lower<lower_floor_divide>},
+    {"aten::remainder.Tensor", ir::kDivides, same2, lower<lower_remainder>},
+    {"aten::remainder.Scalar", ir::kDivides, same2, lower<lower_remainder>},
+    {"aten::remainder.Scalar_Tensor", ir::kDivides, same2, lower<lower_remainder>},
+    {"aten::fmod.Tensor", ir::kDivides, same2, lower<lower_fmod>},
+    {"aten::fmod.Scalar", ir::kDivides, same2, lower<lower_fmod>},
     {"aten::pow.Tensor_Scalar", 0, shape_of<P::Clamp, 1>, lower<lower_pow_scalar>},
     {"aten::pow.Tensor_Tensor", 0, same2, lower<binary_float<LOp::pow, 30>>},
     {"aten::pow.Scalar", 0, shape_pow_scalar_base, lower<binary_float<LOp::pow, 30>>},
@@ -617,6 +629,7 @@ const OpRow kRows[] = {
     {"aten::alias", ir::kView, nullptr, lower<lower_identity>},
     {"aten::detach", ir::kView, nullptr, lower<lower_identity>},
     {"aten::positive", ir::kView, nullptr, lower<lower_identity>},
+    {"aten::_neg_view", ir::kView, nullptr, lower<unary_same<LOp::neg>>},  // a value is what its tensor reads as: bits are resolved
     {"aten::contiguous", 0, nullptr, lower<lower_identity>},
     {"aten::lift_fresh", ir::kView, nullptr, lower<lower_identity>},
     {"aten::lift_fresh_copy", 0, shape_preserved, lower<lower_identity>},

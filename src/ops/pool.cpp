@@ -160,6 +160,7 @@ Tensor window_sum(const Args& a, const Tensor& input, const Window& w, DType t) 
 // avg_poolNd(self, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
 template <size_t n>
 bool lower_avg_pool(const Args& a, std::vector<Tensor>& r) {
+  if (n == 3 && a.out().dtype != compute_type(a.out().dtype)) return false;  // eager has none of half types
   Tensor x = a.tensor(0);
   if (!is_float(x.dtype) || x.sizes.size() < n + 1) return false;
   Window w{n, per_dim(a, 1, n, {}), {}, per_dim(a, 3, n, std::vector<int64_t>(n, 0)), std::vector<int64_t>(n, 1), a.boolean(4)};
@@ -268,7 +269,7 @@ bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const size_t rank = x.sizes.size();
   const auto& os = a.out().sizes;
-  if (rank != n + 2) return false;
+  if (rank != n + 2 || (!is_float(x.dtype) && x.dtype != DType::U8)) return false;  // eager has no others
   auto given = scales(a, 2, n, vec);
   struct Step {
     int64_t repeat = 0;  // > 0: source is out / repeat

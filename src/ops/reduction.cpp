@@ -2,6 +2,7 @@
 #include "ops/reduction.h"
 
 #include <cmath>
+#include <limits>
 
 #include "ops/rules.h"
 
@@ -59,11 +60,12 @@ bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   if (!dims || out == DType::Bool) return false;
   const DType acc = is_float(out) ? compute_type(out) : DType::I64;
+  const auto converted = [x, acc, converts = x.dtype != out](Val v) { return cast(converts ? stored(x, v) : v, acc); };  // before it is summed
   if (dims->empty()) {
-    r.push_back(map1(a.L, x, out, [acc, out](Body&, Val v) { return cast(sum_of_one<kind>(cast(v, acc)), compute_type(out)); }));
+    r.push_back(map1(a.L, x, out, [converted, out](Body&, Val v) { return cast(sum_of_one<kind>(converted(v)), compute_type(out)); }));
     return true;
   }
-  r.push_back(a.L.reduce(kind, x, *dims, keepdim_arg(a, keep_at), acc, out, [acc](Val v) { return cast(v, acc); })[0]);
+  r.push_back(a.L.reduce(kind, x, *dims, keepdim_arg(a, keep_at), acc, out, converted)[0]);
   return true;
 }
 
@@ -171,6 +173,7 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
         return cast(v, compute_type(out));
       },
       4));
+  if (with_mean && m.count.is(0)) return r.push_back(a.L.full(out, m.mean.sizes, std::numeric_limits<double>::quiet_NaN())), true;
   if (with_mean) r.push_back(map1(a.L, m.mean, out, [out](Body&, Val v) { return cast(v, compute_type(out)); }));
   return true;
 }
@@ -222,6 +225,7 @@ bool lower_logsumexp(const Args& a, std::vector<Tensor>& r) {
   auto dims = reduced_dims(a, 1, x.sizes.size());
   const DType out = a.out().dtype;
   if (!dims || dims->empty() || !is_float(x.dtype) || !has_elements(x, *dims)) return false;
+  if (a.ints(1).empty()) return false;  // eager raises
   x = reused(a.L, x);
   const DType t = compute_type(out);
   // An infinite maximum is not subtracted: inf - inf is no number.

@@ -1,6 +1,7 @@
 #include "ops/rules.h"
 
 #include <cmath>
+#include <limits>
 
 namespace vitrify::ops {
 
@@ -32,6 +33,7 @@ bool kernel_can(const Args& a) {
       for (auto& v : *l)
         if (!operand_ok(v)) return false;
     if (std::holds_alternative<ir::Complex>(x) || std::holds_alternative<std::vector<ir::Complex>>(x)) return false;
+    if (std::holds_alternative<double>(x) && !a.n.outs.empty() && is_float(a.out().dtype) && !number_converts(x, a.out().dtype)) return false;
   }
   return true;
 }
@@ -60,6 +62,29 @@ bool number_fits(const ir::Arg& a, DType type) {
     return v->value() >= -lim && v->value() < lim;
   }
   return is_number(a);
+}
+
+bool number_converts(const ir::Arg& a, DType type) {
+  if (!is_float(type)) return number_fits(a, type);
+  auto* d = std::get_if<double>(&a);
+  auto* i = std::get_if<Int>(&a);
+  if (!d && !i) return is_number(a);
+  if (i && !i->is_const()) return type != DType::F16;
+  const double v = d ? *d : static_cast<double>(i->value());
+  return !std::isfinite(v) || std::abs(v) <= largest(type);
+}
+
+double largest(DType type) {
+  switch (type) {
+    case DType::F16:
+      return 65504.0;
+    case DType::BF16:
+      return 3.3895313892515355e38;
+    case DType::F32:
+      return std::numeric_limits<float>::max();
+    default:
+      return std::numeric_limits<double>::max();
+  }
 }
 
 Val Operand::at(Body& b, const Index& i, DType type) const {

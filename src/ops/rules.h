@@ -31,6 +31,9 @@ const ir::TensorType* type_of(const ir::Arg&);  // of a defined tensor, else nul
 Val number(Body&, const ir::Arg&, DType type);
 // True if casting the number to `type` loses nothing but float precision.
 bool number_fits(const ir::Arg&, DType type);
+double largest(DType);  // finite number of a float type
+// True unless eager, which converts the number to `type` itself, refuses it for its size.
+bool number_converts(const ir::Arg&, DType type);
 
 // One operand of an elementwise rule, already broadcast.
 struct Operand {

@@ -146,8 +146,15 @@ Dims strides_for(MemoryFormat f, const Dims& sizes) {
 
 bool is_contiguous(sym::Context& ctx, const TensorType& t, MemoryFormat f) {
   if (!has_format(f, t.sizes.size())) return false;
-  if (f == MemoryFormat::Contiguous && is_empty(ctx, t.sizes)) return true;
+  bool fits = true;  // whatever the sizes: nothing need be known of them
   Int expected = 1;
+  for (size_t d : order_of(f, t.sizes.size())) {
+    fits = fits && t.strides[d] == expected;
+    expected = expected * t.sizes[d];
+  }
+  if (fits) return true;
+  if (f == MemoryFormat::Contiguous && is_empty(ctx, t.sizes)) return true;
+  expected = 1;
   for (size_t d : order_of(f, t.sizes.size())) {
     if (is_one(ctx, t.sizes[d])) continue;
     if (!ctx.guard_eq(t.strides[d], expected)) return false;

@@ -1,10 +1,12 @@
 // The op table: one row per op, from all families.
+#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 
 #include "ops/activation.h"
 #include "ops/norm.h"
 #include "ops/pool.h"
+#include "ops/reads.h"
 
 namespace vitrify::ops {
 namespace {
@@ -39,6 +41,30 @@ bool is_elementwise(std::string_view name) {
   const OpRow* row = find_op(name);
   auto in = [row](std::span<const OpRow> family) { return row >= family.data() && row < family.data() + family.size(); };
   return row && row->lower && (in(pointwise_rows()) || in(activation_rows()) || in(activation_gradient_rows()) || in(create_rows()));
+}
+
+Reads reads_of(std::string_view name) {
+  const OpRow* row = find_op(name);
+  if (!row || !row->lower) return Reads::All;
+  auto in = [row](std::span<const OpRow> family) { return row >= family.data() && row < family.data() + family.size(); };
+  if (in(reduction_rows())) return Reads::All;
+  std::string_view base = name.substr(name.find("::") + 2);
+  base = base.substr(0, base.find('.'));
+  auto one_of = [base](std::initializer_list<std::string_view> names) { return std::ranges::find(names, base) != names.end(); };
+  // Nothing is read for what is the same for any operand.
+  if (in(pointwise_rows())) return one_of({"copy", "isnan", "isinf", "isfinite", "isposinf", "isneginf", "pow"}) ? Reads::Some : Reads::AsResult;
+  if (in(activation_rows()) || in(activation_gradient_rows()) || in(norm_rows())) return Reads::AsResult;
+  if (in(view_rows()) || in(concat_rows()))
+    return one_of({"view",         "reshape",       "_unsafe_view",   "_reshape_alias",
+                   "view_as",      "reshape_as",    "flatten",        "unflatten",
+                   "squeeze",      "unsqueeze",     "expand",         "expand_as",
+                   "broadcast_to", "permute",       "transpose",      "t",
+                   "mT",           "movedim",       "flip",           "cat",
+                   "concat",       "stack",         "roll",           "repeat",
+                   "tile",         "pixel_shuffle", "pixel_unshuffle"})
+               ? Reads::AsResult
+               : Reads::Some;
+  return Reads::Some;
 }
 
 std::vector<const OpRow*> all_ops() {

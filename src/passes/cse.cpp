@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "ir/faults.h"
 #include "ir/node_map.h"
 #include "passes/output_storage.h"
 #include "support/hash.h"
@@ -98,6 +99,7 @@ bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>
       if (!storage.replace(n->out(i), found->out(i))) continue;
       merged.emplace(n->out(i), found->out(i));
       changed = true;
+      ir::retire(g, *n);
     }
   }
   if (!changed) return false;

@@ -9,6 +9,7 @@
 #include "python/errors.h"
 #include "python/symbols.h"
 #include "support/counters.h"
+#include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
 
@@ -64,7 +65,7 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
     for (size_t i = 0; i < storages.size(); ++i) {
       size_t first = 0;
       while (storages[first] != storages[i]) ++first;
-      if (first != e.alias_of[i]) return false;
+      if (first != e.alias_of[i] || (tensors[first] == tensors[i]) != e.same_object[i]) return false;
       if (e.check_captured_aliases)
         for (auto& [t, meta] : e.captured)
           if (t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storages[i]) return false;
@@ -90,7 +91,8 @@ void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tens
 }
 
 // Null without an exception: the plan failed by a bug of ours before it wrote anything; the entry is eager from now on.
-PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats) {
+// `failed`: by what an op or the data raised.
+PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats, bool& failed) {
   HANDLE_TH_ERRORS
   c10::SmallVector<at::Tensor, 8> in;
   for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
@@ -98,25 +100,22 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
   static thread_local std::vector<at::Tensor> spare;
   std::vector<at::Tensor> out = std::move(spare);
   out.clear();
-  auto has_effects = [&] {
-    const auto& nodes = e->graph->program().graph->nodes();
-    return std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
-  };
-  const size_t assumed = e->result->assumed;
-  at::Generator generator = assumed ? at::detail::getDefaultCPUGenerator() : at::Generator();
-  at::Tensor random_state = assumed ? generator.get_state() : at::Tensor();
+  const uint64_t effects = effects_begun();
   try {
     run_graph(e.get(), in, out, floats);
+  } catch (const capture::RunRefused& refusal) {
+    // The program has gone another way, as it may again: unless it mostly does, the plan stays.
+    if (++e->refused > e->served + kMaxRefusals) {
+      e->graph = nullptr;
+      counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+      PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on, since most of its calls differ: %s",
+                       refusal.what());
+    }
+    return nullptr;
   } catch (const capture::CallRefused&) {
     return nullptr;
-  } catch (const IndexFault&) {
-    if (has_effects()) throw;
-    return nullptr;  // eager raises
-  } catch (const DivisionFault&) {
-    if (has_effects()) throw;
-    return nullptr;
   } catch (const capture::PlanRefused& refusal) {
-    if (has_effects()) {
+    if (effects_begun() != effects) {
       PyErr_SetString(error_types().compiler, refusal.what());
       return nullptr;
     }
@@ -126,23 +125,20 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   } catch (const InternalError& bug) {
-    if (!e->graph->program().mutations.empty()) {
+    if (effects_begun() != effects) {
       PyErr_SetString(error_types().compiler, bug.what());
       return nullptr;
     }
     e->graph = nullptr;
     PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call failed and runs eagerly from now on: %s", bug.what());
     return nullptr;
+  } catch (...) {
+    // Nothing has been written yet. Eager makes the writes that come before the error, and raises it as it does.
+    if (effects_begun() != effects) throw;
+    failed = true;
+    return nullptr;
   }
-  if (assumed) {
-    bool held = std::all_of(out.end() - assumed, out.end(), [](const at::Tensor& t) { return *t.const_data_ptr<bool>(); });
-    out.resize(out.size() - assumed);
-    if (!held) {
-      out.clear();
-      generator.set_state(random_state);
-      return nullptr;  // eager raises
-    }
-  }
+  ++e->served;
   const Tree& tree = e->result->tree;
   if (tree.kind == TreeKind::Tensor) {
     PyObject* r = THPVariable_Wrap(std::move(out[0]));
@@ -169,13 +165,21 @@ PyObject* try_entries(State& s, const Call& c) {
     std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
     if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors, floats)) continue;
     if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
+    bool failed = false;
     if (e->graph) {
-      PyObject* r = run_entry(e, tensors, floats);
+      PyObject* r = run_entry(e, tensors, floats, failed);
       if (r || PyErr_Occurred()) return r;
       if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
     }
     counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
-    return call_target(s.original.get(), c);
+    PyObject* r = call_target(s.original.get(), c);
+    if (r && failed) {  // an error that eager has not: ours
+      counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+      e->graph = nullptr;
+      if (PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call raised what eager does not, and runs eagerly from now on") < 0)
+        Py_CLEAR(r);
+    }
+    return r;
   }
   return nullptr;
 }
@@ -357,7 +361,7 @@ std::shared_ptr<Signature> Signature::of(PyObject* args, PyObject* kwargs) {
   return s;
 }
 
-std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers, const std::vector<at::Tensor>& assumed) {
+std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers) {
   auto r = std::make_shared<Result>();
   Flattener f;
   f.result = true;
@@ -366,8 +370,6 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
     if (std::find(argument_containers.begin(), argument_containers.end(), c) != argument_containers.end())
       throw Unsupported("the result holds a container that was passed in");
   for (PyObject* t : f.tensors) r->tensors.push_back(Ref::borrow(t));
-  for (const at::Tensor& t : assumed) r->tensors.push_back(Ref::steal(THPVariable_Wrap(t)));
-  r->assumed = assumed.size();
   return r;
 }
 
@@ -378,17 +380,20 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
   e->graph = std::move(graph);
   e->result = std::move(result);
   std::vector<uint32_t> alias_of;
+  std::vector<bool> same_object;
   bool aliased = false;
   std::unordered_map<const void*, uint32_t> first;
   for (uint32_t i = 0; i < s->tensors.size(); ++i) {
     const at::Tensor& t = THPVariable_Unpack(s->tensors[i].get());
     uint32_t at = t.has_storage() ? first.emplace(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), i).first->second : i;
     alias_of.push_back(at);
+    same_object.push_back(s->tensors[at].get() == s->tensors[i].get());
     if (at != i) {
       aliased = true;
       s->metas[i].exact_offset = s->metas[at].exact_offset = true;
     }
   }
+  e->same_object = std::move(same_object);
   if (!e->graph && aliased) e->alias_of = alias_of;  // the reason may be just that
   if (e->graph) {
     const Program& p = e->graph->program();

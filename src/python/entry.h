@@ -28,8 +28,7 @@ struct Signature {
 struct Result {
   Tree tree;
   std::vector<Ref> tensors;
-  size_t assumed = 0;  // booleans after the tensors: where one is false, the call runs eagerly
-  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers, const std::vector<at::Tensor>& assumed);
+  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers);
 };
 
 class Symbols;
@@ -43,8 +42,10 @@ struct Entry {
   std::unique_ptr<Live> live;        // null: nothing is read anew
   std::shared_ptr<Symbols> symbols;  // null: static sizes
   std::vector<uint32_t> alias_of;    // per tensor: first one with the same storage; empty: not checked
+  std::vector<bool> same_object;     // per tensor: whether that one is the very object
   bool check_captured_aliases = false;
-  bool stale = false;  // recorded wrongly: to be captured again
+  bool stale = false;                // recorded wrongly: to be captured again
+  uint64_t served = 0, refused = 0;  // calls that ran, and that content led another way
   bool release_gil = false;
   bool debug_aten = false;  // run the captured graph op by op instead
 

@@ -2,7 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
@@ -40,12 +42,34 @@ struct Session {
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
+    o.saves_tensors = saves_tensors;
     o.without_gil = without_gil;
+    o.describe = describe;
     o.with_gil = [](const std::function<void()>& f) {
       py::gil_scoped_acquire gil;
       f();
     };
     return o;
+  }
+  static bool describe(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args, const TracerOptions::NewSize& new_size,
+                       std::vector<at::Tensor>& results) {
+    py::gil_scoped_acquire gil;
+    py::list positional;
+    py::dict named;
+    for (size_t i = 0; i < args.size(); ++i) {
+      const c10::Argument& a = op.schema().arguments()[i];
+      py::object value = torch::jit::toPyObject(args[i]);
+      if (a.kwarg_only())
+        named[py::str(a.name())] = value;
+      else
+        positional.append(value);
+    }
+    py::object made = py::module_::import("vitrify._described")
+                          .attr("results")(op.schema().name(), positional, named,
+                                           py::cpp_function([&](int64_t least, std::optional<int64_t> most) { return new_size(least, most); }));
+    if (made.is_none()) return false;
+    for (py::handle t : made) results.push_back(t.is_none() ? at::Tensor() : THPVariable_Unpack(t.ptr()));
+    return true;
   }
   static void warn(const std::string& message) {
     py::gil_scoped_acquire gil;
@@ -66,6 +90,11 @@ struct Session {
       e.restore();
       throw py::error_already_set();
     }
+  }
+  // The caller has seen that it is one.
+  static bool saves_tensors(const torch::autograd::Node& n) {
+    const auto* function = reinterpret_cast<const THPFunction*>(static_cast<const torch::autograd::PyNode&>(n).obj);
+    return !function->saved_variables.empty();
   }
   // torch keeps the symbolic number as an attribute; the tensor's value says nothing.
   static std::optional<c10::Scalar> symbolic_number(const at::Tensor& t) {
@@ -180,9 +209,7 @@ void bind_signature(py::module_& m) {
         return py::make_tuple(args, kwargs);
       });
   py::class_<Result, std::shared_ptr<Result>>(m, "Result")
-      .def(py::init(
-          [](py::object value, Signature& s, const std::vector<at::Tensor>& assumed) { return Result::of(value.ptr(), s.containers, assumed); }))
-      .def_property_readonly("assumes", [](Result& r) { return r.assumed > 0; })
+      .def(py::init([](py::object value, Signature& s) { return Result::of(value.ptr(), s.containers); }))
       .def_property_readonly("tensors",
                              [](Result& r) {
                                py::list l;
@@ -265,13 +292,6 @@ void bind_capture(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def_property_readonly("graph", [](Program& p) { return ir::print(*p.graph); })
       .def_property_readonly("mutates", [](Program& p) { return p.mutations.size(); })
-      // Whether a call leaves more behind than its results and the state of the default generator.
-      .def_property_readonly("has_effects",
-                             [](Program& p) {
-                               const auto& nodes = p.graph->nodes();
-                               return !p.mutations.empty() || !p.grad_writes.empty() || !p.spent.empty() ||
-                                      std::any_of(nodes.begin(), nodes.end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
-                             })
       .def_property_readonly("num_nodes", [](Program& p) { return p.graph->nodes().size(); });
   py::class_<JointProgram, std::shared_ptr<JointProgram>>(m, "JointProgram")
       .def_property_readonly("needs_grad", [](JointProgram& j) { return !j.roots.empty(); })
@@ -297,7 +317,6 @@ void bind_capture(py::module_& m) {
       .def("note_grad",
            [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
-      .def("take_assumed", [](Session& s) { return s.tracer->take_assumed(); })
       .def("start", [](Session& s) { s.tracer->start(); })
       .def("finish",
            [](Session& s, py::list tensors) {
@@ -347,6 +366,7 @@ void bind_capture(py::module_& m) {
   m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
     return Tracer::current()->gradients(of, tangents, to);
   });
+  m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }

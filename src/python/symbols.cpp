@@ -38,11 +38,16 @@ bool Symbols::check(const c10::SmallVectorImpl<PyObject*>& tensors) const {
     if (v < info.range.lo || v > info.range.hi || (info.multiple_of > 1 && v % info.multiple_of)) return false;
     slot = v;
   }
-  auto value = [&](uint32_t id) { return values[id]; };
+  bool known = true;
+  auto value = [&](uint32_t id) {
+    known = known && values[id] != TensorMeta::kAny;
+    return values[id];
+  };
   for (auto& s : derived_)
     if (sym::eval(s.expr, value) != actual(s)) return false;
   for (const sym::Guard& g : ctx.guards()) {
     int64_t v = sym::eval(g.expr, value);
+    if (!std::exchange(known, true)) continue;  // the run looks at it
     if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
   }
   return true;

@@ -422,6 +422,15 @@ class Builder {
     out_.kernel.name = name.empty() ? "copy" : name;
   }
 
+  bool may_divide_by_zero(const Instr& i) const {
+    using enum loop::Op;
+    if ((i.op != div && i.op != floordiv && i.op != remainder && i.op != fmod) || is_float(i.type) || i.type == DType::Bool) return false;
+    for (auto& st : k_.stages)
+      for (auto& d : st.body)
+        if (d.result == i.b && d.op == constant) return d.iimm == 0;
+    return true;
+  }
+
   // Loads whose users were forwarded away must not touch memory.
   void remove_dead_values() {
     std::vector<char> used(k_.num_values);
@@ -436,7 +445,8 @@ class Builder {
       std::vector<Instr> kept;
       for (size_t n = st.body.size(); n-- > 0;) {
         const Instr& i = st.body[n];
-        const bool effect = i.op == loop::Op::store || i.op == loop::Op::store_add || i.op == loop::Op::reduce || i.op == loop::Op::check_index;
+        const bool effect = i.op == loop::Op::store || i.op == loop::Op::store_add || i.op == loop::Op::reduce || i.op == loop::Op::check_index ||
+                            may_divide_by_zero(i);
         if (!effect && !used[i.result]) continue;
         for (int32_t v : {i.a, i.b, i.c})
           if (v != kNoValue) used[v] = 1;

@@ -1,8 +1,11 @@
 #include "schedule/lower_graph.h"
 
 #include <algorithm>
+#include <unordered_set>
 
+#include "ir/faults.h"
 #include "ir/node_map.h"
+#include "ops/reads.h"
 #include "ops/shapes.h"
 #include "runtime/extern_table.h"
 #include "schedule/nests.h"
@@ -21,6 +24,7 @@ class GraphLowering final : public Nests {
 
   LoopProgram run() {
     program_.constants.resize(graph_.constants.size());
+    find_whole();
     for (const ir::Node* n : graph_.nodes()) lower_node(*n);
     finish_outputs();
     return std::move(program_);
@@ -38,6 +42,19 @@ class GraphLowering final : public Nests {
   }
 
  private:
+  // What is surely computed in full: what an op that may fault makes must be, or its fault would be lost where it is cut away.
+  void find_whole() {
+    for (const Value& v : graph_.outputs)
+      if (v) whole_.insert(v);
+    for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
+      ir::Node& n = **it;
+      const Reads reads = reads_of(n.op->name);
+      bool all = reads == Reads::All || may_fault(n);
+      for (uint32_t i = 0; i < n.outs.size() && !all; ++i) all = whole_.contains(n.out(i));
+      if (all && reads != Reads::Some) ir::for_each_input(n, [&](Value& v) { whole_.insert(v); });
+    }
+  }
+
   // ---- nodes
   void lower_node(const ir::Node& n) {
     current_ = &n;
@@ -69,6 +86,7 @@ class GraphLowering final : public Nests {
     const bool indexes = n.op->name.find("index") != std::string::npos;  // may be out of range all the same: their rules know
     if (row && row->lower && empty && !indexes &&
         !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
+      if (!(n.op->flags & ir::kView) && !is_elementwise(n.op->name)) return lower_extern(n);  // eager may refuse it
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
       return;
     }
@@ -76,7 +94,11 @@ class GraphLowering final : public Nests {
       concat_strides_ = n.outs[0].strides;
       if (row->lower(Args{n, *this}, results)) {
         VT_CHECK(results.size() == n.outs.size(), "{} lowered to {} results instead of {}", n.op->name, results.size(), n.outs.size());
-        for (uint32_t i = 0; i < results.size(); ++i) define({const_cast<ir::Node*>(&n), i}, results[i]);
+        for (uint32_t i = 0; i < results.size(); ++i) {
+          const Value v{const_cast<ir::Node*>(&n), i};
+          define(v, results[i]);
+          if (results[i] && may_fault(n) && !whole_.contains(v)) values_[v] = realize(get(v));
+        }
         return;
       }
     }
@@ -186,7 +208,8 @@ class GraphLowering final : public Nests {
       Dims want = type.strides;
       if (!is_dense(type) && is_native(type.dtype))  // an expanded result of its own becomes dense
         for (size_t d = 0; d < type.dim(); ++d)
-          if (!type.sizes[d].is(1) && !sym::known_lt(Int(0), type.strides[d]).value_or(false)) want = ir::contiguous_strides(type.sizes);
+          if (const Int s = type.strides[d]; !type.sizes[d].is(1) && (s.is(0) || !sym::known_le(Int(0), s).value_or(false)))
+            want = ir::contiguous_strides(type.sizes);  // a product of sizes is 0 only where there are no elements
       bool reuse = false;
       if (t.buffer >= 0) {
         const BufferInfo& b = program_.buffers[t.buffer];
@@ -223,6 +246,7 @@ class GraphLowering final : public Nests {
   const ir::Graph& graph_;
   ir::ValueMap<Tensor> values_;
   ir::NodeMap<ir::UseCounts> uses_;
+  std::unordered_set<Value> whole_;
 };
 
 }  // namespace

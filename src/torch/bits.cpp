@@ -29,7 +29,9 @@ at::Tensor pack(const at::Tensor& mask, at::IntArrayRef stride) {
   return bits;
 }
 
-at::Tensor unpack(const at::Tensor& bits, at::IntArrayRef size, at::IntArrayRef stride) {
+}  // namespace
+
+at::Tensor unpacked(const at::Tensor& bits, at::IntArrayRef size, at::IntArrayRef stride) {
   at::Tensor mask = at::empty_strided(size, stride, bits.options().dtype(at::kBool));
   TORCH_CHECK(bits.scalar_type() == at::kByte && bits.is_contiguous() && bits.numel() * 8 >= mask.numel(),
               "vitrify::unpack_bits: bits must be a contiguous uint8 tensor with a bit for each element, not ", bits.sizes(), " for ", size);
@@ -37,11 +39,9 @@ at::Tensor unpack(const at::Tensor& bits, at::IntArrayRef size, at::IntArrayRef 
   return mask;
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("pack_bits(Tensor mask, int[] stride) -> Tensor", pack);
-  m.def("unpack_bits(Tensor bits, int[] size, int[] stride) -> Tensor", unpack);
+  m.def("unpack_bits(Tensor bits, int[] size, int[] stride) -> Tensor", unpacked);
 }
 
 }  // namespace vitrify

@@ -8,5 +8,6 @@ namespace vitrify {
 
 at::Tensor new_bits(int64_t elements);               // contents undefined
 ir::TensorType bits_of(const ir::TensorType& mask);  // the type of its bits
+at::Tensor unpacked(const at::Tensor& bits, at::IntArrayRef size, at::IntArrayRef stride);
 
 }  // namespace vitrify

@@ -5,6 +5,8 @@
 #include <c10/core/SafePyObject.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/COWDeleter.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -34,6 +36,35 @@ inline c10::Storage unreadable_storage(c10::Device device, size_t nbytes, const 
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
   impl->set_throw_on_mutable_data_ptr();
   return c10::Storage(std::move(impl));
+}
+
+// From now on the storage shows when somebody asks for a mutable pointer to its memory, which must be plain memory of torch's allocator; false: it
+// cannot. 2.15 calls a hook of ours before it gives the pointer away. 2.11 has copy-on-write memory only: any such request ends that state, and as
+// there is one reference it moves nothing. It is made here, not by lazy_clone_storage(), which has a second reference for a moment.
+template <class S>
+bool watch_writes(S& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    if (storage.has_materializer()) return false;
+    storage.set_materializer([](c10::StorageImpl*) {});
+  } else {
+    c10::DataPtr& own = storage._mutable_data_ptr_no_checks();
+    void* data = own.mutable_get();
+    const c10::Device device = own.device();
+    auto* context = new c10::impl::cow::COWDeleterContext(own.move_context());
+    storage.set_data_ptr_noswap(c10::DataPtr(data, context, c10::impl::cow::cow_deleter, device));
+  }
+  return true;
+}
+
+// What tells one watch from another; null: there is none.
+template <class S>
+const void* watch_of(S& storage) {
+  const c10::DataPtr& own = storage._mutable_data_ptr_no_checks();
+  const bool shared = c10::impl::cow::is_cow_data_ptr(own);
+  if constexpr (requires { storage.has_materializer(); })
+    return storage.has_materializer() && !shared ? own.get() : nullptr;
+  else
+    return shared ? own.get_context() : nullptr;
 }
 
 // Named tensors: 2.15 has none.

@@ -15,6 +15,7 @@
 #include "support/counters.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
+#include "torch/overlap.h"
 #include "torch/passes/passes.h"
 #include "torch/plan_cache.h"
 #include "torch/slice.h"
@@ -34,8 +35,8 @@ struct Context {
   std::vector<at::Tensor> live;  // one per Program::live
   std::vector<double> numbers;
   std::vector<std::shared_ptr<const FrozenValues>> frozen;
-  std::vector<const void*> addresses;  // of the inputs, when it was last seen that those overwritten overlap no other
-  std::vector<at::Tensor> stand_ins;   // copies of those overwritten, when they do
+  std::vector<const void*> addresses;  // of the inputs, when it was last seen that those written overlap no other
+  std::vector<at::Tensor> stand_ins;   // copies of those that are negative
 };
 
 // Contexts not in use. The common case, one caller at a time, is one atomic exchange.
@@ -146,11 +147,8 @@ class Compiled final : public CompiledGraph {
     }
     plan_ = shared_->plan;
     const ir::Graph& finished = *program_.graph;  // perhaps another's
-    for (sym::Int s : found) {
-      auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()));
-      VT_CHECK(at.has_value(), "{} follows from nothing that is kept", sym::str(s));
-      found_.push_back({s, *at});
-    }
+    for (sym::Int s : found)                      // others the run finds
+      if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
     if (!found_.empty()) guards_ = program_.graph->ctx().guards();
     for (const FrozenGroup& g : shared_->groups) frozen_.push_back(std::make_unique<FrozenCache>(g));
 
@@ -162,7 +160,7 @@ class Compiled final : public CompiledGraph {
     for (size_t i = 0; i < program_.live.size(); ++i)
       if (program_.live[i].grad_of >= 0) grads_.push_back(i);
     for (const Mutation& m : program_.mutations)
-      if (!m.metadata_only && plan_->outputs[m.output].in_place) overwritten_.push_back(m.input);
+      if (!m.metadata_only) written_.push_back(m.input);
     estimated_us_ = estimate(*plan_);
   }
 
@@ -199,7 +197,8 @@ class Compiled final : public CompiledGraph {
     {
       PlanGuard guard;
       if (!frozen_.empty()) refresh(c);
-      StandIns stand_ins(*this, c);
+      if (!written_.empty() && !apart(c)) throw capture::CallRefused("an argument shares memory with one that is written");
+      StandIns stand_ins(c);
       c.run.run(c.inputs.data(), c.outputs, owned);
       if (c.run.learned) learned_ = true;
       for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
@@ -282,6 +281,7 @@ class Compiled final : public CompiledGraph {
     };
     for (const sym::Guard& g : guards_) {
       const int64_t v = sym::eval(g.expr, value);
+      if (!std::exchange(all_known, true)) continue;  // the run looks at it
       if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
     }
     for (auto& f : frozen_) {
@@ -310,7 +310,7 @@ class Compiled final : public CompiledGraph {
   void refresh(Context& c, bool& fresh) {
     for (size_t i = 0; i < frozen_.size(); ++i) {
       if (c.frozen[i] && c.frozen[i]->valid(c.inputs.data())) continue;
-      c.frozen[i] = frozen_[i]->get(c.inputs.data());
+      c.frozen[i] = frozen_[i]->get(std::span(c.inputs).first(program_.num_args + program_.captured.size()), c.frozen[i].get());
       fresh = true;
       const FrozenGroup& g = frozen_[i]->group();
       for (size_t k = 0; k < g.results.size(); ++k) c.inputs[g.results[k]] = &c.frozen[i]->values[k];
@@ -338,30 +338,28 @@ class Compiled final : public CompiledGraph {
     }
   }
 
-  // Memory that is overwritten while the plan runs must not be read as another input, or overwritten as another: such calls run on copies.
+  // Kernels read memory, where a negative bit is not: such inputs are stood in for by copies.
   class StandIns {
    public:
-    StandIns(const Compiled& g, Context& c) : graph_(g), c_(c) {
-      if (g.overwritten_.empty() || g.apart(c)) return;
-      for (uint32_t i : g.overwritten_) {
-        real_.push_back(c.inputs[i]);
-        c.stand_ins.push_back(c.inputs[i]->clone());
-      }
-      for (size_t k = 0; k < real_.size(); ++k) c.inputs[g.overwritten_[k]] = &c.stand_ins[k];
+    explicit StandIns(Context& c) : c_(c) {
+      for (size_t i = 0; i < c.inputs.size(); ++i)
+        if (c.inputs[i]->is_neg() && is_native(to_dtype(c.inputs[i]->scalar_type()))) real_.emplace_back(i, c.inputs[i]);
+      for (auto [i, t] : real_) c.stand_ins.push_back(without_bits(*t));
+      for (size_t k = 0; k < real_.size(); ++k) c.inputs[real_[k].first] = &c.stand_ins[k];
     }
     void put_back() {
-      for (size_t k = 0; k < real_.size(); ++k) c_.inputs[graph_.overwritten_[k]] = real_[k];
+      for (auto [i, t] : real_) c_.inputs[i] = t;
       real_.clear();
     }
     ~StandIns() { put_back(); }
     StandIns(const StandIns&) = delete;
 
    private:
-    const Compiled& graph_;
     Context& c_;
-    std::vector<const at::Tensor*> real_;
+    std::vector<std::pair<size_t, const at::Tensor*>> real_;
   };
 
+  // Values of a program say nothing of what shares memory with what it writes: eager's order decides there. True: nothing does.
   bool apart(Context& c) const {
     bool known = !plan_->dynamic && c.addresses.size() == c.inputs.size();
     c.addresses.resize(c.inputs.size());
@@ -373,29 +371,37 @@ class Compiled final : public CompiledGraph {
     if (known) return true;
     struct Span {
       const char *begin, *end;
+      const at::Tensor* tensor;
       bool written;
     };
     std::vector<Span> spans;
     std::vector<char> written(c.inputs.size());
-    for (uint32_t w : overwritten_) written[w] = 1;
+    for (uint32_t w : written_) written[w] = 1;
     for (size_t i = 0; i < c.inputs.size(); ++i) {
       const at::Tensor& t = *c.inputs[i];
       if (!c.addresses[i] || t.numel() == 0) continue;
       int64_t extent = 1;
       for (int64_t d = 0; d < t.dim(); ++d) extent += (t.size(d) - 1) * t.stride(d);
       const char* p = static_cast<const char*>(c.addresses[i]);
-      spans.push_back({p, p + extent * static_cast<int64_t>(t.element_size()), written[i] != 0});
+      spans.push_back({p, p + extent * static_cast<int64_t>(t.element_size()), &t, written[i] != 0});
     }
-    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-    const char *end = nullptr, *written_end = nullptr;
+    std::ranges::sort(spans, {}, &Span::begin);
+    const auto meet = [](const Span& a, const Span& b) {
+      return (a.written || b.written) && !a.tensor->is_same(*b.tensor) && may_share(*a.tensor, *b.tensor);
+    };
+    const char *end = nullptr, *written_end = nullptr;  // most calls need no more than these
+    bool clear = true;
     for (const Span& s : spans) {
-      if (s.begin < written_end || (s.written && s.begin < end)) {
-        c.addresses.clear();
-        return false;
-      }
+      clear = clear && s.begin >= written_end && !(s.written && s.begin < end);
       end = std::max(end, s.end);
       if (s.written) written_end = std::max(written_end, s.end);
     }
+    for (size_t k = 0; !clear && k < spans.size(); ++k)
+      for (size_t j = k + 1; j < spans.size() && spans[j].begin < spans[k].end; ++j)
+        if (meet(spans[k], spans[j])) {
+          c.addresses.clear();
+          return false;
+        }
     return true;
   }
 
@@ -421,9 +427,9 @@ class Compiled final : public CompiledGraph {
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
   ResultMaker results_{{}};
   std::vector<ViewPath> mutation_paths_;
-  std::vector<size_t> grads_;          // which of Program::live are gradients
-  std::vector<uint32_t> copies_;       // outputs to be given memory of their own
-  std::vector<uint32_t> overwritten_;  // inputs whose final value the plan makes in place
+  std::vector<size_t> grads_;      // which of Program::live are gradients
+  std::vector<uint32_t> copies_;   // outputs to be given memory of their own
+  std::vector<uint32_t> written_;  // inputs that calls write
   double estimated_us_ = 0;
   std::atomic<bool> learned_{false};
   std::atomic<bool> has_run_{false};

@@ -96,6 +96,17 @@ bool looks_at_values(const Node& n) {
          as<generated::MinBackward1>(n) || as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
 }
 
+bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
+
+bool saves_unread(const Node& n) {
+  auto any = [](const auto&... saved) { return (... || (saved.has_hooks() || saved.get_raw_data()->defined())); };
+  if (const auto* m = as<generated::MulBackward0>(n)) return any(m->self_, m->other_);
+  if (const auto* d = as<generated::DivBackward0>(n)) return any(d->self_, d->other_);
+  if (const auto* d = as<generated::DivBackward2>(n)) return any(d->self_, d->other_);
+  if (const auto* p = as<generated::PowBackward0>(n)) return any(p->self_);
+  return as<torch::autograd::CopySlices>(n);
+}
+
 void refuse_choice(const Node& node) {
   if (as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled())
     throw CaptureError("chooses the derivative of a determinant by whether it is zero");

@@ -9,6 +9,7 @@
 #include "torch/bits.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
+#include "torch/overlap.h"
 #include "torch/passes/layout.h"
 #include "torch/random.h"
 #include "torch/sym_node.h"
@@ -53,6 +54,10 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
   return name == "aten::_fft_r2c" && device.is_cpu() &&
          std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && std::count(t.sizes().begin(), t.sizes().end(), 1); });
 }
+// Nothing says what the op gives.
+struct NoMeta : CaptureError {
+  using CaptureError::CaptureError;
+};
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -69,7 +74,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     // One call per tensor: they fuse with what is around them.
     if (info.name.starts_with("aten::_foreach_")) return decompose_list(info, stack);
     if (has_live_number(info, *stack)) return decompose_numbers(info, stack);
-    capture::Paused paused;
+    std::optional<capture::Paused> paused(std::in_place);
     if (info.kind == OpKind::Pass) {
       op.callBoxed(stack);
       return;
@@ -80,7 +85,15 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
       if (fresh) graph->sources.push_back(where);
       source = it->second;
     }
+    try {
+      return run(info, stack);
+    } catch (const capture::Undescribed& e) {
+      paused.reset();
+      if (!describe(info, *stack)) fail(e.what());
+    }
+    paused.emplace();
     run(info, stack);
+    described.reset();
   } catch (const CaptureError& e) {
     if (!failure) failure = e.what();
     throw;
@@ -109,8 +122,9 @@ void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
 
 // What the composite calls arrives here.
 void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
+  const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
   capture::Unseen unseen;
-  info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  info.op.callBoxedForDispatchKey(key, *stack);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {
@@ -198,7 +212,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize, bool real) {
   if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) || info.op.schema().is_mutable()
            : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
-    fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
+    throw NoMeta(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
   Stack metas;
   metas.reserve(args.size());
@@ -274,7 +288,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     info.op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& e) {
     if (!real && !options.python_mode) return run_meta(info, args, device, specialize, true);
-    fail(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
+    throw NoMeta(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
   }
   return metas;
 }
@@ -295,14 +309,34 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind == DeviceKind::Other)
       fail(fmt::format("{} makes a tensor on another kind of device", info.name));
   }
+  if ((call.node = info.flags & ir::kDataDependent ? found_before(info, converted) : nullptr)) {
+    call.types.assign(call.node->outs.begin(), call.node->outs.end());
+    return call;
+  }
   std::optional<Types> ruled;
+  std::vector<at::Tensor> now;
+  const size_t symbols = graph->ctx().num_symbols();
   if (only_tensors && plain && info.row && info.row->shape) ruled = info.row->shape(graph->ctx(), converted);
-  if (!ruled || options.check_shapes) {
+  if (described) ruled = described;
+  const bool finds = graph->ctx().num_symbols() > symbols;
+  if (finds && ruled) now = find_sizes(info, converted, *ruled, symbols);
+  if (!ruled || (options.check_shapes && !finds && !described)) {
     c10::Device device = c10::kCPU;
     try {
+      if (!ruled && !(info.flags & ir::kEffect) && info.kind == OpKind::Pure && (info.flags & ir::kDataDependent))
+        throw NoMeta(fmt::format("reads a tensor's value: {}", info.name));
       call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name));
+    } catch (const NoMeta& e) {
+      if (info.flags & ir::kEffect) throw capture::Undescribed(e.what());
+      if (!ruled && !run_now(info, converted, &call.metas)) {
+        if (info.flags & ir::kDataDependent) throw;
+        call.metas = run_meta(info, args, &device, true, true);
+      }
     } catch (const CaptureError&) {
       if (!ruled) throw;
+    } catch (const std::exception& e) {
+      if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
+      throw;
     }
     std::vector<at::Tensor> tensors;
     flatten_results(call.metas, tensors);
@@ -358,6 +392,8 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);
   if (!call.node) call.node = append(info, std::move(converted), call.types);
+  if (finds) found_nodes.push_back(call.node);
+  for (uint32_t i = 0; i < now.size() && i < call.types.size(); ++i) known_now.emplace_back(call.node->out(i), now[i]);
   return call;
 }
 
@@ -544,6 +580,51 @@ Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
   return append("aten::permute", {v, order}, {t})->out();
 }
 
+// The op itself, on copies: the node's results are the op's own and then what the written arguments have become.
+void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const std::vector<at::Tensor>& targets, Stack* stack) {
+  const size_t n = info.args.size();
+  Stack args(last(*stack, n).begin(), last(*stack, n).end());
+  std::vector<Arg> converted = convert_args(info, fakes);
+  Types types;
+  const auto& returns = info.op.schema().returns();
+  const bool fresh = std::ranges::any_of(returns, [](const c10::Argument& r) { return !r.alias_info(); });
+  if (described) {
+    types = *described;
+  } else if (fresh) {
+    c10::Device device = c10::kCPU;
+    Stack metas;
+    try {
+      metas = run_meta(info, fakes, &device, true);
+    } catch (const std::exception& e) {
+      throw capture::Undescribed(e.what());
+    }
+    for (size_t i = 0; i < returns.size(); ++i) {
+      if (returns[i].alias_info()) continue;
+      std::vector<at::Tensor> tensors;
+      flatten_results({metas[i]}, tensors);
+      for (const at::Tensor& t : tensors) {
+        types.push_back(t.defined() ? type_of(t) : undefined_type());
+        if (t.defined()) types.back().device = to_device(device);
+      }
+    }
+  }
+  const size_t first = types.size();
+  for (const at::Tensor& t : targets) types.push_back(read(*as_fake(t)->view).type());
+  ir::Node* node = append(info, std::move(converted), std::move(types));
+  for (size_t i = 0; i < targets.size(); ++i) write(*as_fake(targets[i])->view, node->out(static_cast<uint32_t>(first + i)), info.name);
+  drop(*stack, n);
+  uint32_t next = 0;
+  for (const auto& r : returns) {
+    if (!r.alias_info()) {
+      if (r.type()->kind() != c10::TypeKind::TensorType) fail(fmt::format("calls {}, which writes into its arguments and returns a list", info.name));
+      stack->emplace_back(new_tensor(node->out(next++)));
+      continue;
+    }
+    for (size_t w : info.writes)
+      if (info.op.schema().arguments()[w].alias_info()->beforeSets() == r.alias_info()->beforeSets()) stack->push_back(args[w]);
+  }
+}
+
 void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Stack args(last(*stack, n).begin(), last(*stack, n).end());
@@ -568,28 +649,43 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
+  if (!info.functional) return run_on_copies(info, fakes, targets, stack);
   bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
   // Elementwise kernels may write over what they read; for others eager decides.
-  if (writes_out && !info.op.hasTag(at::Tag::pointwise))
-    for (size_t i : info.functional_args)
+  if (!info.op.hasTag(at::Tag::pointwise) && !ops::is_elementwise(info.functional->name))
+    for (size_t i : info.functional_args) {
+      if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
         for (const at::Tensor& w : targets)
-          if (as_fake(t) && as_fake(t)->view->storage == as_fake(w)->view->storage) fail(fmt::format("{} writes over an argument", info.name));
+          if (const FakeImpl *f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
+                                                                (writes_out || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(),
+                                                                                         to->storage_offset(), to->hint_sizes(), to->hint_strides())))
+            fail(fmt::format("{} writes over an argument", info.name));
       });
+    }
   const OpInfo& f = *info.functional;
   Stack fargs;
   for (size_t i : info.functional_args) fargs.push_back(fakes[i]);
-  // Numbers are drawn in the order of memory; the functional op would draw them in that of the dims.
   std::vector<sym::Int> to_memory, from_memory;
-  if ((f.flags & ir::kRandom) && targets.size() == 1 && fargs[0].isTensor() && fargs[0].toTensor().is_same(targets[0])) {
-    const View& v = *as_fake(targets[0])->view;
-    if (!v.type.is_contiguous()) {
+  Call call;
+  if ((f.flags & ir::kRandom) && targets.size() == 1 && fargs[0].isTensor() && fargs[0].toTensor().is_same(targets[0]) &&
+      !as_fake(targets[0])->view->type.is_contiguous()) {
+    View& v = *as_fake(targets[0])->view;
+    // Numbers are drawn in the order of memory: a mask and numbers of [0, 1) as they would be into contiguous memory.
+    if (ops::is_dense(graph->ctx(), v.type) && (f.name == "aten::bernoulli.p" || f.name == "aten::uniform")) {
       std::tie(to_memory, from_memory) = memory_order(v.type);
-      fargs[0] = new_tensor(permute(read(*as_fake(targets[0])->view), to_memory));
-      if (!as_fake(fargs[0].toTensor())->view->type.is_contiguous()) fail(fmt::format("{} draws into a tensor with gaps", info.name));
+      fargs[0] = new_tensor(permute(read(v), to_memory));
+    } else {
+      VT_CHECK(info.flags & ir::kRandom, "{} draws and does not say so", info.name);
+      // Kernels for contiguous memory may draw others: the op itself is called, on a copy in the same strides
+      TensorType t = v.type;
+      t.wrapped_number = false;
+      t.strides = ops::preserved_strides(graph->ctx(), v.type);
+      call.types = {t};
+      call.node = append(info, convert_args(info, fakes), call.types);
     }
   }
-  Call call = record_call(f, fargs);
+  if (!call.node) call = record_call(f, fargs);
   if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
   size_t first = call.types.size() - targets.size();
   for (size_t i = 0; i < targets.size(); ++i) {

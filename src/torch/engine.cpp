@@ -14,6 +14,7 @@
 #include "support/counters.h"
 #include "torch/compat.h"
 #include "torch/compiled.h"
+#include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
@@ -67,10 +68,6 @@ void add_process_state(Flat& k) {
   k.bytes(at::get_num_threads());
   k.bytes(at::globalContext().deterministicAlgorithms());
   k.bytes(c10::get_default_dtype_as_scalartype());
-}
-
-bool has_effects(const Program& p) {
-  return std::any_of(p.graph->nodes().begin(), p.graph->nodes().end(), [](const ir::Node* n) { return n->op->flags & ir::kEffect; });
 }
 
 Options to_options(const CompileOptions& c) {
@@ -140,6 +137,7 @@ struct Engine::Entry {
       const sym::Symbol& info = ctx.symbol_info(ctx.symbol_at(symbol));
       if (s[at] < info.range.lo || s[at] > info.range.hi || s[at] % info.multiple_of) return false;
     }
+    values.resize(ctx.num_symbols());
     const std::function<int64_t(uint32_t)> value = [&](uint32_t id) { return values.at(id); };
     for (auto& [at, e] : equal)
       if (sym::eval(e, value) != s[at]) return false;
@@ -324,7 +322,13 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     e.held_metadata = metadata(e.held);
     e.take_guards(p);
     auto graph = joint.roots.empty() ? CompiledGraph::compile(std::move(p), options) : compile_training(std::move(joint), tracer_owner, options);
-    e.guards = graph->program().graph->ctx().guards();
+    for (const sym::Guard& g : graph->program().graph->ctx().guards()) {
+      std::vector<sym::Int> symbols;
+      sym::free_symbols(g.expr, symbols);
+      const bool known = std::ranges::all_of(
+          symbols, [&](sym::Int s) { return std::ranges::any_of(e.bindings, [&](auto& b) { return b.first == sym::view(s).symbol->id; }); });
+      if (known) e.guards.push_back(g);  // the run looks at the others
+    }
     e.graph = std::move(graph);
   } catch (const CaptureError& err) {
     if (e.dynamic()) throw NotDynamic();
@@ -389,6 +393,7 @@ std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace
 }
 
 bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, at::ArrayRef<double> live) {
+  const uint64_t effects = effects_begun();
   try {
     if (std::all_of(args.begin(), args.end(), [](const at::Tensor& t) { return t.defined(); })) {
       e->graph->run_live(args, out, live);
@@ -405,7 +410,7 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
   } catch (const std::exception& err) {
     // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state
     // eager leaves.
-    if (has_effects(e->graph->program())) throw;
+    if (effects_begun() != effects) throw;
     counters().eager_calls++;
     if (dynamic_cast<const InternalError*>(&err)) {
       counters().fallbacks++;

@@ -14,6 +14,7 @@
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
+#include "torch/watch.h"
 
 namespace vitrify {
 
@@ -51,6 +52,8 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
   });
   return same;
 }
+
+thread_local uint64_t effects_begun_here = 0;
 
 [[noreturn]] void raise_fault(int32_t fault) {
   switch (static_cast<KernelFault>(fault)) {
@@ -96,13 +99,22 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
   return t;
 }
 
+uint64_t effects_begun() { return effects_begun_here; }
+
+at::Tensor without_bits(const at::Tensor& t) {
+  if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
+  int64_t extent = 1;  // with what lies between its elements, which may be the same memory
+  for (int64_t d = 0; d < t.dim(); ++d) extent += (t.size(d) - 1) * t.stride(d);
+  return t.as_strided({extent}, {1}).clone().as_strided(t.sizes(), t.strides(), 0);
+}
+
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
   for (const runtime::Output& o : plan_->outputs)
     if (o.in_place) written_[o.ref.slot] = 1;
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
-    random_ = random_ || (e.node->op->flags & ir::kRandom);
+    if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
   }
   launch_run_.resize(plan_->steps.size());
   for (size_t k = plan_->steps.size(); k-- > 0;)
@@ -135,8 +147,37 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
         bind(inputs[i].value.type().sizes[d], i, d, false);
         bind(inputs[i].value.type().strides[d], i, d, true);
       }
-  for (const runtime::KernelRef& k : plan_->kernels) may_fault_ = may_fault_ || k.may_fault;
+  find_refusals(bound);
   find_lifetimes();
+}
+
+void PlanRun::note_generator(const ir::Node& n) {
+  at::Generator used = at::detail::getDefaultCPUGenerator();
+  for (const ir::Arg& a : n.args)
+    if (auto* opaque = std::get_if<ir::OpaqueArg>(&a))
+      if (const auto& v = *static_cast<c10::IValue*>(plan_->graph->constants.at(opaque->index).get()); v.isGenerator()) used = v.toGenerator();
+  if (std::ranges::none_of(generators_, [&](const at::Generator& g) { return g == used; })) generators_.push_back(std::move(used));
+}
+
+void PlanRun::find_refusals(const std::vector<char>& bound) {
+  side_effects_ = has_side_effects(*plan_->graph);
+  for (const sym::Guard& g : plan_->graph->ctx().guards()) {
+    std::vector<sym::Int> symbols;
+    sym::free_symbols(g.expr, symbols);
+    if (std::ranges::any_of(symbols, [&](sym::Int s) { return !bound[sym::view(s).symbol->id]; })) guards_.push_back(g);
+  }
+}
+
+void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
+  f.symbols.set(symbol, value);
+  const sym::Symbol& info = plan_->graph->ctx().symbol_info(plan_->graph->ctx().symbol_at(symbol));
+  bool fits = value >= info.range.lo && value <= info.range.hi && value % info.multiple_of == 0;
+  for (const sym::Guard& g : guards_)
+    if (const auto v = f.symbols.eval(g.expr))
+      fits = fits && (g.kind == sym::Guard::Kind::EqZero ? *v == 0 : g.kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0);
+  if (fits) return;
+  if (side_effects_) VT_UNREACHABLE("a size of {} is not what the plan is for, and it has run custom ops", value);
+  throw capture::RunRefused("a size that follows from content is not what the plan is for");
 }
 
 // When results come into being, and which step reads an input last.
@@ -372,12 +413,13 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     for (size_t d = 0; d < type.dim(); ++d)
       if (sym::is_symbol(type.sizes[d])) {
         uint32_t id = sym::view(type.sizes[d]).symbol->id;
-        if (!f.symbols.known(id)) f.symbols.set(id, t.size(static_cast<int64_t>(d)));
+        if (!f.symbols.known(id)) set_found(f, id, t.size(static_cast<int64_t>(d)));
       }
     start_late(f, {slot});
   }
   SlotState& s = f.slots[slot];
   const bool strided = t.defined() && t.layout() == at::kStrided && p.dtype != DType::Opaque && t.has_storage();
+  if (strided && t.is_neg()) t = without_bits(t);
   auto agrees = [&] {  // but for dims of one element
     for (size_t d = 0; d < s.sizes.size(); ++d)
       if (s.sizes[d] != 1 && t.stride(static_cast<int64_t>(d)) != s.strides[d]) return false;
@@ -400,7 +442,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     }
   }
   if (p.kind != SlotKind::Extern) {  // the plan wants it in memory of its own choice
-    if (strided && t.data_ptr() == f.pointers[slot]) {
+    if (strided && t.const_data_ptr() == f.pointers[slot]) {
       if (same) return;
       t = t.clone();
     }
@@ -432,7 +474,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     }
   }
   tensors_[slot] = std::move(t);
-  if (strided && input_pointer_[slot]) set_pointer(f, slot, tensors_[slot].data_ptr());
+  if (strided && input_pointer_[slot]) set_pointer(f, slot, const_cast<void*>(tensors_[slot].const_data_ptr()));  // perhaps a view of an input
 }
 
 void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) {
@@ -454,7 +496,11 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(f.windows[window].tensor.clone());
   }
 
+  if (s.foreign)
+    for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
+
   const NodeCall& call = calls_[i];
+  if (is_side_effect(*e.node)) ++effects_begun_here;
   if (call.has_out() && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
     const runtime::Slot& p = plan_->slots[slot];
@@ -543,29 +589,17 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     ~Drop() { run.drop_tensors(); }
   } drop{*this};
   fault_ = 0;
-  // The first run finds what was recorded wrongly, any run a fault in the data; eager then starts from the same random state.
-  at::Generator generator = !random_ || (proven_ && !may_fault_) ? at::Generator() : at::detail::getDefaultCPUGenerator();
-  at::Tensor random_state = generator.defined() ? generator.get_state() : at::Tensor();
-  auto again = [&] {  // eager will
-    fault_ = 0;
-    if (generator.defined()) generator.set_state(random_state);
-  };
+  // Where it fails, eager starts from the same random state; not where an op has run that must not run twice.
+  const uint64_t effects = effects_begun();
+  std::vector<at::Tensor> states;
+  for (const at::Generator& g : generators_) states.push_back(g.get_state());
   try {
     run_steps(f, inputs, owned);
-  } catch (const InternalError&) {
-    again();
-    throw;
-  } catch (const IndexFault&) {
-    again();
-    throw;
-  } catch (const DivisionFault&) {
-    again();
-    throw;
-  } catch (...) {  // what an op raised: its draws stay drawn, as in eager
+  } catch (...) {
     fault_ = 0;
+    for (size_t i = 0; i < states.size() && effects_begun() == effects; ++i) generators_[i].set_state(states[i]);
     throw;
   }
-  proven_ = true;
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);
   counters().externs_called.fetch_add(plan_->externs.size(), std::memory_order_relaxed);
   make_outputs(f, inputs, outputs);

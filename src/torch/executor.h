@@ -21,12 +21,18 @@ at::ScalarType slot_scalar_type(const runtime::Slot&);
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous,
                       size_t cached_from = runtime::BlockCache::kMinBytes);
 
+// How many calls plans have begun on this thread of ops that eager may not make again: custom ones, of which nobody knows what they do.
+uint64_t effects_begun();
+
+// A copy in the same strides that is not negative: kernels read memory, where the bit is not.
+at::Tensor without_bits(const at::Tensor&);
+
 class PlanRun {
  public:
   explicit PlanRun(std::shared_ptr<const runtime::Plan>);
   ~PlanRun();
-  // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what eager throws for a fault in the data; nothing
-  // outside has been written then. Call under PlanGuard.
+  // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what an op or the data raises; nothing outside
+  // has been written then. Call under PlanGuard.
   // owned: tensors that inputs point at and that may be dropped once nothing reads them any more.
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
   bool lenient = false;                                            // a result in another layout than recorded is copied
@@ -59,8 +65,9 @@ class PlanRun {
     std::vector<const at::Tensor*> pointers;  // what the call gets
     // Where each operand's tensor comes from: (operand, graph input), (operand, slot), (operand, window).
     std::vector<std::pair<uint32_t, uint32_t>> inputs, slots, windows;
-    Window result;        // over memory of the plan, when the call writes there
-    bool relaid = false;  // a pass may have chosen the layout: the record knows eager's strides
+    Window result;         // over memory of the plan, when the call writes there
+    bool relaid = false;   // a pass may have chosen the layout: the record knows eager's strides
+    bool foreign = false;  // a kernel of another library: it may ask for a mutable pointer to read, in a parallel region, where torch refuses it
     bool ready = false;
   };
   // Everything that follows from one set of symbol values.
@@ -94,7 +101,10 @@ class PlanRun {
 
   void run_steps(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned);
   void find_lifetimes();
+  void note_generator(const ir::Node&);
   void find_waits();
+  void find_refusals(const std::vector<char>& bound);
+  void set_found(Frame&, uint32_t symbol, int64_t value);  // RunRefused where the plan is for others
   // frame.cpp
   Frame& frame_for(const at::Tensor* const* inputs);
   std::unique_ptr<Frame> make_frame(std::vector<int64_t> key);
@@ -133,12 +143,12 @@ class PlanRun {
   std::vector<runtime::Arena> late_memory_;  // per slot, sizes known only while running
   std::vector<at::Tensor> tensors_;          // per slot: outputs, extern results and constants
   std::vector<uint32_t> input_slots_, output_slots_;
-  std::vector<char> input_pointer_;  // per slot: some kernel or window needs the address
-  std::vector<char> written_;        // per slot: an input that kernels write
-  bool late_ = false;                // some sizes are known only while running
-  bool random_ = false;              // some call draws random numbers
-  bool may_fault_ = false;
-  bool proven_ = false;  // has run to the end once
+  std::vector<char> input_pointer_;        // per slot: some kernel or window needs the address
+  std::vector<char> written_;              // per slot: an input that kernels write
+  bool late_ = false;                      // some sizes are known only while running
+  std::vector<at::Generator> generators_;  // that calls draw from
+  std::vector<sym::Guard> guards_;         // on sizes known only while running
+  bool side_effects_ = false;
   int32_t fault_ = 0;
   std::vector<c10::IValue> stack_;
   std::vector<at::Tensor> results_;

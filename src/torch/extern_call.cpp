@@ -28,9 +28,39 @@ std::optional<at::Scalar> constant_scalar(const ir::Arg& a) {
   return std::nullopt;
 }
 
+at::Tensor copy_with(const at::Tensor& t, at::IntArrayRef strides) { return at::empty_strided(t.sizes(), strides, t.options()).copy_(t); }
+
 at::Tensor no_tensor(const ir::Value&) { VT_UNREACHABLE("tensor argument"); }
 
+at::Tensor copy_in_place_of(const at::Tensor& t) { return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t) : t; }
+
 }  // namespace
+
+bool writes_first(const c10::FunctionSchema& s) {
+  return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();
+}
+
+void call_on_copies(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) {
+  std::vector<at::Tensor> copies;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite()) continue;
+    if (stack[i].isTensor()) {
+      stack[i] = copies.emplace_back(copy_in_place_of(stack[i].toTensor()));
+    } else if (stack[i].isTensorList()) {
+      c10::List<at::Tensor> l;
+      for (const at::Tensor& t : stack[i].toTensorVector()) l.push_back(copies.emplace_back(copy_in_place_of(t)));
+      stack[i] = std::move(l);
+    }
+  }
+  op.callBoxed(stack);
+  results.clear();
+  const auto& returns = op.schema().returns();
+  for (size_t i = 0; i < returns.size(); ++i)
+    if (!returns[i].alias_info()) flatten_results({stack[i]}, results);
+  results.insert(results.end(), copies.begin(), copies.end());
+  stack.clear();
+}
 
 NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g), op_(operator_of(n)), kinds_(arg_kinds(op_.schema())) {
   VT_CHECK(n.args.size() == kinds_.size(), "{} has {} arguments, its schema {}", n.op->name, n.args.size(), kinds_.size());
@@ -55,8 +85,10 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
     }
   }
 
+  writes_ = writes_first(op_.schema());
   const std::string& name = n.op->name;
   if (runtime::writes_into_operand(name) && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
+  on_copies_ = (n.op->flags & ir::kEffect) && op_.schema().is_mutable() && !name.starts_with("aten::");
   keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;
@@ -93,9 +125,17 @@ void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std:
   fill(operands, stack);
   const c10::AutoGradMode grad(keeps_for_backward_ || c10::GradMode::is_enabled());
   for (uint32_t i : symbolic_) stack[i] = to_ivalue(graph_, node_.args[i], kinds_[i], no_tensor, eval);
+  if (on_copies_) return call_on_copies(op_, stack, results);
+  if (writes_) {
+    const ir::TensorType& type = std::get<ir::Value>(node_.args[0]).type();
+    std::vector<int64_t> strides;
+    for (sym::Int s : type.strides) strides.push_back(s.is_const() ? s.value() : eval(s));
+    stack[0] = copy_with(operands[0][0], strides);
+  }
   op_.callBoxed(stack);
   results.clear();
   flatten_results(stack, results);
+  if (writes_ && !results[0].unsafeGetTensorImpl()->is_non_overlapping_and_dense()) results[0] = results[0].clone();
   stack.clear();
 }
 

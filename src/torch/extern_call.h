@@ -18,6 +18,10 @@ struct PlanGuard {
   at::NoGradGuard no_grad;
 };
 
+bool writes_first(const c10::FunctionSchema&);  // argument 0 in place
+// Calls an op on copies of the arguments that it writes, in the layout they have; `results`: what it returns, then the copies.
+void call_on_copies(const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);
+
 class NodeCall {
  public:
   using EvalInt = std::function<int64_t(sym::Int)>;
@@ -51,6 +55,8 @@ class NodeCall {
   std::vector<c10::IValue> arguments_;  // tensors and symbolic ones empty
   std::vector<TensorArg> tensors_;
   std::vector<uint32_t> symbolic_;   // arguments with symbolic numbers
+  bool writes_ = false;              // an op in place, which gets a copy of its first operand, in the recorded strides
+  bool on_copies_ = false;           // a custom op that writes its arguments
   bool keeps_for_backward_ = false;  // the kernel asks the grad mode whether to
   Out out_ = Out::None;
   at::Scalar beta_ = 1, alpha_ = 1;

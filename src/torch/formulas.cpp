@@ -20,10 +20,16 @@ bool draws(const ir::Graph& g) {
 variable_list by_formulas(const JointProgram& joint, const std::vector<Saved>& kept, const std::vector<at::Tensor>& given,
                           const std::vector<at::Tensor>& saved, const variable_list& tangents, std::mutex& trace) {
   ++counters().fallbacks;
-  std::vector<Value> inputs = joint.given, heads;
-  variable_list from = given, to, directions, all(joint.gradients.size());
-  for (at::Tensor& t : from)
-    if (t.requires_grad()) t = t.alias();  // not by way of what the caller made it of
+  std::vector<Value> inputs, heads;
+  variable_list from, to, directions, all(joint.gradients.size());
+  std::vector<int64_t> place(given.size(), -1);
+  for (size_t i = 0; i < given.size(); ++i) {
+    // What was kept of a value in between is no beginning: gradients go through it.
+    if (!given[i].defined() || !(is_input(*joint.given[i].node) || (joint.given[i].node->op->flags & ir::kRandom))) continue;
+    place[i] = static_cast<int64_t>(from.size());
+    inputs.push_back(joint.given[i]);
+    from.push_back(given[i].requires_grad() ? given[i].alias() : given[i]);  // not by way of what the caller made it of
+  }
   for (size_t k = 0; k < kept.size(); ++k)
     if ((kept[k].value.node->op->flags & ir::kRandom) && std::find(inputs.begin(), inputs.end(), kept[k].value) == inputs.end()) {
       inputs.push_back(kept[k].value);
@@ -44,8 +50,8 @@ variable_list by_formulas(const JointProgram& joint, const std::vector<Saved>& k
     if (!made[i].requires_grad()) made.erase(made.begin() + i), directions.erase(directions.begin() + i);
   std::vector<size_t> which;
   for (size_t k = 0; k < all.size(); ++k)
-    if (const at::Tensor& t = from[joint.gradients[k].given]; t.requires_grad()) {
-      to.push_back(t);
+    if (const int64_t at = place[joint.gradients[k].given]; at >= 0 && from[static_cast<size_t>(at)].requires_grad()) {
+      to.push_back(from[static_cast<size_t>(at)]);
       which.push_back(k);
     }
   if (made.empty() || to.empty()) return all;

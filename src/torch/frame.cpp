@@ -2,6 +2,8 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
+
 #include "torch/executor.h"
 
 namespace vitrify {
@@ -12,6 +14,7 @@ using runtime::SlotKind;
 namespace {
 
 constexpr size_t kMaxFrames = 8;
+constexpr const char* kNamespacesOfTorch[] = {"aten::", "mkldnn::", "mkl::", "vitrify::"};
 
 }  // namespace
 
@@ -92,6 +95,7 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) { wrapped.push_back(v.type().wrapped_number); });
   VT_CHECK(wrapped.size() == e.operands.size(), "{} has {} operands, the plan {}", e.node->op->name, wrapped.size(), e.operands.size());
   s.relaid = !e.node->op->name.starts_with("aten::") || e.node->op->name.starts_with("aten::convolution");
+  s.foreign = std::ranges::none_of(kNamespacesOfTorch, [&](const char* n) { return e.node->op->name.starts_with(n); });
   s.pointers.resize(e.operands.size());
   for (uint32_t k = 0; k < e.operands.size(); ++k) {
     const runtime::TensorRef& r = e.operands[k];

@@ -3,6 +3,7 @@
 #include <ATen/TensorUtils.h>
 
 #include "torch/convert.h"
+#include "torch/overlap.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -121,6 +122,18 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
     return t;
   };
   if (name == "aten::alias") return value;
+  if (name == "aten::view_as_real") {
+    TensorType whole = value.type(), t = type;
+    whole.strides = ir::contiguous_strides(whole.sizes);
+    t.strides = ir::contiguous_strides(t.sizes);
+    if (!(whole == value.type())) value = op("aten::clone", {value, ir::MemoryFormat::Contiguous}, whole);
+    return op("aten::view_as_complex", {value}, t);
+  }
+  if (name == "aten::_conj" || name == "aten::_neg_view") {
+    TensorType t = value.type();
+    if (!dense(t)) t.strides = ir::contiguous_strides(t.sizes);
+    return op(name == "aten::_conj" ? "aten::_conj_physical" : "aten::neg", {value}, t);
+  }
   if (name == "aten::select.int") return op("aten::select_scatter", {parent, value, arg(0), arg(1)}, type);
   if (name == "aten::slice.Tensor") {
     if (child.type.sizes == type.sizes) return value;
@@ -237,28 +250,27 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
   if (s.shared_with >= 0)
     fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
-  if (w->is_conj() || w->is_neg()) fail(fmt::format("{} writes to a conjugate or negative view", op));
-  auto extent = [](const capture::FakeImpl& f) {
-    int64_t n = 1;
-    for (int64_t d = 0; d < f.dim(); ++d) {
-      if (f.hint_sizes()[d] == 0) return int64_t(0);
-      n += (f.hint_sizes()[d] - 1) * f.hint_strides()[d];
-    }
-    return n;
-  };
-  for (int64_t d = 0; d < w->dim(); ++d)
-    if (w->hint_sizes()[d] > 1 && w->hint_strides()[d] == 0) fail(fmt::format("{} writes to an expanded tensor", op));
-  for (size_t d = 0; d < s.type.dim(); ++d)  // the final value of the whole is written back
-    if (s.type.strides[d].is(0) && !s.type.sizes[d].is(1)) fail(fmt::format("{} writes into an expanded tensor", op));
+  // Views of dense memory reach each element once, but for these.
+  bool overlays = !dense(s.type);
+  for (const View* p = w->view.get(); p->parent; p = p->parent.get())
+    overlays = overlays ||
+               (p->step.op && (p->step.op->name == "aten::as_strided" || p->step.op->name == "aten::unfold" || p->step.op->name == "aten::expand"));
+  if (overlays) {
+    w->specialize();  // what overlaps at these sizes may not at others
+    // The final value of the whole is written back.
+    if (may_overlap_itself(w->hint_sizes(), w->hint_strides()) || may_overlap_itself(values_of(s.type.sizes), values_of(s.type.strides)))
+      fail(fmt::format("{} writes to a tensor that overlaps itself", op));
+  }
   auto check = [&](const at::Tensor& t) {
     capture::FakeImpl* f = capture::as_fake(t);
     if (!f || f == w || f->view->storage != w->view->storage) return;
-    f->specialize();  // what overlaps at these sizes may not at others
+    f->specialize();
     w->specialize();
-    bool same = f->storage_offset() == w->storage_offset() && f->sizes() == w->sizes() && f->strides() == w->strides();
-    if (same || !f->is_non_overlapping_and_dense() || !w->is_non_overlapping_and_dense()) return;
-    int64_t a = w->storage_offset(), b = f->storage_offset();
-    if (a < b + extent(*f) && b < a + extent(*w)) fail(fmt::format("{} reads memory it writes", op));
+    const bool same = f->storage_offset() == w->storage_offset() && f->sizes() == w->sizes() && f->strides() == w->strides() &&
+                      f->is_conj() == w->is_conj() && f->is_neg() == w->is_neg();
+    if (!same && (f->dtype().itemsize() != w->dtype().itemsize() ||
+                  may_share(f->storage_offset(), f->sizes(), f->strides(), w->storage_offset(), w->sizes(), w->strides())))
+      fail(fmt::format("{} reads memory it writes", op));
   };
   for (const c10::IValue& v : args) {
     if (v.isTensor())

@@ -6,6 +6,7 @@
 
 #include "ir/node_map.h"
 #include "torch/convert.h"
+#include "torch/extern_call.h"
 #include "torch/tracer.h"
 #include "torch/view_path.h"
 
@@ -86,9 +87,17 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     VT_CHECK(n->args.size() == call.kinds.size(), "%{} {}: {} arguments, the schema has {}", n->id, name, n->args.size(), call.kinds.size());
     compat::Stack stack;
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
-    call.op.callBoxed(&stack);
     std::vector<at::Tensor>& results = values[n];
-    flatten_results(stack, results);
+    if ((n->op->flags & ir::kEffect) && call.op.schema().is_mutable() && !name.starts_with("aten::")) {
+      call_on_copies(call.op, stack, results);
+    } else {
+      if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has
+        const at::Tensor self = stack[0].toTensor();
+        stack[0] = at::empty_strided(self.sizes(), values_of(std::get<ir::Value>(n->args[0]).type().strides), self.options()).copy_(self);
+      }
+      call.op.callBoxed(&stack);
+      flatten_results(stack, results);
+    }
     VT_CHECK(results.size() >= n->outs.size(), "%{} {}: {} results, {} recorded", n->id, name, results.size(), n->outs.size());
     for (size_t i = 0; i < n->outs.size(); ++i) {
       if (results[i].defined() && results[i].dim() == static_cast<int64_t>(n->outs[i].dim()))  // sizes found while running

@@ -9,9 +9,11 @@
 
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
+#include "torch/tape.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -85,7 +87,7 @@ void capture::refuse_hooks(const std::vector<Edge>& roots, const std::vector<Edg
 // What is done around each node of a graph. That it has given its gradients is noted: what the engine adds from then on is what it got from several.
 class Tracer::Impl::Nodes {
  public:
-  Nodes(std::vector<Edge> todo, const std::vector<Edge>& to, const Node*& summing) : summing_(summing) {
+  Nodes(std::vector<Edge> todo, const std::vector<Edge>& to, Impl& impl) : impl_(impl) {
     std::unordered_set<Node*> seen;
     for (const Edge& e : to) seen.insert(e.function.get());
     while (!todo.empty()) {
@@ -93,7 +95,8 @@ class Tracer::Impl::Nodes {
       todo.pop_back();
       if (!e.function || !seen.insert(e.function.get()).second) continue;
       hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<After>(*this, e.function.get())));
-      if (looks_at_values(*e.function) || of_python(*e.function)) e.function->add_pre_hook(std::make_unique<Before>(*this, e.function.get()));
+      if (looks_at_values(*e.function) || capture::of_python(*e.function))
+        e.function->add_pre_hook(std::make_unique<Before>(*this, e.function.get()));
       for (const Edge& next : e.function->next_edges()) todo.push_back(next);
     }
   }
@@ -102,15 +105,13 @@ class Tracer::Impl::Nodes {
       node->del_post_hook(hook);
       std::erase_if(node->pre_hooks(), [](const auto& h) { return dynamic_cast<Before*>(h.get()); });
     }
-    summing_ = nullptr;
+    impl_.summing = nullptr;
+    impl_.ends = std::move(ends_);
   }
   Nodes(const Nodes&) = delete;
 
  private:
   using variable_list = torch::autograd::variable_list;
-
-  // Python code may ask for the mode, or put one of its own above it.
-  static bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
 
   struct Before final : torch::autograd::FunctionPreHook {
     Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
@@ -128,7 +129,8 @@ class Tracer::Impl::Nodes {
       nodes.mode_.reset();
       variable_list r = made;
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
-      nodes.summing_ = node;
+      nodes.impl_.summing = node;
+      nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
       return r;
     }
     Nodes& nodes;
@@ -136,7 +138,8 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
-  const Node*& summing_;
+  std::vector<std::pair<const Node*, uint32_t>> ends_;
+  Impl& impl_;
 };
 
 // The engine's own, of gradients that meet, and no formula's.
@@ -256,6 +259,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       level.of.push_back(graph->inputs[s->input].value);
     }
     refuse_hooks(level.from, level.to);
+    check_found();
     order_views_of_inputs(outputs, level, j.program);
     j.backward = graph->next_id();
     in_backward = true;
@@ -274,12 +278,16 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   place_inputs(j);
   find_checkpoints(j, level);
   take_gradients(j, std::move(grads), values);
+  j.tape = tape_of(j, level);
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
     inputs[i]->real = at::Tensor();
   }
-  if (j.roots.empty()) graph->remove_dead();  // otherwise the trace may go on
+  if (j.roots.empty()) {  // otherwise the trace may go on
+    ir::cut_dead_readers(*graph);
+    graph->remove_dead();
+  }
   return j;
 }
 
@@ -395,7 +403,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
     BackwardState state;
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
-    Nodes nodes(from, level.to, summing);
+    Nodes nodes(from, level.to, *this);
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
@@ -497,18 +505,23 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
   return r;
 }
 
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how) {
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
     m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
     j.level = m.levels.size();
+    j.below = below.tape;
     j.given = below.given;
+    std::unordered_set<Value> known(j.given.begin(), j.given.end());
+    auto add = [&](Value v) {
+      if (known.insert(v).second) j.given.push_back(v);
+    };
+    std::ranges::for_each(kept, add);
     for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
       if ((n->op->flags & ir::kRandom) && n->id < below.backward)
-        for (uint32_t i = 0; i < n->outs.size(); ++i)
-          if (std::find(j.given.begin(), j.given.end(), n->out(i)) == j.given.end()) j.given.push_back(n->out(i));
+        for (uint32_t i = 0; i < n->outs.size(); ++i) add(n->out(i));
     const std::vector<Value> given = m.tangents_for(below, how);
     std::vector<at::Tensor> tangents(given.size());
     Tracer::Impl::Level& level = m.levels.emplace_back();
@@ -574,6 +587,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     try {
       auto gradients = m.differentiate(level, level.tangents, values);
       m.take_gradients(j, std::move(gradients), values);
+      j.tape = m.tape_of(j, level);
     } catch (const CaptureError&) {
       throw;
     } catch (...) {

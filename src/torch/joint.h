@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <compare>
 #include <exception>
+#include <memory>
 #include <vector>
 
 #include "support/error.h"
 #include "torch/program.h"
 
 namespace vitrify {
+
+struct Tape;
 
 struct Gradient {
   uint32_t given;       // of this one of JointProgram::given
@@ -32,8 +35,8 @@ struct TangentLayout {
 // gradients are its gradients.
 struct JointProgram {
   size_t level = 0;
-  Program program;                 // inputs count `given`; `graph` is as recorded and may still grow
-  std::vector<ir::Value> given;    // what the forward is given: arguments, captured tensors; above level 0 also random values and tangents
+  Program program;               // inputs count `given`; `graph` is as recorded and may still grow
+  std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
   std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
   uint32_t num_forward = 0;        // outputs before the gradients'
   uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
@@ -49,10 +52,11 @@ struct JointProgram {
     bool checkpointed = false;     // reentrant checkpoints are behind it: grad() goes past them, and
     std::vector<uint32_t> barred;  // to these of `given` it must not come
   };
-  std::vector<Root> roots;          // empty: nothing needs gradients, `program` is all there is
-  std::vector<Gradient> gradients;  // only where eager has one
-  std::string no_grad;              // what grad() raises where it is barred
-  std::exception_ptr failed;        // there are none to be had: what eager's backward raises (above level 0)
+  std::vector<Root> roots;                  // empty: nothing needs gradients, `program` is all there is
+  std::vector<Gradient> gradients;          // only where eager has one
+  std::string no_grad;                      // what grad() raises where it is barred
+  std::exception_ptr failed;                // there are none to be had: what eager's backward raises (above level 0)
+  std::shared_ptr<const Tape> tape, below;  // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
   uint32_t place_of(ir::Value v) const {  // among `given`
     const auto at = std::find(given.begin(), given.end(), v);

@@ -17,6 +17,10 @@ struct PlanRefused : InternalError {
 struct CallRefused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// The same, found by the run: a size or a value is not what the plan is for. Nothing outside has been written, and no custom op has run.
+struct RunRefused : CallRefused {
+  using CallRefused::CallRefused;
+};
 
 // A call by op, attributes and operand types. Empty when something symbolic is among them.
 std::string call_key(const std::string& op, std::span<const ir::Arg> args);

@@ -7,22 +7,7 @@ namespace vitrify::capture {
 namespace {
 
 const std::unordered_set<std::string_view>& reads_values() {
-  static const std::unordered_set<std::string_view> names = {"aten::_local_scalar_dense",
-                                                             "aten::equal",
-                                                             "aten::allclose",
-                                                             "aten::nonzero",
-                                                             "aten::nonzero_numpy",
-                                                             "aten::masked_select",
-                                                             "aten::unique_dim",
-                                                             "aten::_unique",
-                                                             "aten::_unique2",
-                                                             "aten::unique_consecutive",
-                                                             "aten::unique_dim_consecutive",
-                                                             "aten::bincount",
-                                                             "aten::argwhere",
-                                                             "aten::histc",
-                                                             "aten::_linalg_check_errors",
-                                                             "aten::is_pinned"};
+  static const std::unordered_set<std::string_view> names = {"aten::_local_scalar_dense", "aten::is_pinned"};
   return names;
 }
 
@@ -47,7 +32,7 @@ const std::unordered_set<std::string_view>& refused() {
 }
 
 // Composites that stay whole: one library call, and what they decompose to hides it.
-bool keep_whole(std::string_view name) { return name == "aten::linear"; }
+bool keep_whole(std::string_view name) { return name == "aten::linear" || name == "aten::one_hot"; }
 
 bool special(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {"aten::lift_fresh",
@@ -58,9 +43,9 @@ bool special(std::string_view name) {
                                                              "aten::mul.Tensor",
                                                              "aten::div.Tensor",
                                                              "aten::index.Tensor",
-                                                             "aten::repeat_interleave.Tensor",
                                                              "aten::native_batch_norm",
                                                              "aten::_local_scalar_dense",
+                                                             "aten::equal",
                                                              "aten::as_strided",
                                                              "aten::as_strided_",
                                                              "aten::detach_",
@@ -119,12 +104,13 @@ void OpTable::classify(OpInfo& info) {
   }
   // item() of a literal is known; in inference mode it arrives whole.
   const bool item = base == "aten::item" || base == "aten::is_nonzero";
-  if (reads_values().count(base) || (info.op.hasTag(at::Tag::data_dependent_output) && !item) || info.op.hasTag(at::Tag::dynamic_output_shape)) {
+  const bool composite = (compat::has_composite_kernel(info.op) && !keep_whole(base)) || base == "aten::allclose";
+  if (reads_values().count(base) || (info.op.hasTag(at::Tag::data_dependent_output) && !item && !composite)) {
     info.kind = OpKind::Refuse;
     info.why = fmt::format("reads a tensor's value: {}", info.name);
     return;
   }
-  if (compat::has_composite_kernel(info.op) && !keep_whole(base)) {
+  if (composite) {
     info.kind = OpKind::Composite;
     return;
   }
@@ -211,6 +197,7 @@ void OpTable::find_functional(OpInfo& info) {
     for (const c10::OperatorName& n : dispatcher.getAllOpNames())
       if (n.name == name)
         if (auto h = dispatcher.findSchema(n); h && fits(*h)) return;
+  if (info.flags & ir::kEffect) return;  // a custom op: it is called on copies
   info.kind = OpKind::Refuse;
   info.why = fmt::format("calls {}, which writes into its arguments and has no functional form", info.name);
 }

@@ -30,7 +30,7 @@ struct OpInfo {
   // Write: positions of written arguments, and the op that computes the new values. Its results: those of this op that are not written arguments,
   // then (or only) one per written argument.
   std::vector<size_t> writes;
-  const OpInfo* functional = nullptr;
+  const OpInfo* functional = nullptr;    // null: a custom op, called on copies of what it writes
   std::vector<size_t> functional_args;   // position here per argument of `functional`
   const OpInfo* out_of_place = nullptr;  // InPlaceView: the view op
 };

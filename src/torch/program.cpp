@@ -47,6 +47,14 @@ std::vector<at::Tensor> all_inputs(const Program& p, at::ArrayRef<at::Tensor> ar
   return all;
 }
 
+bool is_side_effect(const ir::Node& n) {
+  const std::string& name = n.op->name;
+  return (n.op->flags & ir::kEffect) && !name.starts_with("aten::") && !name.starts_with("prims::") && !name.starts_with("vitrify::");
+}
+bool has_side_effects(const ir::Graph& g) {
+  return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return is_side_effect(*n); });
+}
+
 void take_grads(const Program& p, const at::Tensor* const* inputs, std::vector<at::Tensor>& results) {
   if (!p.spent.empty()) {
     auto node = compat::make_node<SpentNode>();

@@ -78,6 +78,10 @@ std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args
 void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
 at::Tensor number_tensor(double);  // as Python's numbers arrive in ops
 
+// Custom ops, which may do more than compute: a call that has run them cannot begin anew.
+bool is_side_effect(const ir::Node&);
+bool has_side_effects(const ir::Graph&);
+
 // By graph output, of the first `count`: is a result made from it? Users then see its memory.
 std::vector<char> returned_outputs(const Program&, size_t count);
 

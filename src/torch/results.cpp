@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
@@ -52,7 +53,9 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
   Program p;
   emit_outputs(with_grads(outputs, p), p);
   take_inputs(p);
+  ir::cut_dead_readers(*graph);
   graph->remove_dead();
+  check_found();
   return p;
 }
 
@@ -214,6 +217,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.path = path_of(v);
     };
     auto emit_value = [&] {
+      if (f->is_neg() && v.type.dtype != DType::Opaque) fail("returns a negative tensor that is a view of nothing");
       const bool empty = std::any_of(v.type.sizes.begin(), v.type.sizes.end(), [](sym::Int i) { return i.is(0); });
       for (size_t d = 0; d < v.type.dim() && !v.parent && !empty; ++d)
         if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");

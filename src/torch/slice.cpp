@@ -128,6 +128,17 @@ Slice slice(const Graph& g, const std::vector<Value>& outs) {
   return s;
 }
 
+ir::NodeSet nodes_behind(const Graph& g, const std::vector<Value>& values, const std::vector<Value>& ends) {
+  ir::NodeSet behind(g), last(g);
+  for (Value v : values)
+    if (v) behind.insert(v.node);
+  for (Value v : ends)
+    if (v) last.insert(v.node);
+  for (size_t i = g.nodes().size(); i-- > 0;)
+    if (Node* n = g.nodes()[i]; behind.contains(n) && !last.contains(n)) ir::for_each_input(*n, [&](Value& v) { behind.insert(v.node); });
+  return behind;
+}
+
 std::unordered_set<uint32_t> symbols_in(const Graph& g) {
   std::vector<sym::Int> all;
   for (const Node* n : g.nodes()) {

@@ -26,6 +26,9 @@ bool is_input(const ir::Node&);
 uint32_t input_index(const ir::Node&);  // of a graph::input
 ir::Value root_of(ir::Value);           // what it is a view of, or itself
 
+// What the values follow from: their nodes, and all nodes behind them, but for those behind `ends`.
+ir::NodeSet nodes_behind(const ir::Graph&, const std::vector<ir::Value>&, const std::vector<ir::Value>& ends = {});
+
 std::unordered_set<uint32_t> symbols_in(const ir::Graph&);  // ids of those that sizes, strides and arguments mention
 
 // Values from which the symbols can be read that are a size of something in the graph, and of none of `given`.

@@ -1,6 +1,5 @@
 // Ops the tracer knows by name.
 #include "torch/convert.h"
-#include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -59,12 +58,13 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     const at::Tensor t = fake_of(args[0].toTensor());
     if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
     if (auto step = options.python_mode ? step_of_item(read(*as_fake(t)->view)) : std::nullopt) return finish(capture::to_sym_float(numbers, *step));
-    // torch's own checks of arguments raise where this is false: they are taken to hold, and looked at when the call has run.
-    if (options.python_mode && read(*as_fake(t)->view).node->op->name == "aten::_is_all_true") {
-      assumed.push_back(t);
-      return finish(true);
-    }
+    if (auto known = assume(read(*as_fake(t)->view))) return finish(*known);
     fail("reads a tensor's value: aten::item");
+  }
+
+  if (name == "aten::equal") {
+    if (auto same = assume_equal(args[0].toTensor(), args[1].toTensor())) return finish(*same);
+    fail("reads a tensor's value: aten::equal");
   }
 
   // Views in all but the schema.
@@ -74,11 +74,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::index.Tensor") {
     for (const IValue& e : args[1].toListRef())
       if (!e.isNone() && e.toTensor().defined() && (e.toTensor().scalar_type() == at::kBool || e.toTensor().scalar_type() == at::kByte))
-        return finish(index_by_mask(args[0].toTensor(), args[1].toListRef()));
-    return run_pure(info, stack);
-  }
-  if (name == "aten::repeat_interleave.Tensor") {
-    if (args[1].isNone()) fail("reads a tensor's value: aten::repeat_interleave without output_size");
+        return run_index_by_mask(info, stack);
     return run_pure(info, stack);
   }
 
@@ -128,10 +124,12 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     View& v = *as_fake(self)->view;
     Value from = value_of_tensor(src);
     if (!broadcasts_to(graph->ctx(), from.type(), v.type)) fail("aten::copy_ of a tensor of another shape");
-    if (src.is_conj() || src.is_neg()) fail("aten::copy_ from a conjugate or negative view");
     Value value;
-    if (from.type().sizes == v.type.sizes) value = cast(from, v.type);
-    if (!value || value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) {
+    // What is a view with a bit of its own would be one still where it becomes the contents of other memory.
+    const bool resolved = from.type().dtype != DType::Opaque || !(src.is_conj() || src.is_neg());
+    if (from.type().sizes == v.type.sizes && resolved) value = cast(from, v.type);
+    if (!value || value.type().dtype != v.type.dtype || value.type().opaque_scalar_type != v.type.opaque_scalar_type ||
+        !(value.type().device == v.type.device)) {
       TensorType t = v.type;
       t.wrapped_number = false;
       value = append("aten::copy", {read(v), from, false}, {t})->out();
@@ -189,56 +187,6 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return run_pure(info, stack);
   }
   VT_UNREACHABLE("{}", name);
-}
-
-// Where a mask is set, as an index. How many there are is a symbol of its own, whose hint is found by running what the mask depends on: integer
-// arguments, which plans may read by content. Guards on such symbols are checked when the arguments' content changes.
-Value Tracer::Impl::positions(Value mask) {
-  auto no = [](const char* why) { fail(fmt::format("reads a tensor's value: indexing with a mask ({})", why)); };
-  for (auto& [known, index] : masks)
-    if (same_computation(known, mask)) return index;
-  if (graph->ctx().num_symbols() != masks.size()) no("with dynamic sizes");
-  auto unwritten_argument = [&](uint32_t i) {
-    return i < num_args && inputs[i]->fake.defined() && as_fake(inputs[i]->fake)->view->storage->generation == 0;
-  };
-  if (!follows_from_integers(*graph, mask, unwritten_argument)) no("that follows from more than integer arguments");
-  Slice cut = slice(*graph, {mask});
-  std::vector<at::Tensor> given;
-  for (uint32_t i : cut.sources) given.push_back(inputs[i]->real);
-  const int64_t count = interpret(*cut.graph, given).at(0).sum().item<int64_t>();
-  if (count < 2) no("of which fewer than two are set");
-  TensorType type;
-  type.dtype = DType::I64;
-  type.device = mask.type().device;
-  type.sizes = {graph->ctx().symbol(sym::SymbolKind::Size, count, {2, INT32_MAX})};
-  type.strides = {1};
-  return masks.emplace_back(mask, append("vitrify::mask_positions", {mask}, {type})->out()).second;
-}
-
-at::Tensor Tracer::Impl::index_by_mask(const at::Tensor& self_, c10::ArrayRef<IValue> indices) {
-  auto no = [](const char* why) { fail(fmt::format("reads a tensor's value: indexing with a mask ({})", why)); };
-  at::Tensor self = fake_of(self_);
-  const Value x = read(*as_fake(self)->view);
-  int64_t dim = -1;
-  for (size_t d = 0; d < indices.size(); ++d) {
-    if (indices[d].isNone() || !indices[d].toTensor().defined()) continue;
-    if (dim >= 0) no("and another index");
-    dim = static_cast<int64_t>(d);
-  }
-  const at::Tensor& given = indices[static_cast<size_t>(dim)].toTensor();
-  if (given.scalar_type() != at::kBool) no("of bytes");
-  const Value mask = value_of_tensor(given);
-  // The result of eager's is contiguous where this is.
-  if (mask.type().dim() != 1 || !x.type().is_contiguous() || self.is_conj() || self.is_neg() || mask.type().device.kind != DeviceKind::CPU ||
-      x.type().device.kind != DeviceKind::CPU || static_cast<size_t>(dim) >= x.type().dim())
-    no("of this shape");
-  if (!(mask.type().sizes[0] == x.type().sizes[static_cast<size_t>(dim)])) no("of another size");
-  const Value index = positions(mask);
-  TensorType type = x.type();
-  type.wrapped_number = false;
-  type.sizes[static_cast<size_t>(dim)] = index.type().sizes[0];
-  type.strides = ir::contiguous_strides(type.sizes);
-  return new_tensor(append("aten::index_select", {x, sym::Int(dim), index}, {type})->out());
 }
 
 // Training mode updates the running statistics, which the schema does not say.

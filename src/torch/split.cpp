@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "ops/lowering.h"
 #include "ops/shapes.h"
 #include "passes/cse.h"
@@ -152,9 +153,14 @@ struct Splitter {
     std::vector<ir::Node*> unordered;
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
-      if ((n->op->flags & kUnordered) && !(j.level && n->id < j.backward) && !known.contains(n->out())) unordered.push_back(n);
+      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && !(j.level && n->id < j.backward) && !known.contains(n->out()))
+        unordered.push_back(n);
     ir::ValueMap<Value> copies;
-    joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
+    if (j.level) {
+      extract_from_kept(inputs, unordered, copies);
+    } else {
+      joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
+    }
     for (auto& [from, to] : copies) {
       recorded_as.emplace(to, from);
       if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
@@ -173,6 +179,36 @@ struct Splitter {
       pipeline::run_stage(
           {"conv_layout", "before the cut: what is kept is kept in this layout", [&](ir::Graph& g, const Options&) { return lay_out(g); }}, *joint,
           options);
+  }
+
+  // Some of the inputs are values that the trace computes, and computes again for each use: what is given is the first of them.
+  void extract_from_kept(const std::vector<Value>& inputs, const std::vector<ir::Node*>& unordered, ir::ValueMap<Value>& copies) {
+    const ir::Graph& g = *j.program.graph;
+    std::vector<Value> all, wanted = j.outputs;
+    for (const ir::Input& in : g.inputs) all.push_back(in.value);
+    wanted.insert(wanted.end(), inputs.begin(), inputs.end());
+    ir::ValueMap<Value> first;
+    const auto whole = extract(g, wanted, all, unordered, &first);
+    ir::NodeSet own(*whole), draw(*whole);
+    ir::ValueMap<Value> recorded(*whole);
+    for (auto& [from, to] : first) {
+      recorded.emplace(to, from);
+      if (from.node->id >= j.backward && !is_input(*to.node)) own.insert(to.node);
+    }
+    const std::unordered_set<const ir::Node*> drawn(unordered.begin(), unordered.end());
+    for (auto& [to, from] : recorded)
+      if (drawn.contains(from.node)) draw.insert(to.node);
+    passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(own.contains(&n)); });
+    const auto end = whole->outputs.begin() + static_cast<std::ptrdiff_t>(j.outputs.size());
+    const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
+    std::vector<ir::Node*> draws;
+    for (ir::Node* n : whole->nodes())
+      if (draw.contains(n)) draws.push_back(n);
+    ir::ValueMap<Value> second;
+    joint = extract(*whole, outs, given, draws, &second);
+    for (size_t i = 0; i < inputs.size(); ++i) copies.emplace(inputs[i], joint->inputs[i].value);
+    for (auto& [from, to] : second)
+      if (const Value* r = recorded.find(from)) copies.emplace(*r, to);
   }
 
   bool lay_out(ir::Graph& g) {
@@ -339,7 +375,7 @@ struct Splitter {
   std::vector<ir::Node*> unordered(bool backward) const {
     std::vector<ir::Node*> r;
     for (ir::Node* n : joint->nodes())
-      if ((n->op->flags & kUnordered) && static_cast<bool>(parts.backward[n->id]) == backward) r.push_back(n);
+      if (((n->op->flags & kUnordered) || (!backward && ir::may_fault(*n))) && static_cast<bool>(parts.backward[n->id]) == backward) r.push_back(n);
     return r;
   }
 
@@ -423,6 +459,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   for (Value v : tangents)
     if (v && !is_input(*v.node)) inputs.push_back(v);
   for (const Saved& s : saved) wanted.push_back(s.value);
+  wanted.insert(wanted.end(), j.given.begin(), j.given.end());
   std::vector<ir::Node*> drawn;
   for (ir::Node* n : j.program.graph->nodes())
     if (n->id >= first && (n->op->flags & kUnordered)) drawn.push_back(n);
@@ -434,6 +471,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(late.contains(&n)); });
   const std::vector<Value> made(whole->outputs.begin(), whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()));
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
+  // A user's own formula may read what it does not read where all results have gradients.
+  const size_t kept = saved.size() + j.given.size();
   for (Value v : tangents)
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;
@@ -449,8 +488,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<Value> needed;
   for (uint32_t k = 0; k < given.size(); ++k) {
     const auto& sizes = given[k].type().sizes;
-    const bool tangent = k >= saved.size(), symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
-    if (!tangent && !symbolic && !read.contains(b.graph->inputs[k].value.node)) continue;
+    const bool tangent = k >= kept, symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
+    if (!tangent && !(symbolic && k < saved.size()) && !read.contains(b.graph->inputs[k].value.node)) continue;
     needed.push_back(given[k]);
     if (!tangent) b.saved.push_back(k);
   }
@@ -459,7 +498,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   for (auto& [from, to] : taken)
     if (!late.contains(from.node) && !is_input(*to.node)) again.insert(to.node);
   compute_late(*b.graph, again);
-  for (size_t i = 0; i < b.saved.size(); ++i) take_as(*b.graph, i, saved[b.saved[i]]);
+  for (size_t i = 0; i < b.saved.size(); ++i)
+    if (b.saved[i] < saved.size()) take_as(*b.graph, i, saved[b.saved[i]]);
   return b;
 }
 

@@ -8,6 +8,7 @@
 
 #include "ops/shapes.h"
 #include "torch/convert.h"
+#include "torch/overlap.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -23,24 +24,6 @@ namespace {
 
 thread_local Tracer* current_tracer = nullptr;
 std::atomic<uint64_t> next_trace{1};
-
-// Byte range a tensor touches.
-std::pair<const char*, const char*> span_of(const at::Tensor& t) {
-  int64_t extent = 1;
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    if (t.size(d) == 0) return {nullptr, nullptr};
-    extent += (t.size(d) - 1) * t.stride(d);
-  }
-  const char* p = static_cast<const char*>(t.const_data_ptr());
-  return {p, p + extent * t.element_size()};
-}
-
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.storage().is_alias_of(b.storage())) return false;
-  auto [a0, a1] = span_of(a);
-  auto [b0, b1] = span_of(b);
-  return a0 && b0 && a0 < b1 && b0 < a1;
-}
 
 // Marked sizes become symbols (0 and 1 never do), and strides that are products of sizes the same products.
 void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark>& marks) {
@@ -178,7 +161,7 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
   auto keys = t.key_set();
   if (keys.has(c10::DispatchKey::Python)) no("a tensor subclass with __torch_dispatch__");
   if (keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::FuncTorchBatched)) no("a tensor of a functorch transform");
-  if (t.is_conj() || t.is_neg() || t._is_zerotensor()) no("a conjugate, negative or zero view");
+  if (t._is_zerotensor()) no("a zero tensor");
   if (!t.has_storage()) no("a tensor without storage");
   if (t._fw_grad(0).defined()) no("a dual number of forward-mode differentiation");
 }
@@ -198,13 +181,15 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   view->offset = real.storage_offset();
   for (const auto& other : input_storages) {
     const Source& o = *inputs[other->input];
-    if (overlap(o.real, real)) {
+    if (may_share(o.real, real)) {
       view->storage->shared_with = other->input;
       other->shared_with = s.input;
     }
   }
   input_storages.push_back(view->storage);
   auto keys = compat::dense_keys(real.device(), real.scalar_type(), real.is_inference());
+  if (real.is_conj()) keys = keys.add(c10::DispatchKey::Conjugate);
+  if (real.is_neg()) keys = keys.add(c10::DispatchKey::Negative);
   s.fake = capture::make_fake(std::move(view), keys);
   s.real_version = version_of(real);
   if (real.requires_grad()) {
@@ -339,6 +324,7 @@ Value Tracer::Impl::scalar_value(const at::Tensor& real, bool wrapped) {
 at::Tensor Tracer::Impl::constant(const at::Tensor& real) {
   if (by_real.count(real.unsafeGetTensorImpl())) return fake_of(real);
   check_in_scope(real);
+  if (real.is_conj() || real.is_neg()) fail("meets a literal that is a conjugate or negative view");
   TensorType type = type_of(real);
   type.wrapped_number = false;
   if (real.dim() == 0 && real.device().is_cpu() && type.dtype != DType::Opaque) {
@@ -384,6 +370,7 @@ void Tracer::Impl::stop() {
   if (!started) return;
   started = false;
   done = true;
+  known_now.clear();
   capture::remove_mode();
   if (current_tracer == owner) current_tracer = nullptr;
   count_versions();
@@ -413,7 +400,6 @@ void Tracer::Impl::count_versions() {
 
 void Tracer::abort() { impl_->stop(); }
 Tracer* Tracer::current() { return current_tracer; }
-std::vector<at::Tensor> Tracer::take_assumed() { return std::exchange(impl_->assumed, {}); }
 bool Tracer::is_fake(const at::Tensor& t) { return as_fake(t) != nullptr; }
 const std::optional<std::string>& Tracer::failure() const { return impl_->failure; }
 void Tracer::note_failure(std::string why) {

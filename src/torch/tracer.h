@@ -12,6 +12,10 @@
 
 #include "torch/joint.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 #pragma GCC visibility push(default)
 
 namespace vitrify {
@@ -27,6 +31,12 @@ struct TracerOptions {
   // In a Python process: calls its argument without the GIL, which autograd's engine must not hold; what Python code raised comes out as any
   // exception.
   std::function<void(const std::function<void()>&)> without_gil;
+  // In a Python process: whether a node of Python code has saved tensors.
+  std::function<bool(const torch::autograd::Node&)> saves_tensors;
+  // In a Python process: what a custom op's author says that it returns, as placeholders; `new_size` makes a size (at least, at most) that only a run
+  // knows. False: the author says nothing.
+  using NewSize = std::function<c10::SymInt(int64_t, std::optional<int64_t>)>;
+  std::function<bool(const c10::OperatorHandle&, const std::vector<c10::IValue>& args, const NewSize&, std::vector<at::Tensor>& results)> describe;
   std::string name = "the program";              // as warnings call it
   std::function<void(const std::string&)> warn;  // as the door does, on any thread; null: as torch does
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.
@@ -62,10 +72,6 @@ class Tracer {
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
-  // The booleans that the program's checks read and that were taken to be true, once: whoever compiles the program has to look at them after each
-  // call.
-  std::vector<at::Tensor> take_assumed();
-
   void start();  // pushes the mode
   // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
   Program finish(const std::vector<at::Tensor>& outputs);
@@ -75,8 +81,9 @@ class Tracer {
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
                                       std::vector<ir::Value>& outputs);
-  // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable.
-  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how);
+  // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable. It is given what was `kept` for the
+  // first derivative, too.
+  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept);
   void abort();
 
   // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.

@@ -59,7 +59,10 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<uint32_t, ir::Value> traced_values;     // what was computed from them
   std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
   std::vector<std::pair<ir::Value, ir::Value>> masks;        // masks indexed with, and the positions they set
-  std::vector<at::Tensor> assumed;                           // booleans that were read as true
+  std::unordered_set<uint32_t> found_symbols;                // ids of those that the run finds
+  std::vector<ir::Node*> found_nodes;                        // whose results have them as sizes
+  std::vector<std::pair<ir::Value, at::Tensor>> known_now;   // what some values are for the inputs of now
+  std::optional<Types> described;                            // results of the custom op under way, as its author describes them
 
   // --- process state put back at the end
   struct Saved {
@@ -115,9 +118,21 @@ struct Tracer::Impl final : capture::ModeHandler {
   void run_in_place_view(const OpInfo&, compat::Stack*);
   void run_write(const OpInfo&, compat::Stack*);
   void run_effect(const OpInfo&, compat::Stack*);
+  void run_on_copies(const OpInfo&, const compat::Stack& fakes, const std::vector<at::Tensor>& targets, compat::Stack*);
   void run_batch_norm(const OpInfo&, compat::Stack*);
+  // --- what the run finds (found.cpp)
+  std::optional<std::vector<at::Tensor>> values_now(const std::vector<ir::Value>&);
+  std::vector<at::Tensor> find_sizes(const OpInfo&, const std::vector<ir::Arg>&, const Types&, size_t first_symbol);
+  ir::Node* found_before(const OpInfo&, const std::vector<ir::Arg>&) const;
+  std::optional<bool> assume_equal(const at::Tensor&, const at::Tensor&);
+  bool call_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
+  bool describe(const OpInfo&, const compat::Stack&);
+  bool run_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
+  std::optional<c10::Scalar> assume(ir::Value);
+  void check_found() const;
   ir::Value positions(ir::Value mask);
   at::Tensor index_by_mask(const at::Tensor& self, c10::ArrayRef<c10::IValue> indices);
+  void run_index_by_mask(const OpInfo&, compat::Stack*);
   void decompose(const OpInfo&, compat::Stack*);
 
   // Results of a call as recorded: `results` is the boxed result with fakes' places still holding meta tensors (Meta path) or nothing (shape rule).
@@ -180,6 +195,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool past_checkpoints = false;  // in a backward: they give none
   void find_checkpoints(JointProgram&, const Level&) const;
   class Nodes;
+  std::vector<std::pair<const torch::autograd::Node*, uint32_t>>
+      ends;  // of the last backward: its nodes as they ran, and the id after what each recorded
+  std::shared_ptr<const Tape> tape_of(const JointProgram&, const Level&) const;
   std::unordered_set<uint32_t> sums;  // ids of the nodes by which the engine adds gradients
   bool is_sum(const OpInfo&) const;
   bool sums_in_place(c10::ArrayRef<c10::IValue> args) const;
@@ -217,6 +235,10 @@ struct Tracer::Impl final : capture::ModeHandler {
 namespace capture {
 
 [[noreturn]] void fail(std::string what);  // CaptureError
+// A custom op that has no Meta kernel, or one that needs more than sizes: its description may say (Tracer::Impl::describe).
+struct Undescribed : CaptureError {
+  using CaptureError::CaptureError;
+};
 // Python hooks would run once, on placeholders. `to`: what is behind these is not of the program.
 void refuse_hooks(const std::vector<torch::autograd::Edge>& roots, const std::vector<torch::autograd::Edge>& to);
 std::shared_ptr<View> detached_view(const std::shared_ptr<View>& of);

@@ -19,13 +19,17 @@
 #include "ops/lowering.h"
 #include "support/counters.h"
 #include "torch/absent.h"
+#include "torch/bits.h"
 #include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/formulas.h"
 #include "torch/graph_task.h"
+#include "torch/kept.h"
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/tangents.h"
+#include "torch/tape.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -46,21 +50,14 @@ class Training;
 // What autograd sees of a compiled call.
 class RegionNode final : public Node {
  public:
-  RegionNode(std::shared_ptr<const Training> region, bool hooked) : region_(std::move(region)), hooked_(hooked) {}
+  RegionNode(std::shared_ptr<const Training> region, std::shared_ptr<Call> call) : region_(std::move(region)), call_(std::move(call)) {}
   variable_list apply(variable_list&& tangents) override;
   void release_variables() override;
   std::string name() const override { return "VitrifyBackward"; }
 
-  void save(const at::Tensor& t, bool is_output) { visible_.emplace_back(t, is_output); }
-  void save_private(at::Tensor t) { own_.push_back(std::move(t)); }
-  void save_given(const at::Tensor& t) {
-    given_.push_back(t);
-    versions_.push_back(t.is_inference() ? 0 : static_cast<int64_t>(t._version()));
-  }
-  // Eager would have saved it: it may not change, though nothing of it is kept here.
-  void watch(const at::Tensor& t, bool is_output, uint32_t index) {
-    if (!t.defined() || t.is_inference()) return;
-    watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), static_cast<int64_t>(t._version()), is_output, index});
+  // Eager has saved it: it may not change, whether it is kept here or not.
+  void watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
+    if (t.defined() && !t.is_inference()) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
   }
   // The views of root `root`, each after those that gradients come through later.
   void add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
@@ -81,19 +78,12 @@ class RegionNode final : public Node {
     bool is_output;
     uint32_t index;
   };
-  std::vector<at::Tensor> unpack(const std::vector<uint32_t>& which);
-  void forget();
   void skip_unreached(const variable_list& grads);
-  void check_versions(const BackwardProgram&) const;
   std::shared_ptr<const Training> region_;
-  std::vector<SavedVariable> visible_;  // in the order of Training::saved(), those that users can reach
-  std::vector<at::Tensor> own_;         // the others
-  std::vector<at::Tensor> given_;       // what the call was given: for gradients of gradients
-  std::vector<int64_t> versions_;
+  std::shared_ptr<Call> call_;
   std::vector<Watched> watched_;
   std::vector<View> views_;
-  bool hooked_;  // private ones are among the visible: hooks may want to move them
-  bool released_ = false;
+  bool freed_ = false;  // as the backward that ran last asked for
 };
 
 // Gradients reach an input that was written through the region; what a view's base held there gets none.
@@ -106,12 +96,22 @@ class WriteNode final : public Node {
   std::string name() const override { return "VitrifyWriteBackward"; }
 };
 
-// Sizes and strides, and no elements.
-at::Tensor sizes_of(const at::Tensor& t) {
-  at::Tensor r = at::empty({0}, t.options().requires_grad(false));
-  r.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
-  return r;
+[[noreturn]] void refuse_changed(const ir::TensorType& type, const std::string& of, int64_t version, int64_t expected) {
+  std::vector<std::string> sizes;
+  for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
+  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.",
+              c10::toString(scalar_type_of(type)), "Tensor [", fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version,
+              "; expected version ", expected,
+              " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+              "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
+
+// Where a call that computes gradients of another's results comes from.
+struct Origin {
+  std::vector<Kept> given;
+  torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
+  std::shared_ptr<Call> call;
+};
 
 class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
  public:
@@ -123,10 +123,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     }();
     saved_ = std::move(s.saved);
     kept_bytes_ = s.kept_bytes;
+    if (!joint_.tape) joint_.tape = std::make_shared<Tape>();
+    find_read(*s.forward.graph);
+    derivative_ = s.backward.graph;
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
     const Layouts all(joint_.roots.size());
-    find_watched(s.backward);
     backwards_[all] = std::make_shared<Backward>(std::move(s.backward), all);
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (joint_.program.graph->ctx().dynamic()) backward_for(all);
@@ -139,16 +141,19 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return out;
   }
 
-  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override {
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override { run(args, out, nullptr); }
+
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, const Origin* origin) {
     std::vector<const at::Tensor*> given;
     for (const at::Tensor& t : args) given.push_back(&t);
     for (const at::Tensor& t : joint_.program.captured) given.push_back(&t);
     // Before anything is written: the edge of a view that was written through would be another.
+    auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
     torch::autograd::edge_list edges;
-    for (const Gradient& g : joint_.gradients) edges.push_back(torch::autograd::impl::gradient_edge(*given[g.given]));
+    for (const Gradient& g : joint_.gradients) edges.push_back(edge_of(g.given));
     if (joint_.failed)  // it is raised when autograd comes here on its way to any of them
-      for (const at::Tensor* t : given)
-        if (t->defined() && t->requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(*t));
+      for (size_t i = 0; i < given.size(); ++i)
+        if (origin ? origin->edges[i].is_valid() : given[i]->defined() && given[i]->requires_grad()) edges.push_back(edge_of(i));
     std::vector<Edge> before(joint_.roots.size());
     for (size_t k = 0; k < before.size(); ++k)
       if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
@@ -159,7 +164,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     results_.make(values, given, out, /*first=*/true);
 
     const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
-    auto node = compat::make_node<RegionNode>(shared_from_this(), hooked);
+    auto call = std::make_shared<Call>(joint_.tape, derivative_, origin ? origin->call : nullptr);
+    auto node = compat::make_node<RegionNode>(shared_from_this(), call);
     node->set_next_edges(std::move(edges));
     for (size_t k = 0; k < joint_.roots.size(); ++k) {
       const JointProgram::Root& r = joint_.roots[k];
@@ -168,28 +174,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       else
         rebase(*given[r.written], Edge(node, node->add_input_metadata(*given[r.written])), before[k]);
     }
-    for (const Saved& s : saved_) switch (s.kind) {
-        case Saved::Kind::Given:
-          node->save(*given[s.index], false);
-          break;
-        case Saved::Kind::Sizes:
-          node->save_private(sizes_of(*given[s.index]));
-          break;
-        case Saved::Kind::Result:
-          node->save(values[s.index], values[s.index].grad_fn() == node);
-          break;
-        case Saved::Kind::Private:
-          if (hooked)
-            node->save(values[joint_.num_forward + s.index], false);
-          else
-            node->save_private(std::move(values[joint_.num_forward + s.index]));
-      }
-    std::vector<char> rebased(given.size());
-    for (const JointProgram::Root& r : joint_.roots)
-      if (r.written >= 0) rebased[r.written] = 1;
-    for (size_t i = 0; i < given.size(); ++i) node->save_given(rebased[i] ? at::Tensor() : *given[i]);  // it holds the node: not the node it
-    for (uint32_t i : watched_given_) node->watch(*given[i], false, i);
-    for (uint32_t o : watched_outputs_) node->watch(values[o], true, o);
+    keep(*call, given, values, hooked ? node : nullptr, origin);
+    for (uint32_t i : read_given_)  // hooks keep what it was
+      if (!hooked) node->watch(*given[i], origin ? origin->given[i].version : Kept(*given[i]).version, false, i);
+    for (uint32_t o : read_outputs_)
+      if (!hooked)
+        node->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
+                    written_[o] < 0 ? Kept(values[o]).version : Kept(*given[static_cast<size_t>(written_[o])]).version, true, o);
     results_.make(values, given, out);
     for (uint32_t k = 0; k < joint_.roots.size(); ++k)
       if (const auto& views = joint_.roots[k].views; views.size() > 1)
@@ -234,14 +225,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return all;
   }
 
-  // The same as a compiled call of its own, which has gradients too. `saved` is asked for values that the program drew.
-  variable_list differentiable_backward(std::vector<at::Tensor> given, const std::vector<at::Tensor>& saved, const variable_list& tangents,
-                                        const RegionNode& node) const {
+  // The same as a compiled call of its own, which has gradients too.
+  variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     Layouts how = layouts_of(tangents, node);
     pass_checkpoints(how, node);
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
-    const size_t own = given.size();
     for (int refused = 0;;) {
       const auto [next, why] = next_level(how);
       if (!next) {
@@ -249,25 +238,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
           TORCH_CHECK(!how[k].defined || !joint_.roots[k].checkpointed,
                       "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
         warn_once(why);
-        return by_formulas(joint_, saved_, given, saved, tangents, mutex_);
+        return by_formulas(*call, tangents, node);
       }
-      given.resize(own);
-      const std::vector<Value>& wanted = next->joint_.given;
-      size_t k = 0;
-      for (size_t i = own; i < wanted.size(); ++i) {
-        if (is_input(*wanted[i].node)) {
-          while (!how[k].defined) ++k;
-          given.push_back(laid_out(tangents[k], type_of_tangent(k), how[k]));
-          ++k;
-          continue;
-        }
-        const auto at = std::find_if(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.value == wanted[i]; });
-        given.push_back(at == saved_.end() ? at::Tensor() : saved[static_cast<size_t>(at - saved_.begin())]);
-        TORCH_CHECK(at != saved_.end(), "vitrify: a gradient of a gradient needs random numbers that were not kept");
-      }
+      const Origin origin = next->origin(*this, call, tangents, how, node);
+      std::vector<at::Tensor> given;
+      for (const Kept& k : origin.given) given.push_back(k.tensor);
       try {
         variable_list all;
-        next->run(given, all);
+        next->run(given, all, &origin);
         return all;
       } catch (const capture::PlanRefused& e) {  // as in backward()
         std::lock_guard lock(mutex_);
@@ -275,12 +253,30 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
           next_[how] = {nullptr, e.what()};
         else if (auto at = next_.find(how); at != next_.end() && at->second.program == next)
           next_.erase(at);
-        given.resize(own);
       }
     }
   }
 
-  const std::vector<Saved>& saved() const { return saved_; }
+  // Which steps of eager's backward the one under way stands for.
+  Path path_of(const variable_list& tangents, const Node& node) const {
+    const bool some = is_of_grad();
+    if (!some && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
+    const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
+    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr);
+  }
+  const Tape& tape() const { return *joint_.tape; }
+
+  // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
+  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node) const {
+    for (size_t k = 0; k < saved.size(); ++k) {
+      if (!saved[k].changed()) continue;
+      std::vector<Value> asked;
+      for (size_t g = 0; g < b.gradients.size(); ++g)
+        if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
+      if (nodes_behind(*b.graph, asked).contains(b.graph->inputs[k].value.node)) refuse(saved[k], b.graph->inputs[k].value.type());
+    }
+  }
+
   const std::vector<JointProgram::Root>& roots() const { return joint_.roots; }
   const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
     return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
@@ -318,18 +314,140 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!counted || renewals_++ < kMaxRenewals) std::erase_if(backwards_, [&](const auto& known) { return known.second == b; });
   }
 
-  // What the backward reads in eager and is not among what is saved here.
-  void find_watched(const BackwardProgram& b) {
+  [[noreturn]] static void refuse(const Kept& k, const ir::TensorType& type) {
+    refuse_changed(type, "", static_cast<int64_t>(k.tensor._version()), k.version);
+  }
+
+  void find_read(const ir::Graph& forward) {
     const std::vector<char> returned = returned_outputs(joint_.program, joint_.num_forward);
-    std::vector<char> written(joint_.given.size());
-    for (const Mutation& m : joint_.program.mutations) written[m.input] = 1;  // what it was before is what eager read
-    auto kept = [&](Saved::Kind kind, uint32_t index) {
-      return std::any_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.kind == kind && s.index == index; });
-    };
-    for (uint32_t i : b.reads_given)
-      if (!written[i] && !kept(Saved::Kind::Given, i)) watched_given_.push_back(i);
-    for (uint32_t o : b.reads_outputs)
-      if (returned[o] && !kept(Saved::Kind::Result, o)) watched_outputs_.push_back(o);
+    std::vector<char> changes(joint_.given.size()), given(joint_.given.size()), outputs(joint_.num_forward);
+    written_.assign(joint_.num_forward, -1);
+    for (const Mutation& m : joint_.program.mutations) {
+      changes[m.input] = 1;  // what it was before is what eager read
+      if (!m.metadata_only) written_[m.output] = static_cast<int32_t>(m.input);
+    }
+    for (const Tape::Step& s : joint_.tape->steps) {
+      for (uint32_t i : s.reads_given) given[i] = !changes[i];
+      for (uint32_t o : s.reads_outputs) outputs[o] = returned[o] || written_[o] >= 0;
+    }
+    for (uint32_t i = 0; i < given.size(); ++i)
+      if (given[i]) read_given_.push_back(i);
+    for (uint32_t o = 0; o < outputs.size(); ++o)
+      if (outputs[o]) read_outputs_.push_back(o);
+    // What the halves read, and gradients of the gradients may.
+    std::unordered_set<const ir::Node*> read;
+    for (Value v : forward.outputs)
+      if (v) read.insert(v.node);
+    for (ir::Node* n : forward.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
+    needs_.resize(joint_.given.size());
+    for (size_t i = 0; i < needs_.size(); ++i) needs_[i] = read.contains(forward.inputs[i].value.node);
+    for (const Saved& s : saved_)
+      if (s.kind == Saved::Kind::Given) needs_[s.index] = 1;
+    for (const ResultSpec& r : joint_.program.results)
+      if (r.kind == ResultSpec::Kind::Input || r.kind == ResultSpec::Kind::ViewOfInput) needs_[r.index] = 1;
+    const ir::Graph& g = *joint_.program.graph;
+    const std::vector<Value> gradients(joint_.outputs.begin() + joint_.num_forward, joint_.outputs.end());
+    const ir::NodeSet behind = nodes_behind(g, gradients);
+    const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
+    for (size_t i = 0; i < joint_.given.size(); ++i)
+      if (!changes[i] && (chooses || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
+  }
+
+  // `hooks`: the node, where hooks may want to move what is kept.
+  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, const compat::NodePtr& hooks,
+            const Origin* origin) const {
+    auto of_given = [&](size_t i) { return origin ? origin->given[i] : Kept(*given[i]); };
+    call.given.resize(given.size());
+    for (uint32_t i : kept_given_) call.given[i] = of_given(i);
+    if (joint_.program.graph->ctx().dynamic())
+      for (size_t i = 0; i < given.size(); ++i)
+        if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
+    call.kept.resize(saved_.size());
+    if (hooks) call.hooked.resize(saved_.size());
+    for (size_t k = 0; k < saved_.size(); ++k) {
+      const Saved& s = saved_[k];
+      if (s.kind == Saved::Kind::Sizes) {
+        call.kept[k] = Kept::sizes_of(*given[s.index]);
+        continue;
+      }
+      at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : values[s.index];
+      if (hooks)
+        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, value.grad_fn() == hooks);
+      else if (s.kind == Saved::Kind::Given)
+        call.kept[k] = of_given(s.index);
+      else if (s.kind == Saved::Kind::Result)
+        call.kept[k] = Kept(value);
+      else
+        call.kept[k].tensor = std::move(value);
+    }
+  }
+
+  // As the trace has it: passes may have chosen another layout.
+  static Kept laid_as_recorded(const Saved& s, Kept k) {
+    const ir::TensorType& type = s.value.type();
+    if (s.bits || s.strides != type.strides) {
+      at::Tensor t = at::empty_strided(values_of(type.sizes), values_of(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
+      t.copy_(s.bits ? unpacked(k.tensor, values_of(type.sizes), values_of(s.strides)) : k.tensor);
+      k = Kept(t);
+    }
+    return k;
+  }
+
+  // Of what a call of this program, which computes the gradients of the program below, is given.
+  Origin origin(const Training& below, const std::shared_ptr<Call>& call, const variable_list& tangents, const Layouts& how, RegionNode& node) const {
+    const std::vector<Value>& wanted = joint_.given;
+    const size_t own = below.joint_.given.size();
+    Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), call};
+    std::ranges::copy(call->given, o.given.begin());
+    for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
+    for (size_t s = 0; s < below.saved_.size(); ++s) {
+      const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
+      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes)
+        o.given[at] = laid_as_recorded(below.saved_[s], call->unpack(s, node.getptr()));
+    }
+    size_t k = 0;
+    for (size_t i = own; i < wanted.size(); ++i) {
+      if (!is_input(*wanted[i].node)) continue;
+      while (!how[k].defined) ++k;
+      const at::Tensor t = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
+      o.given[i] = Kept(t);
+      if (t.requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(t);
+      ++k;
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (!needs_[i]) continue;
+      TORCH_CHECK(o.given[i].readable(), is_input(*wanted[i].node) ? "vitrify: a gradient of a gradient of a program that writes to its arguments"
+                                                                   : "vitrify: a gradient of a gradient needs random numbers that were not kept");
+      if (o.given[i].changed() && reads_for(below, node, i)) refuse(o.given[i], wanted[i].type());
+    }
+    return o;
+  }
+
+  // Whether a gradient that is asked for follows from what this is given there.
+  bool reads_for(const Training& below, const Node& node, size_t given) const {
+    std::vector<Value> asked;
+    for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
+      const ResultSpec& r = joint_.program.results[g];
+      if (r.kind == ResultSpec::Kind::Undefined || !comes_to(node.next_edge(g))) continue;
+      asked.push_back(r.kind == ResultSpec::Kind::ViewOfInput ? joint_.given[r.index] : joint_.outputs[r.index]);
+    }
+    std::lock_guard lock(below.mutex_);
+    return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
+  }
+
+  variable_list by_formulas(Call& call, const variable_list& tangents, RegionNode& node) const {
+    std::vector<at::Tensor> given(joint_.given.size()), saved(saved_.size());
+    for (uint32_t i : kept_given_) {
+      const Kept& k = call.given[i];
+      TORCH_CHECK(k.readable(), torch::autograd::ERR_BACKWARD_TWICE);
+      if (k.changed()) refuse(k, joint_.given[i].type());
+      given[i] = k.tensor.tensor_data();
+    }
+    for (size_t g = 0; g < joint_.gradients.size(); ++g)
+      if (at::Tensor& t = given[joint_.gradients[g].given]; t.defined()) torch::autograd::impl::set_gradient_edge(t, node.next_edge(g));
+    for (size_t s = 0; s < saved_.size(); ++s)
+      if (saved_[s].value.node->op->flags & ir::kRandom) saved[s] = call.unpack(s, node.getptr()).tensor;
+    return vitrify::by_formulas(joint_, saved_, given, saved, tangents, mutex_);
   }
 
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
@@ -436,9 +554,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
+    std::vector<Value> kept;
+    for (const Saved& s : saved_)
+      if (s.kind != Saved::Kind::Sizes) kept.push_back(s.value);
     auto [at, fresh] = next_.try_emplace(how);
     if (fresh) try {
-        at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how), trace_, options_);
+        at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);
       } catch (const CaptureError& e) {
         at->second.why = e.what();
       } catch (...) {
@@ -462,7 +583,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
-  std::vector<uint32_t> watched_given_, watched_outputs_;
+  std::vector<uint32_t> read_given_, read_outputs_;  // that steps of eager's backward have saved and users can change
+  std::vector<int32_t> written_;                     // by output of the forward: which of `given` it is written to, or -1
+  std::vector<uint32_t> kept_given_;                 // that gradients follow from, as they were
+  std::vector<char> needs_;                          // by given: its elements are read
+  std::shared_ptr<const ir::Graph> derivative_;      // through all results
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::shared_ptr<Backward>> backwards_;
   mutable std::map<Layouts, Next> next_;
@@ -474,38 +599,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool built_ = false;
 };
 
-// `which`: in ascending order.
-std::vector<at::Tensor> RegionNode::unpack(const std::vector<uint32_t>& which) {
-  std::vector<at::Tensor> saved;
-  size_t visible = 0, own = 0, next = 0;
-  for (uint32_t k = 0; k < region_->saved().size(); ++k) {
-    const Saved& s = region_->saved()[k];
-    const bool is_own = s.kind == Saved::Kind::Sizes || (s.kind == Saved::Kind::Private && !hooked_);
-    if (next < which.size() && which[next] == k) {
-      saved.push_back(is_own ? own_[own] : visible_[visible].unpack(getptr()));
-      ++next;
-    }
-    ++(is_own ? own : visible);
-  }
-  return saved;
-}
-
-void RegionNode::check_versions(const BackwardProgram& b) const {
-  for (const Watched& w : watched_) {
-    const std::vector<uint32_t>& reads = w.is_output ? b.reads_outputs : b.reads_given;
-    if (static_cast<int64_t>(w.version.current_version()) == w.expected || std::find(reads.begin(), reads.end(), w.index) == reads.end()) continue;
-    const ir::TensorType& type = region_->type_of_watched(w.is_output, w.index);
-    std::vector<std::string> sizes;
-    for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
-    TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.",
-                c10::toString(scalar_type_of(type)), "Tensor [", fmt::format("{}", fmt::join(sizes, ", ")), "]]",
-                w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", " is at version ",
-                w.version.current_version(), "; expected version ", w.expected,
-                " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-                "torch.autograd.set_detect_anomaly(True, check_nan=False).");
-  }
-}
-
 void RegionNode::find_views(Layouts& how) const {
   for (const View& v : views_)
     if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
@@ -515,29 +608,32 @@ void RegionNode::find_views(Layouts& how) const {
 
 variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-  if (!c10::GradMode::is_enabled()) {
+  freed_ = false;
+  const Path path = region_->path_of(tangents, *this);
+  TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
+  for (const Watched& w : watched_)
+    if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
+      refuse_changed(region_->type_of_watched(w.is_output, w.index),
+                     w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+  auto free = [&] {
+    if (!torch::autograd::get_current_graph_task_keep_graph() && !std::exchange(freed_, true)) call_->free(path);
+  };
+  variable_list grads;
+  if (c10::GradMode::is_enabled()) {
+    grads = region_->differentiable_backward(call_, tangents, *this);
+  } else {
     auto needed = [&](const BackwardProgram& b, bool last) {
-      check_versions(b);
-      std::vector<at::Tensor> saved = unpack(b.saved);
-      if (last && !torch::autograd::get_current_graph_task_keep_graph()) forget();  // the plan drops each as it goes
+      std::vector<Kept> kept;
+      for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
+      region_->check_changed(b, kept, *this);
+      std::vector<at::Tensor> saved;
+      for (Kept& k : kept) saved.push_back(std::move(k.tensor));
+      if (last) free();  // the plan drops each as it goes
       return saved;
     };
-    variable_list grads = region_->backward(needed, std::move(tangents), *this);
-    skip_unreached(grads);
-    return grads;
+    grads = region_->backward(needed, std::move(tangents), *this);
   }
-  std::vector<uint32_t> all(region_->saved().size());
-  std::iota(all.begin(), all.end(), 0);
-  const std::vector<at::Tensor> saved = unpack(all);
-  for (size_t i = 0; i < given_.size(); ++i)
-    TORCH_CHECK(given_[i].defined(), "vitrify: a gradient of a gradient of a program that writes to its arguments");
-  for (size_t i = 0; i < given_.size(); ++i)
-    TORCH_CHECK(given_[i].is_inference() || static_cast<int64_t>(given_[i]._version()) == versions_[i],
-                "one of the variables needed for gradient computation has been modified by an inplace operation: an input of a compiled program is "
-                "at version ",
-                given_[i]._version(), "; expected version ", versions_[i], " instead");
-  variable_list grads = region_->differentiable_backward(given_, saved, tangents, *this);
+  free();
   skip_unreached(grads);
   return grads;
 }
@@ -564,15 +660,7 @@ void RegionNode::skip_unreached(const variable_list& grads) {
 
 void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  forget();
-}
-
-void RegionNode::forget() {
-  for (SavedVariable& v : visible_) v.reset_data();
-  own_.clear();
-  given_.clear();
-  watched_.clear();
-  released_ = true;
+  if (!freed_) call_->free_all();
 }
 
 }  // namespace

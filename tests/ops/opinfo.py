@@ -8,18 +8,31 @@ from dataclasses import asdict, dataclass, field
 import torch
 import vitrify
 
-from compare import Mismatch, attempt, compare, conditioned_run, copied, fp64_run
+from compare import Mismatch, attempt, compare, conditioned_run, copied, fp64_run, internal_errors_raise
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "bfloat16": torch.bfloat16}
 # Uninitialised memory: only metadata can be compared.
 NO_VALUE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "resize_as_"}
+# Ops whose samples may run eagerly, and why. For all others that is a failure.
+EAGER = {
+    "allclose": "gives a Python bool",
+    "equal": "gives a Python bool",
+    "item": "gives a Python number",
+    "sparse.mm.reduce": "takes a sparse tensor",
+    "sparse.sampled_addmm": "takes a sparse tensor",
+    "to_sparse": "gives a sparse tensor",
+    "resize_": "changes the memory of an input",
+    "resize_as_": "changes the memory of an input",
+}
 
 
 def database():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-    return op_db
+        from torch.testing._internal import common_methods_invocations as definitions
+    # The database seeds inside of its random ops; every run here is seeded from outside, so that the op itself is what is compiled.
+    definitions.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    return definitions.op_db
 
 
 def name_of(op) -> str:
@@ -36,8 +49,9 @@ class Result:
     extern: int = 0     # extern calls only
     fallback: int = 0   # run by eager, wholly or after a graph break
     views: int = 0      # nothing to run: views, constants
-    errors: int = 0     # error inputs that raised as eager does
+    errors: int = 0     # samples and error inputs that raised as eager does
     failures: list[str] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)  # why samples ran eagerly
 
     def json(self):
         return asdict(self)
@@ -59,9 +73,15 @@ def inplace_of(op):
     return call
 
 
+def ran_eagerly(did):
+    return bool(did.get("fallbacks", 0) or did.get("eager_calls", 0) or did.get("graph_breaks", 0))
+
+
 def tally(result: Result, did: dict[str, int]):
     kernels, externs = did.get("kernels_launched", 0), did.get("externs_called", 0)
-    if did.get("fallbacks", 0) or did.get("eager_calls", 0) or did.get("graph_breaks", 0):
+    if did.get("raised", 0):
+        result.errors += 1
+    elif ran_eagerly(did):
         result.fallback += 1
     elif kernels and externs:
         result.mixed += 1
@@ -90,7 +110,17 @@ def note(result: Result, label, check):
     """One comparison; `check` raises, or returns what ran."""
     result.samples += 1
     try:
-        tally(result, check())
+        with warnings.catch_warnings(record=True) as log:
+            warnings.filterwarnings("always", category=vitrify.VitrifyWarning)
+            internal_errors_raise()
+            did = check()
+        tally(result, did)
+        if ran_eagerly(did) and not did.get("raised", 0):
+            reason = next((str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)), "no reason given")
+            reason = reason.partition(" runs eagerly: ")[2].partition(" (/")[0].partition("\n")[0] or reason
+            result.reasons[reason] = result.reasons.get(reason, 0) + 1
+            if result.op not in EAGER:
+                raise Mismatch(f"runs eagerly: {reason}")
         result.passed += 1
     except Mismatch as wrong:
         result.failures.append(f"{label}: {wrong}")

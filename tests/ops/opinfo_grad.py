@@ -59,6 +59,7 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=
         if type(our_error) is not type(eager_error):
             raise Mismatch(f"{run}: raised {our_error!r:.200}, eager {eager_error!r:.200}")
         if eager_error is not None:
+            did["raised"] = 1
             continue
         left, right = flat(ours), flat(eager)
         if [p for p, _ in left] != [p for p, _ in right]:

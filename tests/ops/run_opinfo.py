@@ -1,6 +1,6 @@
 """All ops of torch's op database, compiled beside eager, in worker processes (an op that crashes one is a row like any other).
 
-run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--json FILE] [--merge JSON...]
+run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--reasons] [--json FILE] [--merge JSON...]
 """
 from __future__ import annotations
 
@@ -101,12 +101,25 @@ def report(rows, args, seconds) -> str:
            compared, "",
            f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass**{f' ({seconds:.0f} s)' if seconds else ''}.",
            "Samples by how they ran: " + ", ".join(f"{total[c]} {c}" for c in columns) + ".", "",
-           "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: error inputs that raise as in eager.", "",
+           "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: samples and error inputs that raise as in eager. A sample that runs eagerly is a failure, but for ops that give no dense tensor (`EAGER` in `tests/ops/opinfo.py`).", "",
            "| op | samples | passed | " + " | ".join(columns) + " | first difference |", "|---|--:|--:|" + "--:|" * len(columns) + "---|"]
     for r in sorted(rows, key=lambda r: (not r["failures"], r["op"])):
         first = r["failures"][0].replace("|", "\\|").replace("\n", " ")[:160] if r["failures"] else ""
         out.append(f"| {r['op']} | {r['samples']} | {r['passed']} | " + " | ".join(str(r.get(c, 0)) for c in columns) + f" | {first} |")
     return "\n".join(out) + "\n"
+
+
+def reasons(rows) -> str:
+    """Why samples ran eagerly, the most frequent first, with the ops."""
+    by_reason: dict[str, dict[str, int]] = {}
+    for r in rows:
+        for why, n in r.get("reasons", {}).items():
+            by_reason.setdefault(why, {})[r["op"]] = n
+    lines = []
+    for why, ops in sorted(by_reason.items(), key=lambda x: -sum(x[1].values())):
+        named = ", ".join(f"{op} {n}" for op, n in sorted(ops.items(), key=lambda x: -x[1]))
+        lines.append(f"{sum(ops.values()):6} {why[:140]}\n       {named}")
+    return "\n".join(lines)
 
 
 def main():
@@ -122,6 +135,7 @@ def main():
     parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--op-limit", type=float, default=120, help="seconds for one op")
     parser.add_argument("--report", help="markdown table, docs/opinfo-report.md in the tree")
+    parser.add_argument("--reasons", action="store_true", help="print why samples ran eagerly, by op")
     parser.add_argument("--json")
     parser.add_argument("--merge", nargs="+", help="run nothing: the report of these --json files (shards; a later file's row of an op wins)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -136,6 +150,9 @@ def main():
         text = report(list(merged.values()), args, 0)
         if args.report:
             Path(args.report).write_text(text)
+        if args.reasons:
+            print(reasons(merged.values()))
+            return 0
         print(text if not args.report else "\n".join(text.splitlines()[5:9]))
         return 0
     import opinfo
@@ -160,6 +177,8 @@ def main():
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     bad = sum(bool(r["failures"]) for r in rows)
     print("\n".join(text.splitlines()[5:7]))
+    if args.reasons:
+        print(reasons(rows))
     return 1 if bad else 0
 
 

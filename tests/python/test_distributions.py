@@ -1,4 +1,6 @@
 """torch.distributions, whose checks of arguments read tensors: compiled as if they held, and eager's error where they do not."""
+import math
+
 import pytest
 import torch
 import vitrify
@@ -108,16 +110,25 @@ def test_acting(delta, no_warnings):
 
 
 @pytest.mark.parametrize("write", [lambda x, y: x.add_(y), lambda x, y: y.sum().backward()], ids=["input", "gradient"])
-def test_effects_are_not_undone(write, delta):
-    """A check may fail after them: such a program runs eagerly."""
+def test_a_check_that_fails_leaves_nothing_behind(write, delta):
+    """Nothing has been written when it is looked at: eager begins anew, and raises where it does."""
     scale = torch.ones(3, requires_grad=True)
 
-    def fn(x):
-        write(x, d.Normal(x.detach().clone(), scale).log_prob(torch.ones(3)) if write.__code__.co_names == ("sum", "backward") else d.Normal(x.clone(), 1.0).mean)
+    def fn(x, value):
+        write(x, d.Normal(x.detach().clone(), scale).log_prob(value) if write.__code__.co_names == ("sum", "backward") else d.Normal(x.clone(), 1.0).log_prob(value))
         return x * 2
-    with pytest.warns(vitrify.VitrifyWarning, match="a check that may fail after other effects"):
-        compiled = vitrify.compile(fn)
-        a, b = torch.zeros(3), torch.zeros(3)
-        for _ in range(3):
-            torch.testing.assert_close(compiled(a), fn(b))
-    assert delta.compiled_calls == 0
+    compiled, runs = vitrify.compile(fn), []
+    good, bad = torch.ones(3), torch.full((3,), math.nan)
+    for f in (compiled, fn):
+        x, seen = torch.zeros(3), []
+        scale.grad = torch.zeros(3)
+        for value in (good, bad, good, good):
+            try:
+                seen.append(f(x, value))
+            except ValueError as e:
+                seen.append(str(e).partition("\n")[0])
+        runs.append((seen, x, scale.grad))
+    assert [type(v) for v in runs[0][0]] == [type(v) for v in runs[1][0]] and runs[0][0][1] == runs[1][0][1]
+    torch.testing.assert_close([v for v in runs[0][0] if isinstance(v, torch.Tensor)], [v for v in runs[1][0] if isinstance(v, torch.Tensor)])
+    torch.testing.assert_close(runs[0][1:], runs[1][1:])
+    assert delta.compiled_calls == 3

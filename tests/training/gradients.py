@@ -185,6 +185,17 @@ def exact(a, b, **_):
     assert compare.bits_equal(a, b)
 
 
+@contextlib.contextmanager
+def collector_off():
+    """What goes in it goes by reference counts."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def collected(ref):
     gc.collect()
     return ref() is None

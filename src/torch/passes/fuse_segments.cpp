@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "ir/faults.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
 #include "torch/slice.h"
@@ -178,6 +179,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
       Node* c = csr(from->row, to, from->x.type().sizes[0].value(), count);
       if (!c) continue;
       g.replace_uses(n->out(), insert(g, n, "vitrify::segment_sum", {from->x, c->out(0), c->out(1)}, dense(DType::F32, n->outs[0].sizes))->out());
+      ir::retire(g, *n);
       changed = true;
       continue;
     }
@@ -199,6 +201,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
       else
         fused = insert(g, n, "vitrify::weighted_segment_sum", {from->x, w, c->out(0), c->out(1), c->out(2)}, dense(DType::F32, n->outs[0].sizes));
       g.replace_uses(n->out(), fused->out());
+      ir::retire(g, *n);
       changed = true;
       break;
     }
@@ -208,6 +211,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
     for (auto& [key, c] : csrs) {
       if (std::get<0>(key) != to.edges.node || std::get<2>(key) != to.row || !n->outs[0].sizes[0].is(std::get<4>(key))) continue;
       g.replace_uses(n->out(), insert(g, n, "vitrify::edge_degree", {c->out(0)}, n->outs[0])->out());
+      ir::retire(g, *n);
       break;
     }
   if (!changed) return false;

@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "ops/lowering.h"
 #include "torch/convert.h"
 #include "torch/passes/passes.h"
@@ -178,6 +179,7 @@ struct Hoister {
       for (const Value& v : outs) {
         group.results.push_back(static_cast<uint32_t>(g.inputs.size()));
         g.replace_uses(v, g.add_input(ir::InputKind::Captured, fmt::format("frozen{}", g.inputs.size()), v.type()));
+        ir::retire(g, *v.node);
       }
       state.groups.push_back(std::move(group));
     }

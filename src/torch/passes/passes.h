@@ -5,11 +5,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <vector>
 
 #include "ir/graph.h"
 #include "pipeline/pipeline.h"
+#include "torch/watch.h"
 
 namespace vitrify {
 
@@ -56,21 +58,6 @@ bool hoist_frozen(ir::Graph&, const Options&, PassState&);
 
 // --- frozen values at run time
 
-// Identity and content of a tensor, as far as it can be told without reading all of it: storage, place, version and a sample of the data
-// (writes through .data do not count versions).
-class TensorKey {
- public:
-  explicit TensorKey(const at::Tensor&);
-  bool matches(const at::Tensor&) const;
-
- private:
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;  // keeps the address from being used again
-  const void* data_ = nullptr;
-  uint32_t version_ = 0;
-  uint64_t sample_ = 0;
-  std::vector<int64_t> sizes_, strides_;
-};
-
 struct FrozenValues {
   std::vector<at::Tensor> values;
   std::vector<uint32_t> sources;
@@ -86,8 +73,8 @@ class FrozenCache {
  public:
   explicit FrozenCache(FrozenGroup g) : group_(std::move(g)) {}
   const FrozenGroup& group() const { return group_; }
-  // Values for these inputs, computed if need be. Any thread.
-  std::shared_ptr<const FrozenValues> get(const at::Tensor* const* inputs);
+  // Values for these inputs (all of the call's), computed if need be. Any thread. `stale`: values known to be of other inputs, or null.
+  std::shared_ptr<const FrozenValues> get(std::span<const at::Tensor* const> inputs, const FrozenValues* stale);
 
  private:
   FrozenGroup group_;

@@ -81,6 +81,49 @@ TEST_F(Training, TwiceWithoutKeepingIsEagersError) {
   EXPECT_THAT([&] { y.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("backward through the graph a second time")));
 }
 
+TEST_F(Training, LossesOfOneCallAreIndependent) {
+  auto program = [](Tensor x, Tensor y) { return std::make_tuple((x * x.exp()).sum(), (y * y.sin()).sum(), (x + y).sum()); };
+  auto f = vitrify::compile(program, {.fullgraph = true});
+  auto run = [](auto&& g) {
+    Tensor x = torch::ones({4}, torch::requires_grad()), y = torch::full({4}, 2.0, torch::requires_grad());
+    auto [first, second, sum] = g(x, y);
+    sum.backward();
+    first.backward();
+    second.backward();
+    sum.backward();  // it has saved nothing
+    EXPECT_THAT([&] { first.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr("backward through the graph a second time")));
+    return std::vector<Tensor>{x.grad(), y.grad()};
+  };
+  expect_same(run(f), run(program));
+}
+
+TEST_F(Training, WhatIsReadAndThenWrittenIsKept) {
+  auto program = [](Tensor x, Tensor b) {
+    Tensor y = (x * b.exp()).sin();
+    b.add_(1);
+    return y;
+  };
+  auto f = vitrify::compile(program, {.fullgraph = true});
+  auto run = [](auto&& g) {
+    Tensor x = torch::linspace(0, 1, 4).set_requires_grad(true), b = torch::linspace(-1, 1, 4);
+    Tensor first = autograd::grad({g(x, b).sum()}, {x}, {}, true, true)[0];
+    return std::vector<Tensor>{first.detach(), autograd::grad({first.square().sum()}, {x})[0], b};
+  };
+  expect_same(run(f), run(program));
+}
+
+TEST_F(Training, NothingIsHeldByWhatItComesToHold) {
+  auto f = vitrify::compile([](Tensor h, Tensor w) { return (h * w).sin(); }, {.fullgraph = true});
+  Tensor w = torch::ones({4}, torch::requires_grad());
+  for (int i = 0; i < 3; ++i) {
+    Tensor h = torch::ones({4});
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory(h.storage().getWeakStorageImpl());
+    h.add_(f(h, w));
+    h = Tensor();
+    EXPECT_TRUE(memory.expired()) << i;
+  }
+}
+
 TEST_F(Training, ChangedBetweenForwardAndBackward) {
   auto f = vitrify::compile([](Tensor x) { return (x * x).sum(); }, {.fullgraph = true});
   Tensor x = torch::ones({4}, torch::requires_grad());

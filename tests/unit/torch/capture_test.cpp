@@ -453,9 +453,8 @@ TEST(CaptureErrors, ReadsOfValues) {
                 },
                 {randn({2})}),
             "reads a tensor's value: aten::item");
-  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].nonzero()}; }, {randn({2})}), "reads a tensor's value: aten::nonzero");
-  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0] > 0})}; }, {randn({2})}),
-            "reads a tensor's value: indexing with a mask (that follows from more than integer arguments)");
+  EXPECT_EQ(why_not([](Tensors a) { return Tensors{a[0].index({a[0].to(at::kByte)})}; }, {randn({2})}),
+            "reads a tensor's value: indexing with a mask of bytes, or of no dims");
 }
 
 TEST(CaptureErrors, MemoryTricks) {
@@ -507,7 +506,6 @@ TEST(CaptureErrors, UnknownRealTensors) {
 TEST(CaptureErrors, InputsOutOfScope) {
   EXPECT_NE(why_not([](Tensors a) { return a; }, {randn({2, 2}).to_sparse()}), "captured");
   EXPECT_NE(why_not([](Tensors a) { return a; }, {at::empty({2}, at::kMeta)}), "captured");
-  EXPECT_NE(why_not([](Tensors a) { return a; }, {at::randn({2}, at::kComplexFloat).conj()}), "captured");
 }
 
 TEST(CaptureErrors, DataOfAPlaceholder) {

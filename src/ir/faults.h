@@ -1,0 +1,21 @@
+// Ops that raise where the data say so. Eager computes them in full: they stay where nobody reads their results, and are not cut down to what is
+// read.
+#pragma once
+#include "ir/graph.h"
+
+namespace vitrify::ir {
+
+// Beside OpFlags.
+enum FaultFlags : uint32_t {
+  kFaults = 1 << 4,   // whatever the types
+  kDivides = 1 << 5,  // integers, where the second operand is zero
+};
+
+bool may_fault(const Node&);
+
+// At the end of a capture: takes what else is dead off the ops that may fault. From then on one that nothing reads is the program's, which
+// Graph::remove_dead() keeps, and one whose readers are all dead is what a pass has replaced.
+void cut_dead_readers(Graph&);
+void retire(Graph&, Node&);  // another value has taken the place of its result: it goes, though nothing reads it
+
+}  // namespace vitrify::ir

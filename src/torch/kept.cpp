@@ -1,0 +1,140 @@
+#include "torch/kept.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "ir/node_map.h"
+
+namespace vitrify {
+
+namespace {
+
+int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
+
+// By what is kept: whether gradients through those roots need it.
+std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph& derivative, size_t kept) {
+  ir::NodeSet of_live(derivative), of_others(derivative), needed(derivative);
+  for (size_t k = 0; k < live.size(); ++k) (live[k] ? of_live : of_others).insert(derivative.inputs[kept + k].value.node);
+  auto reads = [](const ir::Node* n, const ir::NodeSet& set) {
+    bool any = false;
+    ir::for_each_input(const_cast<ir::Node&>(*n), [&](ir::Value& v) { any = any || set.contains(v.node); });
+    return any;
+  };
+  const auto& nodes = derivative.nodes();
+  for (const ir::Node* n : nodes) {
+    if (reads(n, of_live))
+      of_live.insert(n);
+    else if (reads(n, of_others))
+      of_others.insert(n);
+  }
+  for (size_t i = nodes.size(); i-- > 0;)
+    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]))
+      ir::for_each_input(*nodes[i], [&](ir::Value& v) {
+        if (!of_others.contains(v.node)) needed.insert(v.node);
+      });
+  std::vector<char> r(kept);
+  for (size_t k = 0; k < kept; ++k) r[k] = needed.contains(derivative.inputs[k].value.node);
+  return r;
+}
+
+}  // namespace
+
+Kept::Kept(const at::Tensor& t) {
+  if (!t.defined()) return;
+  tensor = t.is_leaf() && t.requires_grad() ? t : t.tensor_data();
+  version = version_of(t);
+}
+
+Kept Kept::sizes_of(const at::Tensor& t) {
+  Kept r;
+  r.tensor = at::empty({0}, t.options().requires_grad(false));
+  r.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
+  r.hollow = true;
+  return r;
+}
+
+bool Kept::changed() const { return readable() && version_of(tensor) != version; }
+
+Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
+  if (saved >= kept.size()) {
+    const Kept& k = given[saved - kept.size()];
+    TORCH_CHECK(k.readable(), "vitrify: a gradient of a program that writes to its arguments reads what they were");
+    return k;
+  }
+  if (!hooked.empty() && !kept[saved].tensor.defined()) return Kept(hooked[saved].unpack(node));
+  TORCH_CHECK(kept[saved].tensor.defined(), torch::autograd::ERR_BACKWARD_TWICE);
+  return kept[saved];
+}
+
+int Call::freed_by(size_t step) const {
+  if (const int32_t b = tape_->steps[step].below; below_ && b >= 0) {
+    std::lock_guard lock(below_->mutex_);
+    return below_->freed_by(static_cast<size_t>(b));
+  }
+  return freed_.empty() ? kNone : freed_[step];
+}
+
+bool Call::spent(const Path& path) const {
+  std::lock_guard lock(mutex_);
+  if (freed_.empty() && !below_) return false;
+  const int now = torch::autograd::get_current_graph_task_id();  // in which eager comes to each of its nodes once
+  for (size_t i = 0; i < tape_->steps.size(); ++i)
+    if (const int by = on(path, i) && tape_->steps[i].saves ? freed_by(i) : kNone; by != kNone && by != now) return true;
+  return false;
+}
+
+void Call::mark(size_t step) {
+  if (const int32_t b = tape_->steps[step].below; below_ && b >= 0) {
+    std::lock_guard lock(below_->mutex_);
+    return below_->mark(static_cast<size_t>(b));
+  }
+  freed_.resize(tape_->steps.size(), kNone);
+  freed_[step] = torch::autograd::get_current_graph_task_id();
+}
+
+void Call::free(const Path& path) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < tape_->steps.size(); ++i)
+    if (on(path, i)) mark(i);
+  let_go();
+  if (!below_) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([call = below_] {  // its own node may be about to run
+    std::lock_guard lock(call->mutex_);
+    call->let_go();
+  });
+}
+
+// Of what no root needs any more from which there is still a way to a node that was not freed.
+void Call::let_go() {
+  std::vector<char> leads(tape_->steps.size()), live, needed(kept.size());
+  for (size_t i = leads.size(); i-- > 0;)
+    leads[i] = tape_->steps[i].holds || (tape_->steps[i].saves && freed_by(i) == kNone) ||
+               std::ranges::any_of(tape_->steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
+  for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
+  const bool any = std::ranges::find(live, 1) != live.end();
+  if (any) needed = needed_through(live, *derivative_, kept.size());
+  for (size_t k = 0; k < kept.size(); ++k) {
+    if (needed[k] || kept[k].hollow) continue;
+    kept[k] = {};
+    if (!hooked.empty()) hooked[k].reset_data();
+  }
+  std::vector<char> behind(given.size());
+  for (size_t k = 0; k < live.size(); ++k)
+    if (live[k] && tape_->behind.empty())
+      behind.assign(behind.size(), 1);
+    else if (live[k])
+      for (uint32_t i : tape_->behind[k]) behind[i] = 1;
+  for (size_t i = 0; i < given.size(); ++i)
+    if (!behind[i] && !given[i].hollow) given[i] = {};
+}
+
+void Call::free_all() {
+  std::lock_guard lock(mutex_);
+  kept.assign(kept.size(), {});
+  given.assign(given.size(), {});
+  for (auto& h : hooked) h.reset_data();
+}
+
+}  // namespace vitrify

@@ -1,0 +1,59 @@
+// What a compiled call with gradients leaves for its backwards, and when that is let go of.
+#pragma once
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ir/graph.h"
+#include "torch/compat.h"
+#include "torch/tape.h"
+
+namespace vitrify {
+
+// A tensor as it was.
+struct Kept {
+  at::Tensor tensor;
+  int64_t version = 0;
+  bool hollow = false;  // sizes and strides, and no elements
+
+  Kept() = default;
+  // Its history is not held: it may come to lead to the node that has this. Leaves that need gradients get none.
+  explicit Kept(const at::Tensor&);
+  Kept(const at::Tensor& t, int64_t version) : Kept(t) { this->version = version; }
+  static Kept sizes_of(const at::Tensor&);
+  bool readable() const { return tensor.defined() && !hollow; }
+  bool changed() const;
+};
+
+class Call {
+ public:
+  // `derivative`: inputs are what is kept, then the tangents. `below`: of the call whose gradients this one computes.
+  Call(std::shared_ptr<const Tape> tape, std::shared_ptr<const ir::Graph> derivative, std::shared_ptr<Call> below)
+      : tape_(std::move(tape)), derivative_(std::move(derivative)), below_(std::move(below)) {}
+
+  std::vector<Kept> given;                             // by JointProgram::given: for gradients of gradients; undefined where there is none
+  std::vector<Kept> kept;                              // by Split::saved
+  std::vector<torch::autograd::SavedVariable> hooked;  // in their place, where hooks may want to move them
+
+  // Eager's error where that is gone.
+  Kept unpack(size_t saved, const compat::NodePtr& node) const;
+  // Whether a backward comes to what another has freed: a node of which eager keeps something.
+  bool spent(const Path&) const;
+  void free(const Path&);
+  void free_all();
+
+ private:
+  static constexpr int kNone = -2;
+  int freed_by(size_t step) const;
+  void mark(size_t step);
+  void let_go();
+  std::shared_ptr<const Tape> tape_;
+  std::shared_ptr<const ir::Graph> derivative_;
+  std::shared_ptr<Call> below_;
+  mutable std::mutex mutex_;
+  std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
+};
+
+}  // namespace vitrify

@@ -1,0 +1,151 @@
+#include "torch/tape.h"
+
+#include <torch/csrc/autograd/edge.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "torch/derivatives.h"
+#include "torch/slice.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using ir::Value;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked) const {
+  std::vector<char> leads(steps.size(), !asked);
+  for (size_t i = steps.size(); asked && i-- > 0;)
+    leads[i] = std::ranges::any_of(steps[i].gradients, *asked) || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return leads[n]; });
+  Path path(steps.size());
+  for (size_t k = 0; k < roots.size(); ++k)
+    if (roots[k] >= 0 && has_gradient(k)) path[static_cast<size_t>(roots[k])] = leads[static_cast<size_t>(roots[k])];
+  for (size_t i = 0; i < steps.size(); ++i)
+    for (uint32_t n : steps[i].next) path[n] = path[n] || (path[i] && leads[n]);
+  return path;
+}
+
+bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (const auto& all = is_output ? steps[i].reads_outputs : steps[i].reads_given; on(path, i) && std::ranges::find(all, index) != all.end())
+      return true;
+  return false;
+}
+
+namespace {
+
+// What nodes of the graph follow from, as far as a derivative tells them apart.
+class Sources {
+ public:
+  Sources(const ir::Graph& g, const JointProgram& j) : backward_(j.backward), of_tangent_(g.next_id()), of_forward_(g.next_id()) {
+    for (const JointProgram::Root& r : j.roots) of_tangent_[r.tangent.node->id] = 1;
+    for (const ir::Node* n : g.nodes()) {
+      const bool number = n->op->name == "aten::scalar_tensor" && n->outs[0].wrapped_number;
+      if (n->id < backward_) of_forward_[n->id] = !number && !of_tangent_[n->id];
+      if (n->id < backward_) continue;
+      ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) {
+        of_tangent_[n->id] |= of_tangent_[v.node->id];
+        of_forward_[n->id] |= of_forward_[v.node->id];
+      });
+    }
+  }
+  // It was there before the gradients were.
+  bool is_saved(Value v) const { return of_forward_[v.node->id] && !of_tangent_[v.node->id]; }
+
+ private:
+  uint32_t backward_;
+  std::vector<char> of_tangent_, of_forward_;
+};
+
+}  // namespace
+
+// A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.
+std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const Level& level) const {
+  auto tape = std::make_shared<Tape>();
+  std::unordered_map<const Node*, std::vector<std::pair<uint32_t, int32_t>>> leaves;  // by function: (input of it, gradient)
+  for (size_t i = 0; i < level.to.size(); ++i) {
+    const uint32_t given = j.place_of(level.of[i]);
+    const auto at = std::ranges::find(j.gradients, given, &Gradient::given);
+    leaves[level.to[i].function.get()].emplace_back(level.to[i].input_nr,
+                                                    at == j.gradients.end() ? -1 : static_cast<int32_t>(at - j.gradients.begin()));
+  }
+  // In the order in which nodes are left, the last first.
+  std::unordered_map<const Node*, uint32_t> known;
+  std::vector<std::pair<const Node*, size_t>> open;
+  auto enter = [&](const Edge& e) {
+    if (e.function && !leaves.contains(e.function.get()) && known.try_emplace(e.function.get(), 0).second) open.emplace_back(e.function.get(), 0);
+  };
+  for (const Edge& root : level.from) {
+    enter(root);
+    while (!open.empty()) {
+      auto& [node, edge] = open.back();
+      if (edge < node->num_outputs()) {
+        const Edge next = node->next_edge(edge++);
+        enter(next);
+        continue;
+      }
+      tape->steps.push_back({node});
+      open.pop_back();
+    }
+  }
+  std::ranges::reverse(tape->steps);
+  for (uint32_t i = 0; i < tape->steps.size(); ++i) known[tape->steps[i].node] = i;
+  for (const Edge& root : level.from) {
+    const auto at = known.find(root.function.get());
+    tape->roots.push_back(at == known.end() ? -1 : static_cast<int32_t>(at->second));
+  }
+  for (Tape::Step& s : tape->steps) {
+    for (const Edge& e : s.node->next_edges()) {
+      if (const auto at = known.find(e.function.get()); at != known.end()) s.next.push_back(at->second);
+      if (const auto at = leaves.find(e.function.get()); at != leaves.end())
+        for (auto [input, gradient] : at->second)
+          if (input == e.input_nr && gradient >= 0) s.gradients.push_back(static_cast<uint32_t>(gradient));
+    }
+    s.saves = capture::saves_unread(*s.node);
+  }
+
+  const Sources sources(*graph, j);
+  ir::ValueMap<std::vector<uint32_t>> given(*graph), outputs(*graph);
+  for (uint32_t i = 0; i < j.given.size(); ++i) given[j.given[i]].push_back(i);
+  for (uint32_t o = 0; o < j.num_forward; ++o)
+    if (j.outputs[o]) outputs[root_of(j.outputs[o])].push_back(o);
+  for (ir::Node* n : graph->nodes()) {
+    if (n->id < j.backward) continue;
+    const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; });
+    if (ran == ends.end()) continue;
+    const auto at = known.find(ran->first);
+    if (at == known.end()) continue;
+    const uint32_t begin = ran == ends.begin() ? j.backward : std::prev(ran)->second;
+    Tape::Step& s = tape->steps[at->second];
+    ir::for_each_input(*n, [&](Value& v) {
+      if (v.node->id >= begin || !sources.is_saved(v)) return;
+      s.saves = true;
+      if (const auto* which = given.find(root_of(v))) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
+      if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+    });
+  }
+  // A user's own node is asked: it may hold on to tensors otherwise.
+  for (Tape::Step& s : tape->steps)
+    if (options.saves_tensors && capture::of_python(*s.node)) {
+      const bool reads = s.saves;
+      s.saves = options.saves_tensors(*s.node);
+      s.holds = reads && !s.saves;
+    }
+  if (j.roots.size() > 1)
+    for (const JointProgram::Root& r : j.roots) {
+      const ir::NodeSet behind = nodes_behind(*graph, {j.outputs[r.output]});
+      auto& given_behind = tape->behind.emplace_back();
+      for (uint32_t i = 0; i < j.given.size(); ++i)
+        if (behind.contains(j.given[i].node)) given_behind.push_back(i);
+    }
+  if (j.level == 0 || !j.below) return tape;
+  std::unordered_map<const Node*, int32_t> of_below;
+  for (size_t i = 0; i < j.below->steps.size(); ++i) of_below[j.below->steps[i].node] = static_cast<int32_t>(i);
+  for (Tape::Step& s : tape->steps)
+    if (const auto at = of_below.find(s.node); at != of_below.end()) s.below = at->second;
+  return tape;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,34 @@
+// What eager's autograd would do in a backward of a program: which nodes it comes to, and what each has saved.
+#pragma once
+#include <torch/csrc/autograd/function.h>
+
+#include <functional>
+#include <vector>
+
+namespace vitrify {
+
+// By step of a tape: does a backward come to it? Empty: to all of them.
+using Path = std::vector<char>;
+inline bool on(const Path& path, size_t step) { return path.empty() || path[step]; }
+
+struct Tape {
+  struct Step {
+    const torch::autograd::Node* node;  // of the trace, which holds it
+    std::vector<uint32_t> next;         // steps that its gradients go to
+    std::vector<uint32_t> gradients;    // of JointProgram::gradients: those that it gives
+    bool saves = false;                 // tensors, without which it cannot run again
+    bool holds = false;                 // tensors that nothing frees
+    // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
+    std::vector<uint32_t> reads_given, reads_outputs;
+    int32_t below = -1;  // the same node's step in the tape of the level below
+  };
+  std::vector<Step> steps;                    // each before those that its gradients go to
+  std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
+  std::vector<std::vector<uint32_t>> behind;  // by root, where there are several: those of JointProgram::given that it follows from
+
+  // As the engine goes: from roots that have a gradient, by nodes that lead to a gradient that is asked for. A whole backward asks for all.
+  Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked) const;
+  bool reads(const Path&, bool is_output, uint32_t index) const;
+};
+
+}  // namespace vitrify
