@@ -327,7 +327,8 @@ class Sources:
     def globals(self, d, names, label, attributes):
         known = self.names.setdefault(id(d), (d, set(), label))[1]
         for n in names:
-            if n in known or n not in d:
+            # no program can write the names under which pytest puts what its rewritten assertions call: its state is none of the program's
+            if n in known or n not in d or not n.isidentifier():
                 continue
             known.add(n)
             v = d[n]
