@@ -76,17 +76,18 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
   return !e.symbols || e.symbols->check(tensors);
 }
 
-void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out, at::ArrayRef<double> floats) {
-  if (e->debug_aten) {
-    const Program& p = e->graph->program();
+// Without the GIL another thread's failure may take the entry's graph: `graph` is the caller's own.
+void run_graph(CompiledGraph& graph, const Entry& e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out, at::ArrayRef<double> floats) {
+  if (e.debug_aten) {
+    const Program& p = graph.program();
     std::vector<at::Tensor> all = all_inputs(p, in, floats);
     auto values = interpret(*p.graph, all);
     for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
-  } else if (e->release_gil) {
+  } else if (e.release_gil) {
     pybind11::gil_scoped_release no_gil;
-    e->graph->run_live(in, out, floats);
+    graph.run_live(in, out, floats);
   } else {
-    e->graph->run_live(in, out, floats);
+    graph.run_live(in, out, floats);
   }
 }
 
@@ -94,6 +95,7 @@ void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tens
 // `failed`: by what an op or the data raised.
 PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats, bool& failed) {
   HANDLE_TH_ERRORS
+  const std::shared_ptr<CompiledGraph> graph = e->graph;
   c10::SmallVector<at::Tensor, 8> in;
   for (PyObject* t : tensors) in.push_back(THPVariable_Unpack(t));
   // One buffer of results per thread; taken out while in use, since an extern may come back here.
@@ -102,7 +104,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
   out.clear();
   const uint64_t effects = effects_begun();
   try {
-    run_graph(e.get(), in, out, floats);
+    run_graph(*graph, *e, in, out, floats);
   } catch (const capture::RunRefused& refusal) {
     // The program has gone another way, as it may again: unless it mostly does, the plan stays.
     if (++e->refused > e->served + kMaxRefusals) {
@@ -185,6 +187,7 @@ PyObject* try_entries(State& s, const Call& c) {
 }
 
 PyObject* dispatch(PyObject* self, const Call& c) {
+  const Ref alive = Ref::borrow(self);  // other threads may drop it from the function
   State& s = state_of(self);
   if (s.off || Tracer::current()) return call_target(s.original.get(), c);
   PyObject* r = nullptr;

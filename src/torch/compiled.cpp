@@ -203,6 +203,7 @@ class Compiled final : public CompiledGraph {
       if (c.run.learned) learned_ = true;
       for (uint32_t i : copies_) c.outputs[i] = c.outputs[i].clone();
       stand_ins.put_back();
+      if (!written_.empty()) note_effect();
       write_back(c);
     }
     results_.make(c.outputs, c.inputs, out);

@@ -100,6 +100,7 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 }
 
 uint64_t effects_begun() { return effects_begun_here; }
+void note_effect() { ++effects_begun_here; }
 
 at::Tensor without_bits(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
@@ -116,9 +117,16 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
     calls_.emplace_back(*e.node, *plan_->graph);
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
   }
-  launch_run_.resize(plan_->steps.size());
+  first_write_ = plan_->steps.size();
+  for (size_t k = plan_->steps.size(); k-- > 0;) {
+    if (plan_->steps[k].kind != Step::Kind::Launch) continue;
+    const runtime::Launch& l = plan_->launches[plan_->steps[k].index];
+    for (size_t a = 0; a < l.slots.size(); ++a)
+      if (l.writes[a] && written_[l.slots[a]]) first_write_ = k;
+  }
+  launch_run_.resize(plan_->steps.size());  // none crosses the first write: what comes before may fail
   for (size_t k = plan_->steps.size(); k-- > 0;)
-    if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() ? launch_run_[k + 1] : 0);
+    if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() && k + 1 != first_write_ ? launch_run_[k + 1] : 0);
   find_waits();
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
@@ -330,6 +338,15 @@ void PlanRun::run_chunk(Frame& f, uint32_t i, int thread, int64_t b, int64_t e) 
   k.fn(args, s.sizes.data(), b, e);
 }
 
+// All memory that is still to be had comes first: a call that has written to its inputs cannot be taken back.
+void PlanRun::begin_writes(Frame& f) {
+  for (size_t k = first_write_; k <= plan_->steps.size(); ++k) begin_step(f, k);
+  for (size_t k = first_write_; late_ && k < plan_->steps.size(); ++k)
+    if (plan_->steps[k].kind == Step::Kind::Launch) start_late(f, plan_->launches[plan_->steps[k].index].slots);
+  reserve_scratch(threads_now());
+  note_effect();
+}
+
 void PlanRun::begin_step(Frame& f, size_t step) {
   for (uint32_t s : first_[step])
     if (f.slots[s].ready && !tensors_[s].defined()) allocate_output(f, s);
@@ -500,7 +517,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
 
   const NodeCall& call = calls_[i];
-  if (is_side_effect(*e.node)) ++effects_begun_here;
+  if (is_side_effect(*e.node)) note_effect();
   if (call.has_out() && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
     const runtime::Slot& p = plan_->slots[slot];
@@ -614,6 +631,7 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<a
   end_step(plan_->steps.size(), owned);  // nobody reads these
   for (size_t k = 0; k < plan_->steps.size(); ++k) {
     const Step& step = plan_->steps[k];
+    if (k == first_write_) begin_writes(f);
     if (!late_ && launch_run_[k] > 1 && run_together(f, k, launch_run_[k], owned)) {
       k += launch_run_[k] - 1;
       continue;

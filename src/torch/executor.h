@@ -21,8 +21,10 @@ at::ScalarType slot_scalar_type(const runtime::Slot&);
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous,
                       size_t cached_from = runtime::BlockCache::kMinBytes);
 
-// How many calls plans have begun on this thread of ops that eager may not make again: custom ones, of which nobody knows what they do.
+// How often plans have begun on this thread what eager may not do again: calls of custom ops, of which nobody knows what they do, and writes to what
+// the call was given.
 uint64_t effects_begun();
+void note_effect();
 
 // A copy in the same strides that is not negative: kernels read memory, where the bit is not.
 at::Tensor without_bits(const at::Tensor&);
@@ -119,6 +121,7 @@ class PlanRun {
   void allocate_output(Frame&, uint32_t slot);
   void run_launch(Frame&, uint32_t launch);
   void run_chunk(Frame&, uint32_t launch, int thread, int64_t begin, int64_t end);
+  void begin_writes(Frame&);                                         // before the first launch that writes to an input
   void begin_step(Frame&, size_t step);                              // makes the results that come into being with it
   void end_step(size_t step, std::vector<at::Tensor>* owned) const;  // lets go of the inputs that it was the last to read
   bool run_together(Frame&, size_t step, size_t count, std::vector<at::Tensor>* owned);
@@ -132,6 +135,7 @@ class PlanRun {
   std::vector<NodeCall> calls_;
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
+  size_t first_write_ = 0;                           // the first step that writes to an input; as many as there are: none does
   std::vector<char> waits_;                          // by step: a launch that needs, or takes the memory of, one since the last that waits
   std::vector<Binding> bindings_;
   std::vector<std::unique_ptr<Frame>> frames_;
