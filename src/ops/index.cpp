@@ -421,7 +421,8 @@ Shape shape_unique_dim_consecutive(sym::Context& ctx, ArgSpan args) { return sha
 Shape shape_unique_consecutive(sym::Context& ctx, ArgSpan args) {  // return_inverse, return_counts, dim
   const TensorType* x = on_cpu(args, 0);
   if (!x) return {};
-  if (!std::holds_alternative<ir::None>(args[3])) return unique_slices(ctx, *x, int_arg(ctx, args, 3));
+  const auto dim = std::holds_alternative<ir::None>(args[3]) ? std::nullopt : int_arg(ctx, args, 3);
+  if (dim && !(*dim == 0 && x->sizes.size() == 1)) return unique_slices(ctx, *x, dim);  // ATen takes all elements for the one dim
   return unique_types(ctx, *x, bool_arg(args, 1), bool_arg(args, 2));
 }
 Shape shape_bincount(sym::Context& ctx, ArgSpan args) {  // self, weights, minlength

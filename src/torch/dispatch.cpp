@@ -48,7 +48,9 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
 }
 
 // What they keep for their backward is of a size that the kernel alone knows: Meta says another, or none.
-bool hides_sizes(const std::string& name) { return name == "aten::_embedding_bag" || name == "aten::mkldnn_rnn_layer"; }
+bool hides_sizes(const std::string& name) {
+  return name == "aten::_embedding_bag" || name == "aten::_embedding_bag_forward_only" || name == "aten::mkldnn_rnn_layer";
+}
 // Of dims of one element Meta says other strides than the kernel gives.
 bool hides_strides(const std::string& name, const std::vector<at::Tensor>& results, c10::Device device) {
   return name == "aten::_fft_r2c" && device.is_cpu() &&

@@ -451,8 +451,11 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
       if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
       learned = true;
     } else if (differs) {
-      // Downstream of a wrong record everything may be wrong: this call is eager's, and the next capture knows better.
-      if (!late_) capture::learn(capture::call_key(e.node->op->name, e.node->args), r, type_of(t));
+      // Downstream of a wrong record everything may be wrong: this call is eager's, and the next capture knows better, of the later results too.
+      const std::string key = late_ ? std::string() : capture::call_key(e.node->op->name, e.node->args);
+      capture::learn(key, r, type_of(t));
+      for (uint32_t k = r + 1; k < e.results.size(); ++k)
+        if (const at::Tensor& u = results_[k]; u.defined() && u.layout() == at::kStrided && u.has_storage()) capture::learn(key, k, type_of(u));
       throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r,
                                              to_string(to_dtype(t.scalar_type())), fmt::join(t.sizes(), ","), fmt::join(t.strides(), ","),
                                              to_string(p.dtype), fmt::join(s.sizes, ","), fmt::join(s.strides, ",")));
