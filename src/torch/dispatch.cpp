@@ -54,19 +54,20 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
   return name == "aten::_fft_r2c" && device.is_cpu() &&
          std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && std::count(t.sizes().begin(), t.sizes().end(), 1); });
 }
-// Meta kernels of ops that we compute ourselves lay results out by rules of their own where operands are not row-major (channels-last images); of
-// those that stay calls the run sees it.
-bool asks_kernel(const OpInfo& info, const std::vector<Arg>& args) {
+// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
+// but of empty ones asking costs nothing.
+bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   constexpr double kMostElements = 1 << 20;
-  if (!info.row || !info.row->lower || !info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
       info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
     return false;
-  bool other = false;
+  bool other = false, here = true;
   double elements = 0;
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
     other = other || !t.is_contiguous();
+    here = here && t.device.kind == DeviceKind::CPU;
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
     elements += n;
@@ -75,7 +76,7 @@ bool asks_kernel(const OpInfo& info, const std::vector<Arg>& args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
-  return other && elements <= kMostElements;
+  return other && here && (elements == 0 || (info.row && info.row->lower && elements <= kMostElements));
 }
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {

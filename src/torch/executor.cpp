@@ -514,7 +514,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::vector<at::Tensor> kept;
   if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
     kept.reserve(s.windows.size());
-    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(f.windows[window].tensor.clone());
+    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
   }
 
   if (s.foreign)
