@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from . import _C, _numbers
+from . import _C, _fast_path, _numbers
 from ._checkpoint import REPLACED
 
 _flag_lock = threading.Lock()
@@ -52,6 +52,8 @@ _PATCHES = (
     *((threading, name, _refusing("it starts a thread")) for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
     (torch, "compile", _refusing("it calls torch.compile")),  # also torch.cond: frames met under our mode would be marked as never to be compiled
     (torch.compiler, "is_compiling", _is_compiling),
+    (torch.backends.mha, "get_fastpath_enabled", _fast_path.enabled),
+    (torch, "_native_multi_head_attention", _fast_path.attention),
     (builtins, "max", _numbers.extreme),
     (builtins, "min", _numbers.extreme),
 )
@@ -89,8 +91,6 @@ class Process:
                 Process.real = [getattr(holder, name) for holder, name, _ in _PATCHES]
                 for (holder, name, make), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, make(real))
-                Process.mha_fast_path = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)  # its ops are opaque
         REPLACED.__enter__()
         _numbers.begin()
         _here.process = self
@@ -131,7 +131,6 @@ class Process:
                 torch.compiler._is_compiling_flag = False
                 for (holder, name, _), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, real)
-                torch.backends.mha.set_fastpath_enabled(Process.mha_fast_path)
 
 
 def _place(t):

@@ -11,4 +11,9 @@ enum class Reads {
 };
 Reads reads_of(std::string_view name);
 
+// Whether a call of this op may look at how its operands lie in memory: what it gives, draws or raises, or how its results are laid out, may follow
+// from their strides. Such a call gets operands in eager's strides, whatever passes and the schedule have chosen. Views among them are not meant:
+// their rules know elements only.
+bool sees_layout(std::string_view name);
+
 }  // namespace vitrify::ops

@@ -67,6 +67,14 @@ Reads reads_of(std::string_view name) {
   return Reads::Some;
 }
 
+bool sees_layout(std::string_view name) {
+  for (std::string_view ours : {"graph::", "vitrify::", "mkldnn::", "mkl::"})
+    if (name.starts_with(ours)) return false;
+  for (std::string_view product : {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear"})
+    if (name == product) return false;
+  return true;
+}
+
 std::vector<const OpRow*> all_ops() {
   std::vector<const OpRow*> r;
   for (auto& [name, row] : table()) r.push_back(row);

@@ -291,41 +291,24 @@ Int numel_of(const Dims& sizes) {
 }
 Dims dims_of(const std::vector<Int>& v) { return {v.begin(), v.end()}; }
 
-// Another geometry on the memory of a dense tensor, from where that begins.
-// Offsets count from the start of the memory: known to be the start of a value that is no view and was made by the graph.
-bool starts_its_memory(const ir::Arg& arg) {
-  const ir::Op& op = *std::get<ir::Value>(arg).node->op;
-  return !(op.flags & ir::kView) && op.name != "graph::input" && op.name != "graph::constant";
-}
+// Of elements in a row, from the first on: what memory looks like to whoever records these ops (src/torch/strided.cpp).
 bool lower_as_strided(const Args& a, std::vector<Tensor>& r) {
-  if (!starts_its_memory(a.n.args[0])) return false;
   Tensor x = a.tensor(0);
-  const TensorType& type = *type_of(a.n.args[0]);
-  const auto order = dense_order(type.sizes, type.strides);
   const Dims strides = dims_of(a.ints(2));
-  if (!order || (!a.none(3) && !a.integer(3).is(0))) return false;
+  if (x.sizes.size() != 1 || !a.none(3)) return false;
   for (size_t d = 0; d < strides.size(); ++d)
     if (!strides[d].is_const() || !a.out().sizes[d].is_const()) return false;
-  if (x.sizes == a.out().sizes && dense_order(a.out().sizes, strides) == order) {  // other strides of dims of size 1
-    r.push_back(x);
-    return true;
-  }
-  r.push_back(a.L.view(x, a.out().sizes, [=, sizes = type.sizes, own = type.strides, order = *order](const Index& i) {
-    return index_at(place_of(i, strides), sizes, own, order);
-  }));
+  r.push_back(a.L.view(x, a.out().sizes, [=](const Index& i) { return Index{place_of(i, strides)}; }));
   return true;
 }
 // (self, src, size, stride, offset), where src goes over all of self
 bool lower_as_strided_scatter(const Args& a, std::vector<Tensor>& r) {
-  if (!starts_its_memory(a.n.args[0])) return false;
   Tensor src = a.tensor(1);
-  const TensorType& type = *type_of(a.n.args[0]);
+  const Dims& all = a.out().sizes;
   const Dims sizes = dims_of(a.ints(2)), strides = dims_of(a.ints(3));
-  const auto own = dense_order(type.sizes, type.strides), order = dense_order(sizes, strides);
-  if (!own || !order || !(numel_of(type.sizes) == numel_of(sizes)) || (!a.none(4) && !a.integer(4).is(0)) || src.dtype != a.out().dtype) return false;
-  r.push_back(a.L.view(src, a.out().sizes, [=, own_strides = type.strides, order = *order](const Index& i) {
-    return index_at(place_of(i, own_strides), sizes, strides, order);
-  }));
+  const auto order = dense_order(sizes, strides);
+  if (all.size() != 1 || !order || !(all[0] == numel_of(sizes)) || !a.none(4) || src.dtype != a.out().dtype) return false;
+  r.push_back(a.L.view(src, all, [=, order = *order](const Index& i) { return index_at(i[0], sizes, strides, order); }));
   return true;
 }
 

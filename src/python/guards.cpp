@@ -1,6 +1,5 @@
 #include "python/guards.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
@@ -15,6 +14,8 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+
+#include "torch/process_state.h"
 
 namespace vitrify::python {
 
@@ -50,8 +51,7 @@ ModeState ModeState::current() {
                  (uint32_t)at::autocast::is_autocast_cache_enabled() << 24;
   m.threads = at::get_num_threads();
   m.default_dtype = (uint16_t)c10::get_default_dtype_as_scalartype();
-  auto& ctx = at::globalContext();
-  m.deterministic = ctx.deterministicAlgorithms() | ctx.deterministicAlgorithmsWarnOnly() << 1;
+  m.library = library_state();
   m.function_modes = (uint8_t)at::impl::PythonTorchFunctionTLS::get_disabled_state();
   if (int64_t n = at::impl::PythonTorchFunctionTLS::stack_len()) m.device_context = device_context_of_stack(n);
   return m;

@@ -13,11 +13,11 @@ namespace vitrify::python {
 // Everything outside the arguments that decides which ATen ops run: compared as one block.
 struct ModeState {
   uint64_t included = 0, excluded = 0;
+  uint64_t library = 0;  // library_state()
   uint32_t autograd = 0;  // grad, inference, forward-AD, view replay, anomaly bits
   uint32_t autocast = 0;  // dtypes and cache flag, when autocast is on
   int32_t threads = 0;
   uint16_t default_dtype = 0;
-  uint8_t deterministic = 0;
   uint8_t function_modes = 0;
   int32_t device_context = 0;  // of torch.set_default_device or `with torch.device()`; -1: a mode of another kind
   bool operator==(const ModeState&) const = default;

@@ -127,7 +127,7 @@ VT_AVX512 void take(const DotProductAttention& a, const Room& room, const Querie
 }
 
 template <int V>
-VT_AVX512 void attend_to(const DotProductAttention& a, const Room& room, const Queries& q) {
+VT_AVX512 bool attend_to(const DotProductAttention& a, const Room& room, const Queries& q) {
   constexpr int64_t kLanes = V * kLane;
   const Block queries{a.q + q.batch * a.q_strides[0] + q.head * a.q_strides[1] + q.first * a.q_strides[2], a.q_strides[2], true, a.width, q.count};
   queries.copy(0, queries.units(), room.q);
@@ -150,6 +150,7 @@ VT_AVX512 void attend_to(const DotProductAttention& a, const Room& room, const Q
     multiply_all<V>(room.values + j * kRows, a.keys * kRows, a.width, room.weights, seen, room.sums, j > 0);
   }
   float* const out = a.out + q.batch * a.out_strides[0] + q.head * a.out_strides[1] + q.first * a.out_strides[2];
+  bool finite = true;
   float* const lse = a.lse + q.batch * a.lse_strides[0] + q.head * a.lse_strides[1] + q.first * a.lse_strides[2];
   for (int v = 0; v < V; ++v) {
     const __mmask16 some = _mm512_cmp_ps_mask(so_far.sum[v], _mm512_setzero_ps(), _CMP_NEQ_UQ);
@@ -164,17 +165,26 @@ VT_AVX512 void attend_to(const DotProductAttention& a, const Room& room, const Q
     int64_t d = 0;
     if (count == kLane)
       for (; d + kLane <= a.width; d += kLane) transpose_16<true>(room.sums + d * kLanes + v * kLane, kLanes, to + d, a.out_strides[2], by);
+    for (int i = 0; i < count; ++i) finite = finite && std::isfinite(lse[(v * kLane + i) * a.lse_strides[2]]);
     for (; d < a.width; ++d)
       for (int i = 0; i < count; ++i) to[i * a.out_strides[2] + d] = room.sums[d * kLanes + v * kLane + i] * scale[i];
   }
+  return finite;
 }
 
-VT_AVX512 void copy_values(const float* v, int64_t stride, int64_t keys, int64_t width, float* to) {
+constexpr int kSpecial = 0x01 | 0x08 | 0x10 | 0x80;  // NaNs and infinities
+
+// Whether all are finite.
+VT_AVX512 bool copy_values(const float* v, int64_t stride, int64_t keys, int64_t width, float* to) {
+  __mmask8 special = 0;
   for (int64_t j = 0; j < keys; ++j, v += stride)
     for (int64_t d = 0; d < width; d += kRows) {
       const auto mask = static_cast<__mmask8>(width - d >= kRows ? 0xff : (1u << (width - d)) - 1);
-      _mm256_store_ps(to + (d / kRows * keys + j) * kRows, _mm256_maskz_loadu_ps(mask, v + d));
+      const __m256 x = _mm256_maskz_loadu_ps(mask, v + d);
+      special |= _mm256_fpclass_ps_mask(x, kSpecial);
+      _mm256_store_ps(to + (d / kRows * keys + j) * kRows, x);
     }
+  return special == 0;
 }
 
 }  // namespace
@@ -183,7 +193,8 @@ bool can_attend(const DotProductAttention& a) {
   return can_multiply() && a.width > 0 && a.width <= kMaxDepth && a.keys > 0 && a.keys * round_up(a.width, kRows) <= kMaxHead / 2;
 }
 
-void attend(const DotProductAttention& a, int part, int parts) {
+bool attend(const DotProductAttention& a, int part, int parts) {
+  bool finite = true;
   const int64_t vectors = round_up(a.queries, kLane) / kLane, blocks = (vectors + kVectors - 1) / kVectors, all = a.batch * a.heads * blocks;
   const int64_t keys = round_up(a.keys, kRows), width = round_up(a.width, kRows), lanes = kVectors * kLane;
   Room room;
@@ -201,19 +212,20 @@ void attend(const DotProductAttention& a, int part, int parts) {
       const float* k = a.k + b * a.k_strides[0] + h * a.k_strides[1];
       for (int64_t j = 0; j < a.keys; j += kRows)
         copy_a(k + j * a.k_strides[2], a.k_strides[2], a.width, static_cast<int>(std::min<int64_t>(kRows, a.keys - j)), room.keys + j * a.width);
-      copy_values(a.v + b * a.v_strides[0] + h * a.v_strides[1], a.v_strides[2], a.keys, a.width, room.values);
+      finite = copy_values(a.v + b * a.v_strides[0] + h * a.v_strides[1], a.v_strides[2], a.keys, a.width, room.values) && finite;
     }
     const int64_t from = vectors * (i % blocks) / blocks, to = vectors * (i % blocks + 1) / blocks;
     const Queries q{b, h, from * kLane, static_cast<int>(std::min(a.queries, to * kLane) - from * kLane)};
     constexpr decltype(&attend_to<1>) kEach[] = {attend_to<1>, attend_to<2>, attend_to<3>};
-    kEach[to - from - 1](a, room, q);
+    finite = kEach[to - from - 1](a, room, q) && finite;
   }
+  return finite;
 }
 
 #else
 
 bool can_attend(const DotProductAttention&) { return false; }
-void attend(const DotProductAttention&, int, int) {}
+bool attend(const DotProductAttention&, int, int) { return true; }
 
 #endif
 

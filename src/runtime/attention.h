@@ -29,6 +29,7 @@ struct DotProductAttention {
 bool can_attend(const DotProductAttention&);
 
 // Computes part `part` of `parts`. Results do not depend on `parts`. Throws std::bad_alloc.
-void attend(const DotProductAttention&, int part, int parts);
+// False where a value or a result is infinite or NaN: which keys that a query does not see are multiplied with its weights of zero follows from blocks.
+bool attend(const DotProductAttention&, int part, int parts);
 
 }  // namespace vitrify::runtime

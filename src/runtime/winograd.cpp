@@ -131,7 +131,11 @@ class Block {
     }
   }
 
+  bool finite() const { return special_ == 0; }
+
  private:
+  static constexpr int kSpecial = 0x01 | 0x08 | 0x10 | 0x80;  // NaNs and infinities
+
   Square square(int64_t t) const {
     const int64_t cols = (p_.w + 1) / 2, rows = (p_.h + 1) / 2, at = first_ + t;
     return {at / (rows * cols), at / cols % rows * 2, at % cols * 2};
@@ -193,6 +197,7 @@ class Block {
           __m512 sum = j == 0 ? _mm512_add_ps(e[i][0], _mm512_add_ps(e[i][1], e[i][2])) : _mm512_sub_ps(_mm512_sub_ps(e[i][1], e[i][2]), e[i][3]);
           sum = _mm512_add_ps(sum, bias);
           const int64_t at = ((s.image * p_.h + s.row + i) * p_.w + s.col + j) * p_.k + k + v;
+          special_ |= _mm512_fpclass_ps_mask(sum, kSpecial);
           if (p_.add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(p_.add + at));
           if (p_.relu) sum = _mm512_mask_mov_ps(sum, _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());  // NaN stays
           _mm512_storeu_ps(p_.y + at, sum);
@@ -204,11 +209,12 @@ class Block {
   const int64_t first_result_, last_result_;
   float *pixels_, *sums_, *weights_;
   int64_t first_ = 0, count_ = 0;
+  __mmask16 special_ = 0;
 };
 
 }  // namespace
 
-void convolve(const Winograd& p, int part, int parts) {
+bool convolve(const Winograd& p, int part, int parts) {
   const int64_t squares = p.n * ((p.h + 1) / 2) * ((p.w + 1) / 2), panels = (p.k + kPanel - 1) / kPanel;
   // Weights are transformed for each block. Where there are many, parts share them out before they share out the image.
   int64_t by_panel = 1;
@@ -218,17 +224,18 @@ void convolve(const Winograd& p, int part, int parts) {
   const int64_t by_square = parts / by_panel, i = part % by_panel, j = part / by_panel;
   const int64_t first = panels * i / by_panel * kPanel, last = std::min(p.k, panels * (i + 1) / by_panel * kPanel);
   const int64_t begin = squares * j / by_square, end = squares * (j + 1) / by_square;
-  if (begin == end || first == last) return;
+  if (begin == end || first == last) return true;
   const int64_t bytes = by_panel > 1 ? 2 * kBlockBytes : kBlockBytes;
   const int64_t fit = std::max<int64_t>(1, bytes / (kPoints * 4 * p.c) / kRows) * kRows;
   const int64_t blocks = (end - begin + fit - 1) / fit, most = ((end - begin + blocks - 1) / blocks + kRows - 1) / kRows * kRows;
   Block block(p, most, first, last);
   for (int64_t t = begin; t < end; t += most) block.run(t, std::min(most, end - t));
+  return block.finite();
 }
 
 #else
 
-void convolve(const Winograd&, int, int) {}
+bool convolve(const Winograd&, int, int) { return true; }
 
 #endif
 

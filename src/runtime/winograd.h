@@ -28,6 +28,7 @@ bool can_convolve();
 void winograd_weights(const float* weights, int64_t k, int64_t c, float* to);
 
 // Computes part `part` of `parts` of y; other parts write other elements. Results do not depend on `parts`. Throws std::bad_alloc.
-void convolve(const Winograd&, int part, int parts);
+// False where a sum is infinite or NaN: an infinity, or what overflows in between, reaches results that it does not reach in a direct convolution.
+bool convolve(const Winograd&, int part, int parts);
 
 }  // namespace vitrify::runtime

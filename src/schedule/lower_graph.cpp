@@ -52,6 +52,13 @@ class GraphLowering final : public Nests {
       bool all = reads == Reads::All || may_fault(n);
       for (uint32_t i = 0; i < n.outs.size() && !all; ++i) all = whole_.contains(n.out(i));
       if (all && reads != Reads::Some) ir::for_each_input(n, [&](Value& v) { whole_.insert(v); });
+      // A custom op may look at the strides of a view, which it has where what it is a view of lies in memory as in eager.
+      if ((n.op->flags & ir::kEffect) && sees_layout(n.op->name))
+        ir::for_each_input(n, [&](Value& v) {
+          Value root = v;
+          while (root.node->op->flags & ir::kView) root = std::get<Value>(root.node->args[0]);
+          if (!(root == v)) in_memory_.insert(root);
+        });
     }
   }
 
@@ -129,7 +136,9 @@ class GraphLowering final : public Nests {
     if (t.lazy >= 0 && !lazies_[t.lazy].realized) {
       if (lazies_[t.lazy].strides.empty() && is_dense(type)) lazies_[t.lazy].strides = type.strides;
       const bool again = uses(v) >= 2;
-      if (again || t.cost > kMaxInlineOps / 4 || t.reads > kMaxInlineReads / 2) {  // estimates: far from the limits it need not be known
+      if (in_memory_.contains(v)) {
+        t = realize(t);
+      } else if (again || t.cost > kMaxInlineOps / 4 || t.reads > kMaxInlineReads / 2) {  // estimates: far from the limits it need not be known
         const Price p = price(t);
         const bool many = again && (p.reads >= 2 || p.heavy || p.ops > 4);
         if (many || p.ops > kMaxInlineOps || p.reads > kMaxInlineReads) t = realize(t);
@@ -149,21 +158,13 @@ class GraphLowering final : public Nests {
     return std::all_of(t.sizes.begin(), t.sizes.end(), constant) && std::all_of(t.strides.begin(), t.strides.end(), constant);
   }
 
-  static bool takes_any_strides(std::string_view op) {
-    if (!op.starts_with("aten::")) return true;
-    for (std::string_view s : {"mm", "addmm", "bmm", "baddbmm", "linear"})
-      if (op.substr(6) == s) return true;
-    return false;
-  }
-
   void lower_extern(const ir::Node& n) {
     ExternNode e;
     e.node = &n;
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
-      // Kernels of ATen may rely on what was made contiguous before them.
       Dims strides = v.type().strides;
-      if (!takes_any_strides(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
+      if (sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         if (!is_dense(v.type()) && is_fixed(v.type())) strides = preserved_strides(*ctx_, v.type());  // results follow the order of its dims
         if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
       }
@@ -246,7 +247,7 @@ class GraphLowering final : public Nests {
   const ir::Graph& graph_;
   ir::ValueMap<Tensor> values_;
   ir::NodeMap<ir::UseCounts> uses_;
-  std::unordered_set<Value> whole_;
+  std::unordered_set<Value> whole_, in_memory_;
 };
 
 }  // namespace

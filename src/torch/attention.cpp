@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cmath>
 
 namespace vitrify {
@@ -47,10 +48,12 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
     if (mask.defined()) std::copy_n(mask.strides().begin(), 4, a.mask_strides.begin());
     if (out.stride(3) == 1 && runtime::can_attend(a)) {
       const int parts = at::get_num_threads();
+      std::atomic<bool> finite{true};
       at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
-        for (; part < end; ++part) runtime::attend(a, static_cast<int>(part), parts);
+        for (; part < end; ++part)
+          if (!runtime::attend(a, static_cast<int>(part), parts)) finite = false;
       });
-      return {out, lse};
+      if (finite) return {out, lse};
     }
   }
   return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal, attn_mask, scale);

@@ -28,7 +28,8 @@ namespace {
 using runtime::SlotKind;
 
 struct Context {
-  explicit Context(std::shared_ptr<const runtime::Plan> plan) : run(std::move(plan)) {}
+  Context(std::shared_ptr<const runtime::Plan> plan, std::shared_ptr<const Originals> originals, uint32_t num_args)
+      : run(std::move(plan), std::move(originals), num_args) {}
   PlanRun run;
   std::vector<const at::Tensor*> inputs;
   std::vector<at::Tensor> outputs;
@@ -142,7 +143,7 @@ class Compiled final : public CompiledGraph {
         ~DefaultFloat() { ops::default_float() = before; }
       } default_float;
       auto plan = pipeline::compile(program_.graph, options, torch_stages(state), destinations);
-      shared_ = std::make_shared<SharedPlan>(SharedPlan{program_.graph, std::move(plan), std::move(state->groups)});
+      shared_ = std::make_shared<SharedPlan>(SharedPlan{program_.graph, std::move(plan), std::move(state->groups), std::move(state->originals)});
       if (key) keep_plan(*key, shared_);
     }
     plan_ = shared_->plan;
@@ -227,7 +228,7 @@ class Compiled final : public CompiledGraph {
  private:
   std::unique_ptr<Context> context() {
     if (auto c = pool_.take()) return c;
-    auto c = std::make_unique<Context>(plan_);
+    auto c = std::make_unique<Context>(plan_, shared_->originals, program_.num_args);
     c->run.lenient = program_.lenient;
     if (program_.trained) c->run.cached_from = runtime::BlockCache::kMinBytes;
     c->inputs.resize(program_.graph->inputs.size());

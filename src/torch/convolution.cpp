@@ -4,7 +4,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #include "runtime/winograd.h"
+#include "torch/originals.h"
 
 namespace vitrify {
 
@@ -81,9 +84,12 @@ at::Tensor winograd_convolution(const at::Tensor& x_, const Optional& other_, co
                             y.size(1),
                             relu};
   const int parts = at::get_num_threads();
+  std::atomic<bool> finite{true};
   at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
-    for (; part < end; ++part) runtime::convolve(p, static_cast<int>(part), parts);
+    for (; part < end; ++part)
+      if (!runtime::convolve(p, static_cast<int>(part), parts)) finite = false;
   });
+  if (!finite) throw NotFinite("vitrify::winograd_convolution: a result is not finite");
   return y;
 }
 

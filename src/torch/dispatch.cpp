@@ -56,6 +56,30 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
   return name == "aten::_fft_r2c" && device.is_cpu() &&
          std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && std::count(t.sizes().begin(), t.sizes().end(), 1); });
 }
+// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
+// but of empty ones asking costs nothing.
+bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
+  constexpr double kMostElements = 1 << 20;
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
+      info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
+    return false;
+  bool other = false, here = true;
+  double elements = 0;
+  auto look = [&](const Value& v) {
+    if (!v) return;
+    const TensorType& t = v.type();
+    other = other || !t.is_contiguous();
+    here = here && t.device.kind == DeviceKind::CPU;
+    double n = 1;
+    for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
+    elements += n;
+  };
+  for (const Arg& a : args) {
+    if (auto* v = std::get_if<Value>(&a)) look(*v);
+    if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
+  }
+  return other && here && (elements == 0 || (info.row && info.row->lower && elements <= kMostElements));
+}
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {
   using CaptureError::CaptureError;
@@ -327,7 +351,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     try {
       if (!ruled && !(info.flags & ir::kEffect) && info.kind == OpKind::Pure && (info.flags & ir::kDataDependent))
         throw NoMeta(fmt::format("reads a tensor's value: {}", info.name));
-      call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name));
+      call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name) || (!ruled && asks_kernel(info, converted)));
     } catch (const NoMeta& e) {
       if (info.flags & ir::kEffect) throw capture::Undescribed(e.what());
       if (!ruled && !run_now(info, converted, &call.metas)) {

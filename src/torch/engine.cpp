@@ -16,6 +16,7 @@
 #include "torch/compiled.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
+#include "torch/process_state.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 #include "vitrify/compile.h"
@@ -66,7 +67,7 @@ void add_process_state(Flat& k) {
     k.bytes(at::autocast::get_autocast_dtype(device));
   }
   k.bytes(at::get_num_threads());
-  k.bytes(at::globalContext().deterministicAlgorithms());
+  k.bytes(library_state());
   k.bytes(c10::get_default_dtype_as_scalartype());
 }
 

@@ -14,6 +14,7 @@
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
+#include "torch/tracer.h"
 #include "torch/watch.h"
 
 namespace vitrify {
@@ -109,8 +110,11 @@ at::Tensor without_bits(const at::Tensor& t) {
   return t.as_strided({extent}, {1}).clone().as_strided(t.sizes(), t.strides(), 0);
 }
 
-PlanRun::PlanRun(std::shared_ptr<const Plan> plan)
-    : plan_(std::move(plan)), tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
+PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Originals> originals, uint32_t first_kept)
+    : plan_(std::move(plan)),
+      originals_(std::move(originals)),
+      first_kept_(first_kept),
+      tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
   for (const runtime::Output& o : plan_->outputs)
     if (o.in_place) written_[o.ref.slot] = 1;
   for (const ExternCall& e : plan_->externs) {
@@ -513,12 +517,57 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::vector<at::Tensor> kept;
   if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
     kept.reserve(s.windows.size());
-    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(f.windows[window].tensor.clone());
+    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
   }
 
   if (s.foreign)
     for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
+  if (!originals_ || e.node->op->name.starts_with("aten::")) return call_extern(f, i);
+  // What a library does not do, though ATen does, is no error of the user's.
+  if (!failed_.empty())
+    if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
+  bool for_good = true;
+  try {
+    return call_extern(f, i);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const capture::CallRefused&) {
+    throw;
+  } catch (const InternalError&) {
+    throw;
+  } catch (const NotFinite&) {
+    for_good = false;
+  } catch (const std::exception&) {
+    if (is_side_effect(*e.node) || e.node->op->flags & ir::kRandom) throw;
+  }
+  auto failure = std::current_exception();
+  failed_[i].for_good = for_good;
+  if (!run_originals(f, i, inputs)) std::rethrow_exception(failure);
+}
 
+// The ops that the call stands for, in its place.
+bool PlanRun::run_originals(Frame& f, uint32_t i, const at::Tensor* const* inputs) {
+  const ExternCall& e = plan_->externs[i];
+  ExternState& s = f.externs[i];
+  Failed& failed = failed_[i];
+  if (!failed.ops) failed.ops = originals_->behind(*e.node, first_kept_);
+  if (!failed.ops) return false;
+  std::vector<at::Tensor> args;
+  for (const Originals::Ops::Source& from : failed.ops->sources) args.push_back(from.operand ? *s.pointers[from.index] : *inputs[from.index]);
+  if (std::ranges::any_of(args, [](const at::Tensor& t) { return !t.defined(); })) return false;
+  std::vector<at::Tensor> results = interpret(*failed.ops->graph, args);
+  for (uint32_t r = 0; r < e.results.size(); ++r) {
+    if (e.results[r] < 0) continue;
+    VT_CHECK(failed.ops->results[r] >= 0, "{} result {} stands for nothing", e.node->op->name, r);
+    at::Tensor& t = results[static_cast<size_t>(failed.ops->results[r])];
+    store_result(f, e, r, t.reshape(f.slots[static_cast<uint32_t>(e.results[r])].sizes), s);
+  }
+  return true;
+}
+
+void PlanRun::call_extern(Frame& f, uint32_t i) {
+  const ExternCall& e = plan_->externs[i];
+  ExternState& s = f.externs[i];
   const NodeCall& call = calls_[i];
   if (is_side_effect(*e.node)) note_effect();
   if (call.has_out() && e.results[0] >= 0) {

@@ -3,12 +3,14 @@
 #include <ATen/ATen.h>
 
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "runtime/layout.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
 #include "torch/extern_call.h"
+#include "torch/originals.h"
 
 namespace vitrify {
 
@@ -31,7 +33,8 @@ at::Tensor without_bits(const at::Tensor&);
 
 class PlanRun {
  public:
-  explicit PlanRun(std::shared_ptr<const runtime::Plan>);
+  // `originals`: of the plan's library calls, or null; `first_kept`: graph inputs from here on are there, and unwritten, until a run ends.
+  explicit PlanRun(std::shared_ptr<const runtime::Plan>, std::shared_ptr<const Originals> originals = nullptr, uint32_t first_kept = 0);
   ~PlanRun();
   // `inputs` in graph order. Not re-entrant. Appends to `outputs`, one per graph output. Throws what an op or the data raises; nothing outside
   // has been written then. Call under PlanGuard.
@@ -127,12 +130,21 @@ class PlanRun {
   bool run_together(Frame&, size_t step, size_t count, std::vector<at::Tensor>* owned);
   void reserve_scratch(int64_t threads);
   void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
+  void call_extern(Frame&, uint32_t ext);
+  bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
   void drop_tensors() noexcept;
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
+  std::shared_ptr<const Originals> originals_;
+  uint32_t first_kept_;
+  struct Failed {
+    std::shared_ptr<const Originals::Ops> ops;
+    bool for_good = false;
+  };
+  std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
   size_t first_write_ = 0;                           // the first step that writes to an input; as many as there are: none does

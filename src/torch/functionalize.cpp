@@ -85,7 +85,7 @@ Value Tracer::Impl::read(View& v) {
   StorageState& s = *v.storage;
   if (!v.parent) return s.base;
   if (!v.cached || v.generation != s.generation) {
-    v.cached = apply(v, read(*v.parent));
+    v.cached = v.step.op && v.step.op->name == "aten::as_strided" ? read_strided(v) : apply(v, read(*v.parent));
     v.generation = s.generation;
   }
   return v.cached;
@@ -140,7 +140,6 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
     return op("aten::slice_scatter", {parent, value, arg(0), arg(1), arg(2), arg(3)}, type);
   }
   if (name == "aten::diagonal") return op("aten::diagonal_scatter", {parent, value, arg(0), arg(1), arg(2)}, type);
-  if (name == "aten::as_strided") return op("aten::as_strided_scatter", {parent, value, arg(0), arg(1), arg(2)}, type);
   if (name == "aten::t" || name == "aten::transpose.int") {
     std::vector<int64_t> perm(rank);
     for (size_t i = 0; i < rank; ++i) perm[i] = i;
@@ -231,7 +230,18 @@ Value Tracer::Impl::cast(Value value, const TensorType& type) {
 void Tracer::Impl::write(View& v, Value value, std::string_view op) {
   StorageState& s = *v.storage;
   Value current = value;
-  for (View* p = &v; p->parent; p = p->parent.get()) current = scatter(*p, p->step.op ? read(*p->parent) : Value{}, current, op);
+  for (View* p = &v; p->parent;) {
+    View* into = p->parent.get();
+    if (p->step.op && p->step.op->name == "aten::as_strided") {
+      const auto memory = memory_of(*p);
+      if (!memory) fail(fmt::format("{} writes through aten::as_strided of memory with gaps", op));
+      current = write_strided(*p, *memory, current);
+      into = memory->of;
+    } else {
+      current = scatter(*p, p->step.op ? read(*into) : Value{}, current, op);
+    }
+    p = into;
+  }
   current = conform(current, s.type, [&] { return s.base; });
   s.base = current;
   ++s.generation;

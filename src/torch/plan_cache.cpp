@@ -1,13 +1,15 @@
 #include "torch/plan_cache.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
-#include "support/hash.h"
 #include "torch/executor.h"
+#include "torch/process_state.h"
 
 namespace vitrify {
 
@@ -18,7 +20,6 @@ constexpr size_t kMaxConstantBytes = 1 << 20;
 struct Plans {
   std::mutex mutex;
   std::unordered_map<std::string, std::weak_ptr<const SharedPlan>> by_key;
-  size_t sweep_at = 64;
 };
 Plans& plans() {
   static Plans p;
@@ -56,13 +57,19 @@ bool add_graph(std::string& key, const ir::Graph& g) {
 std::optional<std::string> plan_key(const ir::Graph& g, const PassState& state, const schedule::Destinations& to, const Options& o) {
   const sym::Context& ctx = const_cast<ir::Graph&>(g).ctx();
   if (!o.dump.empty() || ctx.dynamic() || !ctx.guards().empty()) return std::nullopt;  // conditions on sizes belong to one program
-  std::string key = fmt::format("{} {} {} {}\n", o.key(), state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads);
+  // Compared whole: another program's plan would be a wrong result.
+  std::string key;
+#define OPTION(name, type, def, in_key, help) \
+  if constexpr (in_key) key += fmt::format(#name "={} ", o.name);
+#include "support/options.def"
+#undef OPTION
+  key += fmt::format("{} {} {} {} {}\n", state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads,
+                                at::get_num_threads(), library_state());
   key.append(state.written.begin(), state.written.end());
   for (int32_t d : to) key += fmt::format(" {}", d);
   key += '\n';
   if (!add_graph(key, g)) return std::nullopt;
-  const uint64_t hash[] = {hash_string(key), hash_string(key, 1), key.size()};
-  return std::string(reinterpret_cast<const char*>(hash), sizeof hash);
+  return key;
 }
 
 std::shared_ptr<const SharedPlan> find_plan(const std::string& key) {
@@ -75,10 +82,8 @@ std::shared_ptr<const SharedPlan> find_plan(const std::string& key) {
 void keep_plan(const std::string& key, const std::shared_ptr<const SharedPlan>& plan) {
   Plans& p = plans();
   std::lock_guard lock(p.mutex);
-  p.by_key[key] = plan;
-  if (p.by_key.size() < p.sweep_at) return;
   std::erase_if(p.by_key, [](const auto& e) { return e.second.expired(); });
-  p.sweep_at = 2 * p.by_key.size() + 64;
+  p.by_key[key] = plan;
 }
 
 }  // namespace vitrify

@@ -18,6 +18,7 @@ struct SharedPlan {
   std::shared_ptr<ir::Graph> graph;  // after the passes
   std::shared_ptr<runtime::Plan> plan;
   std::vector<FrozenGroup> groups;
+  std::shared_ptr<const Originals> originals;
 };
 
 // Of a program before its passes: everything that they, the schedule and the code may look at. Nullopt where that cannot be written down: sizes that

@@ -88,12 +88,18 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
       run_view(*ops.find("aten::alias"), &view);
       return finish(view.back());
     }
-    // The value of a view has no memory around it: only what the tensor itself spans can be reached.
-    int64_t end = offset + 1, own_end = 1;
-    for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
-    for (int64_t d = 0; d < f->dim(); ++d) own_end += f->sizes()[d] ? (f->sizes()[d] - 1) * f->strides()[d] : 0;
-    if (f->storage_offset() != 0 || offset < 0 || end > own_end) fail("aten::as_strided reaches outside its tensor");
-    return run_view(info, stack);
+    run_view(info, stack);
+    View& v = *as_fake(stack->back().toTensor())->view;
+    // What lies in the gaps of a tensor, only the tensor itself knows: an argument that nobody has written.
+    if (!memory_of(v)) {
+      int64_t end = offset + 1, own_end = 1;
+      for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
+      for (int64_t d = 0; d < f->dim(); ++d) own_end += f->sizes()[d] ? (f->sizes()[d] - 1) * f->strides()[d] : 0;
+      if (f->view->parent || f->view->storage->input < 0 || f->view->storage->generation || f->storage_offset() != 0 || offset < 0 || end > own_end)
+        fail("aten::as_strided reaches outside its tensor");
+    }
+    v.cached = read_strided(v);
+    return;
   }
 
   if (name == "aten::as_strided_") {  // global average pooling marks its result as channels-last so: other strides for dims of size 1
@@ -111,6 +117,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
       Stack view(args.begin(), args.end());
       run_view(*ops.find("aten::as_strided"), &view);
       auto made = as_fake(view.back().toTensor())->view;
+      made->cached = read_strided(*made);
       made->in_place = &info;
       f->view = made;
       f->set_geometry();

@@ -163,6 +163,19 @@ struct Tracer::Impl final : capture::ModeHandler {
   void check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op);
   std::vector<ResultSpec::ViewOp> path_of(const View&) const;
 
+  // --- as_strided (strided.cpp)
+  struct Memory {
+    View* of = nullptr;  // all of it, in this type and order of dims
+    ir::TensorType type;
+    std::vector<size_t> order;
+    int64_t begin = 0, end = 0;  // elements that are looked at
+  };
+  std::optional<Memory> memory_of(const View& child);
+  ir::Value elements_of(const Memory&, ir::Value);
+  ir::Value from_elements(const Memory&, ir::Value);
+  ir::Value read_strided(View& child);
+  ir::Value write_strided(View& child, const Memory&, ir::Value);
+
   // --- end (results.cpp, joint.cpp)
   Program finish(const std::vector<at::Tensor>& outputs);
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);

@@ -44,6 +44,7 @@ bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
     auto ok = [&](Value v) { return !v || (state.is_frozen(g, v) && is_f32_cpu(v.type())); };
     if (!ok(w) || !ok(b) || !ok(norm->weight) || !ok(norm->bias) || !ok(norm->mean) || !ok(norm->var) || !is_f32_cpu(n->outs[0])) continue;
 
+    state.fuses(g);
     const ir::TensorType row = dense(DType::F32, norm->mean.type().sizes);
     auto one = [&](const char* op, Value a) { return insert(g, n, op, {a}, row)->out(); };
     auto two = [&](const char* op, Value a, Value c) {
@@ -64,7 +65,9 @@ bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
     std::vector<ir::Arg> args = conv->args;
     args[1] = weight;
     args[2] = bias;
-    g.replace_uses(n->out(), insert(g, n, "aten::convolution", std::move(args), n->outs[0])->out());
+    const Value folded = insert(g, n, "aten::convolution", std::move(args), n->outs[0])->out();
+    state.originals->replaced(folded, n->out());
+    g.replace_uses(n->out(), folded);
     changed = true;
   }
   if (changed) g.remove_dead();

@@ -106,7 +106,7 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
 
 bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   const std::vector<Node*> nodes = g.nodes();
-  if (std::ranges::none_of(nodes, [](const Node* n) { return is(*n, "aten::convolution"); })) return false;
+  if (!at::globalContext().userEnabledMkldnn() || std::ranges::none_of(nodes, [](const Node* n) { return is(*n, "aten::convolution"); })) return false;
   Uses uses = users(g);
   ChannelsLast values(g);
   ir::NodeMap<size_t> position(g);
@@ -115,6 +115,7 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   for (Node* n : nodes) {
     auto c = match_conv(g, n, state);
     if (!c) continue;
+    state.fuses(g);
     Node* last = n;  // what the fused call replaces
     Value other;
     std::optional<PostOp> post;
@@ -176,7 +177,11 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
       fused = insert(g, last, "mkldnn::_convolution_pointwise",
                      {c->x, w, bias, c->padding, c->stride, c->dilation, sym::Int(c->groups), p.attr, scalars(g, p.scalars), p.algorithm}, type);
     }
-    if (!is_output) values.add(fused->out());
+    if (!is_output) {
+      values.add(fused->out());
+      values.changed(fused->out(), last->outs[0]);
+    }
+    state.originals->replaced(fused->out(), last->out());
     g.replace_uses(last->out(), fused->out());
     position[fused] = position[last];
     uses = users(g);
@@ -184,13 +189,9 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   }
   if (!changed) return false;
   g.remove_dead();
-  for (Node* n : g.nodes()) values.follow(*n);
-  // Convolutions left as they were follow the layout of what they read.
   for (Node* n : std::vector<Node*>(g.nodes())) {
-    if (!is(*n, "aten::convolution") || !values.has(tensor(*n, 0))) continue;
-    ir::TensorType type = tensor(*n, 0).type();
-    type.strides = ir::contiguous_strides(type.sizes);
-    n->args[0] = g.insert_before(n, g.op("aten::clone"), {tensor(*n, 0), ir::MemoryFormat::Contiguous}, {type})->out();
+    values.restore(g, *n, {});
+    values.follow(*n);
   }
   return true;
 }

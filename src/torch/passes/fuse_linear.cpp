@@ -85,13 +85,14 @@ struct Found {
   bool packed = false;
 };
 
-void use_mkl(Rewriter& r, const Found& f) {
+void use_mkl(Rewriter& r, const Found& f, Originals& originals) {
   Node* n = f.node;
   const Value w = rows_of_weight(r, n, f.p.b);
   const sym::Int rows = f.p.a.type().sizes[0];
   const Value packed = r.insert(n, "mkl::_mkl_reorder_linear_weight", {w, rows}, dense(DType::F32, w.type().sizes))->out();
-  r.replace(n->out(),
-            r.insert(n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0])->out());
+  Node* fused = r.insert(n, "mkl::_mkl_linear", {f.p.a, packed, w, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{}), rows}, n->outs[0]);
+  originals.replaced(fused->out(), n->out());
+  r.replace(n->out(), fused->out());
 }
 
 bool has_dense_rows(const ir::TensorType& t) { return t.strides[1].is(1); }
@@ -116,7 +117,7 @@ bool by_changing_weight(Graph& g, const PassState& state, const Product& p) {
 }
 
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
-void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
+void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses, Originals& originals) {
   Node* n = f.node;
   Value w = rows_of_weight(r, n, f.p.b);
   if (f.packed) {
@@ -135,9 +136,12 @@ void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses) {
     Node* fused = r.insert(n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, post->attr, scalars(g, post->scalars), post->algorithm}, n->outs[0]);
     r.replace(n->out(), fused->out());
     r.replace(u->out(), reshape ? reshape->out() : fused->out());
+    for (Node* of : {fused, reshape})
+      if (of) originals.replaced(of->out(), u->out());  // perhaps in other sizes
     return;
   }
   Node* fused = r.insert(n, "mkldnn::_linear_pointwise", {f.p.a, w, bias, std::string("none"), scalars(g, {}), std::string()}, n->outs[0]);
+  originals.replaced(fused->out(), n->out());
   r.replace(n->out(), fused->out());
 }
 
@@ -167,16 +171,19 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
     state.packed_bytes += bytes;
     f->packed = true;
   }
+  if (found.empty()) return false;
+  state.fuses(g);
   Rewriter rewriter(g);
   for (const Found& f : found) {
     if (library == Library::OneDnn && f.work >= kMinWork)
-      use_onednn(g, rewriter, f, uses);
+      use_onednn(g, rewriter, f, uses, *state.originals);
     else if (f.packed)
-      use_mkl(rewriter, f);
-    else if (f.work < kMinWork || (own && suits_own(f.p)))
-      rewriter.replace(
-          f.node->out(),
-          rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0])->out());
+      use_mkl(rewriter, f, *state.originals);
+    else if (f.work < kMinWork || (own && suits_own(f.p))) {
+      Node* fused = rewriter.insert(f.node, "vitrify::product", {f.p.a, f.p.b, f.p.bias ? ir::Arg(f.p.bias) : ir::Arg(ir::None{})}, f.node->outs[0]);
+      state.originals->replaced(fused->out(), f.node->out());
+      rewriter.replace(f.node->out(), fused->out());
+    }
   }
   return rewriter.finish();
 }

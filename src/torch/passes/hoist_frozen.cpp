@@ -203,12 +203,6 @@ bool PassState::is_frozen(const Graph& g, Value v) const {
   return ok;
 }
 
-const at::Tensor* PassState::tensor_of(const Graph& g, Value v) const {
-  if (!v || v.node->op->name != "graph::input") return nullptr;
-  const auto i = static_cast<size_t>(std::get<sym::Int>(v.node->args[0]).value());
-  return i >= num_args && i - num_args < captured->size() ? &(*captured)[i - num_args] : nullptr;
-}
-
 int64_t most_packed(const Options& options, const PassState& state, PackedFor use) {
   constexpr double kShareOfWeights = 0.10;
   const double all = static_cast<double>(options.packed_weight_mb << 20);

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "ops/lowering.h"
+#include "ops/reads.h"
 #include "ops/shapes.h"
 #include "torch/learned.h"
 #include "torch/mode.h"
@@ -138,9 +139,40 @@ void ChannelsLast::follow(Node& n) {
   }
   for (uint32_t i = 0; i < n.outs.size(); ++i) {
     if (!is_image(n.outs[i]) || is_output(n.out(i))) continue;
+    const ir::TensorType recorded = n.outs[i];
     n.outs[i].strides = ops::strides_for(MemoryFormat::ChannelsLast, n.outs[i].sizes);
     add(n.out(i));
+    changed(n.out(i), recorded);
   }
+}
+
+void ChannelsLast::changed(Value v, const ir::TensorType& recorded) {
+  if (!(v.type() == recorded)) recorded_.try_emplace(v, recorded);
+}
+
+void ChannelsLast::restore(Graph& g, Node& n, const std::function<void(Node*, const Node*)>& made) {
+  const std::string& name = n.op->name;
+  if (!ops::sees_layout(name) || !(ops::is_extern(name) || name == "aten::view.dtype" || n.op->flags & kUnordered)) return;
+  ir::for_each_input(n, [&](Value& v) {
+    const auto it = recorded_.find(v);
+    if (it == recorded_.end()) return;
+    auto [at, fresh] = restored_.try_emplace(v);
+    if (fresh) {
+      const ir::TensorType& type = it->second;
+      std::optional<MemoryFormat> format;
+      for (MemoryFormat f : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast})
+        if (!format && type.strides == ops::strides_for(f, type.sizes)) format = f;
+      if (format) {
+        at->second = insert(g, &n, "aten::clone", {v, *format}, type)->out();
+      } else {
+        const std::vector<sym::Int> sizes(type.sizes.begin(), type.sizes.end()), strides(type.strides.begin(), type.strides.end());
+        Node* empty = insert(g, &n, "aten::empty_strided", {sizes, strides, type.dtype, ir::None{}, type.device, ir::None{}}, type);
+        at->second = insert(g, &n, "aten::copy", {empty->out(), v, false}, type)->out();
+      }
+      if (made) made(at->second.node, &n);
+    }
+    v = at->second;
+  });
 }
 
 namespace {
@@ -161,11 +193,9 @@ class ConvolutionLayout {
       else if (is_backward(*n))
         convolve(n, 1, {0, 1});
       else if (ops::is_extern(n->op->name))
-        ir::for_each_input(*n, [&](Value& v) {
-          if (last_.has(v) && changed_.contains(v)) v = copied(n, v, MemoryFormat::Contiguous);
-        });
+        last_.restore(g_, *n, made_);
       else
-        follow(n);
+        last_.restore(g_, *n, made_), last_.follow(*n);
     }
   }
 
@@ -176,18 +206,11 @@ class ConvolutionLayout {
     if (is_image(n->outs[0]) && is_static(n->outs[0].sizes) && is_static(n->outs[0].strides) && is_last(n->out())) last_.add(n->out());
   }
 
-  void follow(Node* n) {
-    const auto before = n->outs;
-    last_.follow(*n);
-    for (uint32_t i = 0; i < n->outs.size(); ++i)
-      if (!(before[i] == n->outs[i])) changed_.insert(n->out(i));
-  }
-
   static int64_t bytes(const ir::TensorType& t) { return t.numel().value() * 4; }
 
   // Kernels of one pixel take either layout. Others have their weights copied, forward and backward, and the gradient of those copied back.
   bool is_worth_it(const Value& x, const Value& w, const ir::TensorType& out) {
-    if (is_last(x) && !changed_.contains(x)) return true;  // users gave it so
+    if (is_last(x) && !last_.is_changed(x)) return true;  // users gave it so
     return is_pixel(w.type()) ? is_last(x) : 2 * (bytes(x.type()) + bytes(out)) >= bytes(w.type());
   }
 
@@ -197,7 +220,7 @@ class ConvolutionLayout {
     const MemoryFormat format = last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
     auto take = [&](size_t i) {  // ATen would copy it, slowly
       const Value v = tensor(*n, i);
-      if (is_last(v) != last && (last ? !is_pixel(v.type()) : changed_.contains(v))) n->args[i] = copied(n, v, format);
+      if (is_last(v) != last && (last ? !is_pixel(v.type()) : last_.is_changed(v))) n->args[i] = copied(n, v, format);
     };
     for (size_t i = 0; i <= input + 1; ++i) take(i);
     if (!last || !is_last(tensor(*n, input))) return;  // one channel: either
@@ -223,7 +246,7 @@ class ConvolutionLayout {
           if (o == v) o = theirs->out();
       }
       last_.add(v);
-      changed_.insert(v);
+      last_.changed(v, seen);
     }
   }
 
@@ -243,7 +266,6 @@ class ConvolutionLayout {
   Graph& g_;
   const std::function<void(Node*, const Node*)>& made_;
   ChannelsLast last_;
-  std::unordered_set<Value> changed_;
   std::unordered_map<Value, Value> copies_[2];
   Node* next_ = nullptr;
 };

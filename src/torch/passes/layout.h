@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <span>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "ir/graph.h"
@@ -26,8 +27,16 @@ class ChannelsLast {
   // Makes the 4-d results of `n` channels-last where what it reads is, unless users see them.
   void follow(ir::Node& n);
 
+  // v was recorded in this type, and has got another.
+  void changed(ir::Value v, const ir::TensorType& recorded);
+  bool is_changed(ir::Value v) const { return recorded_.contains(v); }
+  // Gives a call that may look at memory what it reads as that was recorded: the one place where that is seen to.
+  void restore(ir::Graph&, ir::Node&, const std::function<void(ir::Node* copy, const ir::Node* reader)>& made);
+
  private:
   bool is_neutral(ir::Value) const;
+  std::unordered_map<ir::Value, ir::TensorType> recorded_;
+  std::unordered_map<ir::Value, ir::Value> restored_;
   std::unordered_set<ir::Value> values_, outputs_;
   std::unordered_set<ir::Value> neutral_;  // the same number over each image: as good in any layout
 };

@@ -11,6 +11,7 @@
 
 #include "ir/graph.h"
 #include "pipeline/pipeline.h"
+#include "torch/originals.h"
 #include "torch/watch.h"
 
 namespace vitrify {
@@ -30,11 +31,14 @@ struct PassState {
   std::vector<FrozenGroup> groups;
   int64_t packed_bytes = 0;                                        // memory given to packed copies of weights so far
   std::optional<std::unordered_set<const ir::Node*>> plain_convs;  // convolutions that no memory is left for: see has_packed_weights
+  std::shared_ptr<Originals> originals;                            // null: nothing is fused
 
   // True when v follows from captured tensors the program does not write, through pure ops of constant shape.
   bool is_frozen(const ir::Graph&, ir::Value) const;
-  // The captured tensor v is, or null.
-  const at::Tensor* tensor_of(const ir::Graph&, ir::Value) const;
+  // To be called by a pass that puts library calls in the place of ops, before it changes anything.
+  void fuses(const ir::Graph& g) {
+    if (!originals) originals = std::make_shared<Originals>(g);
+  }
 };
 
 std::vector<pipeline::Stage> torch_stages(std::shared_ptr<PassState>);

@@ -1,0 +1,150 @@
+// as_strided looks at memory, which values have none of: passes and the schedule choose where their elements lie. It is recorded as what it means,
+// a choice among all elements of the memory in the order in which eager has them there.
+#include <algorithm>
+
+#include "torch/sym_node.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using ir::TensorType;
+using ir::Value;
+
+namespace {
+
+std::vector<sym::Int> to_ints(const std::vector<int64_t>& v) { return {v.begin(), v.end()}; }
+
+// Sizes and strides as numbers.
+TensorType specialized(sym::Context& ctx, TensorType t) {
+  for (ir::Dims* dims : {&t.sizes, &t.strides})
+    for (sym::Int& i : *dims) i = ctx.specialize(i);
+  return t;
+}
+
+// Dims from the outermost, where the elements lie one after the other; others: none.
+std::optional<std::vector<size_t>> dense_order(const TensorType& t) {
+  std::vector<size_t> order(t.dim());
+  for (size_t d = 0; d < order.size(); ++d) order[d] = d;
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) {
+    const bool one_a = t.sizes[a].is(1), one_b = t.sizes[b].is(1);
+    return one_a != one_b ? one_a : !one_a && t.strides[a].value() > t.strides[b].value();
+  });
+  int64_t expected = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    const int64_t n = t.sizes[order[k]].value();
+    if (n == 1) continue;
+    if (n == 0 || t.strides[order[k]].value() != expected) return {};
+    expected *= n;
+  }
+  return order;
+}
+
+// Whether a view has the bits of its base, so that an element of it is one of that.
+bool keeps_elements(std::string_view op) {
+  return op != "aten::view.dtype" && op != "aten::view_as_real" && op != "aten::view_as_complex" && op != "aten::_conj" && op != "aten::_neg_view";
+}
+
+TensorType dense_type(const TensorType& like, const std::vector<int64_t>& sizes) {
+  TensorType t = like;
+  t.wrapped_number = false;
+  t.sizes.assign(sizes.begin(), sizes.end());
+  t.strides = ir::contiguous_strides(t.sizes);
+  return t;
+}
+
+}  // namespace
+
+// The memory that `child`, made by as_strided, is cut from: null where that is not a value's whole.
+std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
+  Memory m;
+  sym::Context& ctx = graph->ctx();
+  // The furthest is the largest.
+  for (View* p = child.parent.get(); p; p = p->parent.get()) {
+    const TensorType type = specialized(ctx, p->type);
+    if (const auto order = dense_order(type)) m = {p, type, *order};
+    if (p->step.op && !keeps_elements(p->step.op->name)) break;
+  }
+  if (!m.of) return {};
+  int64_t count = 1;
+  for (sym::Int n : m.type.sizes) count *= n.value();
+  m.begin = child.offset - m.of->offset;
+  m.end = m.begin + 1;
+  for (size_t d = 0; d < child.type.dim(); ++d) {
+    if (child.type.sizes[d].is(0)) {
+      m.begin = m.end = 0;
+      return m;
+    }
+    m.end += (child.type.sizes[d].value() - 1) * child.type.strides[d].value();
+  }
+  if (m.begin < 0 || m.end > count) return {};
+  return m;
+}
+
+// All elements in the order of memory, [count].
+Value Tracer::Impl::elements_of(const Memory& m, Value v) {
+  std::vector<int64_t> order(m.order.begin(), m.order.end()), sizes;
+  for (size_t d : m.order) sizes.push_back(m.type.sizes[d].value());
+  int64_t count = 1;
+  for (int64_t n : sizes) count *= n;
+  if (!std::ranges::is_sorted(order)) v = append("aten::permute", {v, to_ints(order)}, {dense_type(v.type(), sizes)})->out();
+  return sizes.size() == 1 ? v : append("aten::view", {v, to_ints({count})}, {dense_type(v.type(), {count})})->out();
+}
+
+// The other way round, as a value of the type that the memory has.
+Value Tracer::Impl::from_elements(const Memory& m, Value v) {
+  std::vector<int64_t> inverse(m.order.size()), sizes;
+  for (size_t k = 0; k < m.order.size(); ++k) {
+    inverse[m.order[k]] = static_cast<int64_t>(k);
+    sizes.push_back(m.type.sizes[m.order[k]].value());
+  }
+  if (sizes.size() != 1) v = append("aten::view", {v, to_ints(sizes)}, {dense_type(v.type(), sizes)})->out();
+  TensorType type = m.type;
+  type.wrapped_number = false;
+  if (!std::ranges::is_sorted(m.order)) v = append("aten::permute", {v, to_ints(inverse)}, {type})->out();
+  return v;
+}
+
+// What `child` looks at.
+Value Tracer::Impl::read_strided(View& child) {
+  const View& parent = *child.parent;
+  // Other strides of dims of one element, as global average pooling gives its result.
+  bool same = child.offset == parent.offset && child.type.sizes == parent.type.sizes;
+  for (size_t d = 0; same && d < child.type.dim(); ++d) same = child.type.sizes[d].is(1) || child.type.strides[d] == parent.type.strides[d];
+  if (same) return append("aten::alias", {read(*child.parent)}, {child.type})->out();
+  const auto m = memory_of(child);
+  if (!m) {
+    if (child.storage->generation) capture::fail("aten::as_strided of memory with gaps, after a write");
+    return apply(child, read(*child.parent));
+  }
+  Value v = elements_of(*m, read(*m->of));
+  if (m->begin != 0 || m->end == 0)
+    v = append("aten::slice.Tensor", {v, sym::Int(0), sym::Int(m->begin), sym::Int(m->end), sym::Int(1)}, {dense_type(v.type(), {m->end - m->begin})})
+            ->out();
+  TensorType type = child.type;
+  type.wrapped_number = false;
+  return append("aten::as_strided",
+                {v, std::vector<sym::Int>(type.sizes.begin(), type.sizes.end()), std::vector<sym::Int>(type.strides.begin(), type.strides.end()),
+                 ir::None{}},
+                {type})
+      ->out();
+}
+
+// The memory's value with `value` where `child` looks.
+Value Tracer::Impl::write_strided(View& child, const Memory& m, Value value) {
+  if (m.end == 0) return read(*m.of);
+  const Value all = elements_of(m, read(*m.of));
+  const TensorType part = dense_type(all.type(), {m.end - m.begin});
+  const std::vector<sym::Int> range{m.begin, m.end};
+  Value v = all;
+  if (!(all.type() == part)) v = append("aten::slice.Tensor", {v, sym::Int(0), range[0], range[1], sym::Int(1)}, {part})->out();
+  const ir::Dims &sizes = child.type.sizes, &strides = child.type.strides;
+  v = append("aten::as_strided_scatter",
+             {v, value, std::vector<sym::Int>(sizes.begin(), sizes.end()), std::vector<sym::Int>(strides.begin(), strides.end()), ir::None{}}, {part})
+          ->out();
+  if (!(all.type() == part))
+    v = append("aten::slice_scatter", {all, v, sym::Int(0), range[0], range[1], sym::Int(1)}, {dense_type(all.type(), {all.type().sizes[0].value()})})
+            ->out();
+  return from_elements(m, v);
+}
+
+}  // namespace vitrify

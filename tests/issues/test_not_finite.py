@@ -1,0 +1,140 @@
+"""Infinities, NaNs and numbers that overflow reach the results that they reach in eager, through each kernel of ours."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from beside import calls_of
+from torch import nn
+
+INF, NAN = float("inf"), float("nan")
+SPECIAL = {"inf": INF, "-inf": -INF, "nan": NAN, "largest": 3.4e38, "denormal": 1e-42, "-0": -0.0}
+
+
+def frozen(module):
+    torch.manual_seed(0)
+    for p in module.parameters():
+        p.requires_grad_(False)
+    return module.eval()
+
+
+def same(fn, *makes, op=None):
+    """For each of the arguments: NaN and infinities where eager has them, the same numbers elsewhere."""
+    compiled = vitrify.compile(fn)
+    before = dict(vitrify.counters)
+    with torch.no_grad():
+        for make in makes:
+            ours, theirs = compiled(*make()), fn(*make())
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-4)
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["compiled_calls"] == len(makes) and did["eager_calls"] == 0 and did["fallbacks"] == 0
+    if op:
+        assert op in calls_of(compiled)
+
+
+def with_value(shape, value, *places):
+    def make():
+        torch.manual_seed(1)
+        x = torch.randn(shape)
+        for p in places:
+            x[p] = value
+        return [x]
+    return make
+
+
+CONV = frozen(nn.Conv2d(32, 32, 3, padding=1))
+NORM = frozen(nn.BatchNorm2d(32))
+NORM.running_mean.normal_()
+IMAGE = (1, 32, 12, 13)
+PLACES = [[(0, 3, 5, 5)], [(0, 0, 0, 0), (0, 31, 11, 12)], [(0, slice(None), 4, 7)], [(0, 3, 4, 4), (0, 4, 4, 4), (0, 3, 4, 6)], [(0, 7)]]
+CHAINS = {
+    "alone": lambda x: CONV(x) + 0,
+    "relu": lambda x: CONV(x).relu() + 0,
+    "sum": lambda x: (CONV(x) + x).relu() + 0,
+    "norm": lambda x: NORM(CONV(x)).relu() + 0,
+    "twice": lambda x: CONV(CONV(x).relu()) + 0,
+}
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="the kernel is for AVX-512")
+@pytest.mark.parametrize("program", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
+def test_three_by_three(program, value):
+    plain = with_value(IMAGE, 0.5)
+    same(program, plain, *(with_value(IMAGE, value, *p) for p in PLACES), plain, op="vitrify::winograd_convolution")
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="the kernel is for AVX-512")
+def test_weights_that_are_not_finite():
+    conv = frozen(nn.Conv2d(32, 32, 3, padding=1))
+    for value in (INF, NAN, 3e38, 0.0):
+        with torch.no_grad():
+            conv.weight[3, 4, 1, 1] = value
+            conv.weight[5, 4, 0, 2] = value
+        same(lambda x: conv(x).relu() + 0, with_value(IMAGE, 1.0), with_value(IMAGE, INF, (0, 4, 3, 3)), op="vitrify::winograd_convolution")
+
+
+ATTENTION = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "one mask": {"attn_mask": "row"},
+    "hidden queries": {"attn_mask": "query"},
+    "all hidden": {"attn_mask": "all"},
+}
+
+
+def mask_of(kind, queries, keys):
+    mask = torch.zeros(queries, keys)
+    if kind == "row":
+        mask[:, keys // 2:] = -INF
+    if kind == "query":
+        mask[3] = mask[queries - 1] = -INF
+    return mask - INF if kind == "all" else mask
+
+
+@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("length", [70, 500])
+def test_attention(options, value, which, length):
+    options = dict(options)
+    if isinstance(options.get("attn_mask"), str):
+        options["attn_mask"] = mask_of(options["attn_mask"], length, length)
+
+    def make(*places):
+        def given():
+            torch.manual_seed(1)
+            qkv = [torch.randn(1, 2, length, 24) for _ in range(3)]
+            for p in places:
+                qkv[which][p] = value
+            return qkv
+        return given
+    last, middle = (0, 1, length - 1, 5), (0, 0, length // 2, 3)
+    same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options) + 0, make(), make(last), make(middle), make((0, 0, 40)), make())
+
+
+LAYER = frozen(nn.Linear(300, 320))
+
+
+@pytest.mark.parametrize("after", [lambda y: y + 0, F.relu, F.gelu, F.silu, F.hardswish, torch.sigmoid, torch.tanh, F.hardsigmoid, F.relu6, lambda y: F.leaky_relu(y, 0.1)], ids=range(10))
+@pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
+def test_products(after, value):
+    same(lambda x: after(LAYER(x)), *(with_value((rows, 300), value, (rows - 1, 7)) for rows in (1, 33, 100)))
+
+
+POINT = frozen(nn.Conv2d(32, 32, 1))
+
+
+@pytest.mark.parametrize("after", [lambda y: y + 0, F.relu, F.gelu, F.silu, F.hardswish, torch.sigmoid, torch.tanh, F.hardsigmoid, F.relu6, lambda y: F.leaky_relu(y, 0.1)], ids=range(10))
+@pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
+def test_post_ops_of_convolutions(after, value):
+    same(lambda x: after(POINT(x)), with_value((2, 32, 9, 9), value, (0, 3, 5, 5), (1, 4, 0, 0)))
+
+
+def test_small_products_and_padded_tails():
+    weight = torch.randn(17, 19)
+    for value in SPECIAL.values():
+        same(lambda x: x @ weight, with_value((5, 17), value, (4, 16)), with_value((5, 17), value, (0, 0)))
+        same(lambda x: F.layer_norm(x, (19,)) + 0, with_value((7, 19), value, (3, 18)))
+        same(lambda x: x.softmax(-1) + 0, with_value((7, 19), value, (3, 18)))
+        same(lambda x: x.logsumexp(-1) + 0, with_value((7, 19), value, (3,)))
