@@ -301,8 +301,9 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
   source.sizes.insert(source.sizes.end(), shape.begin(), shape.end());
   source.strides.insert(source.strides.end(), shape.size(), Int(0));
   for (; d < x->sizes.size(); ++d) whole(d);
-  for (auto& s : source.sizes)
-    if (ctx.guard_eq(s, 0)) contiguous = false;
+  contiguous = contiguous || source.sizes.size() == 1;
+  for (size_t k = 1; k < source.sizes.size(); ++k)  // of the first dim no stride depends
+    if (ctx.guard_eq(source.sizes[k], 0)) contiguous = false;
   for (size_t k = 0; k < x->sizes.size(); ++k)
     if (index_at(k) && ctx.guard_eq(x->sizes[k], 0)) return {};  // every index is out of range
   if (contiguous) return one(contiguous_type(x->dtype, x->device, source.sizes));

@@ -280,6 +280,7 @@ std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const Te
   }
   if (scalars && dims) same = false;
   const size_t n = r.sizes.size();
+  if (n < 2) return r.strides = ir::contiguous_strides(r.sizes), r;  // whatever the size: it may follow from content
 
   if (same) {
     auto all = [&](auto f) { return std::all_of(operands.begin(), operands.end(), [&](auto* t) { return f(*t); }); };
@@ -295,7 +296,7 @@ std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const Te
     Dims st(n, Int(0));
     const size_t lead = n - t->sizes.size();
     for (size_t d = 0; d < t->sizes.size(); ++d)
-      if (!(is_one(ctx, t->sizes[d]) && !is_one(ctx, r.sizes[lead + d]))) st[lead + d] = t->strides[d];
+      if (t->sizes[d] == r.sizes[lead + d] || !is_one(ctx, t->sizes[d]) || is_one(ctx, r.sizes[lead + d])) st[lead + d] = t->strides[d];
     strides.push_back(std::move(st));
   }
   auto perm = stride_order(ctx, r.sizes, strides);

@@ -10,6 +10,7 @@
 #include "passes/canonicalize.h"
 #include "passes/cse.h"
 #include "passes/dce.h"
+#include "passes/settle.h"
 #include "schedule/schedule.h"
 #include "support/counters.h"
 #include "support/resident.h"
@@ -62,6 +63,7 @@ void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
 std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra,
                                        const schedule::Destinations& destinations) {
   if (wants_dump(o, "graph")) dump(o, "capture", "graph", ir::print(*graph));
+  passes::settle(*graph);
   if (o.verify) ir::verify(*graph);
   for (auto& s : graph_stages()) run_stage(s, *graph, o);
   for (auto& s : extra) run_stage(s, *graph, o);

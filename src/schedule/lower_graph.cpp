@@ -120,12 +120,23 @@ class GraphLowering final : public Nests {
     return true;
   }
 
+  Dims settled(Dims d) const {
+    for (Int& i : d) i = ctx_->settled(i);
+    return d;
+  }
+  ir::TensorType settled(ir::TensorType t) const {
+    t.sizes = settled(std::move(t.sizes));
+    t.strides = settled(std::move(t.strides));
+    return t;
+  }
+
   void define(Value v, Tensor t) {
-    const ir::TensorType& type = v.type();
+    const ir::TensorType type = settled(v.type());
     if (!t) {  // a result nobody uses may be left out
       VT_CHECK(uses(v) == 0, "{} left out a result that is used", v.node->op->name);
       return;
     }
+    t.sizes = settled(std::move(t.sizes));
     if (same_by_guards(t.sizes, type.sizes)) t.sizes = type.sizes;  // of another operand, with symbols of its own
     VT_CHECK(t.dtype == type.dtype && t.sizes == type.sizes, "{} lowered to {}[{}] instead of {}[{}]", v.node->op->name, to_string(t.dtype),
              show(t.sizes), to_string(type.dtype), show(type.sizes));
@@ -163,7 +174,7 @@ class GraphLowering final : public Nests {
     e.node = &n;
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
-      Dims strides = v.type().strides;
+      Dims strides = settled(v.type().strides);
       if (sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         if (!is_dense(v.type()) && is_fixed(v.type())) strides = preserved_strides(*ctx_, v.type());  // results follow the order of its dims
         if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
@@ -205,7 +216,7 @@ class GraphLowering final : public Nests {
         continue;
       }
       Tensor t = get(v);
-      const ir::TensorType& type = v.type();
+      const ir::TensorType type = settled(v.type());
       Dims want = type.strides;
       if (!is_dense(type) && is_native(type.dtype))  // an expanded result of its own becomes dense
         for (size_t d = 0; d < type.dim(); ++d)

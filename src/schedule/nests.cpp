@@ -189,6 +189,8 @@ Tensor Nests::buffer_tensor(uint32_t buf) {
   t.sizes = b.sizes;
   t.buffer = static_cast<int32_t>(buf);
   t.strides = b.strides;
+  for (Dims* dims : {&t.sizes, &t.strides})
+    for (Int& i : *dims) i = ctx_->settled(i);
   t.at = [buf, dtype = b.dtype, strides = b.strides](Body& body, const Index& i) {
     Int at = 0;
     for (size_t d = 0; d < i.size(); ++d) at += i[d] * strides[d];

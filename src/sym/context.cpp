@@ -141,4 +141,22 @@ int64_t Context::specialize(Int a) {
   return v;
 }
 
+Int Context::settled(Int e) const {
+  if (e.is_const()) return e;
+  std::vector<Int> symbols;
+  free_symbols(e, symbols);
+  std::vector<std::pair<Int, Int>> fixed;
+  for (Int s : symbols)
+    if (const Range& r = impl_->symbols[s.node()->symbol].range; r.lo == r.hi) fixed.emplace_back(s, Int(r.lo));
+  if (!fixed.empty()) e = substitute(e, fixed);
+  if (e.is_const()) return e;
+  if (const Range r = range_of(e); r.lo == r.hi) return r.lo;
+  for (const Guard& g : impl_->guards) {
+    if (g.kind != Guard::Kind::EqZero) continue;
+    if (const Int d = e - g.expr; d.is_const()) return d;
+    if (const Int d = e + g.expr; d.is_const()) return d;
+  }
+  return e;
+}
+
 }  // namespace vitrify::sym

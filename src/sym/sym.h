@@ -95,6 +95,8 @@ class Context {
   bool guard_lt(Int a, Int b);
   bool guard_le(Int a, Int b);
   int64_t specialize(Int a);  // guards a == hint(a) and returns it
+  // e as the facts and the guards so far leave it: a constant where they fix its value. Rules tell dims of size 1 by their being constants.
+  Int settled(Int e) const;
   const std::vector<Guard>& guards() const;
 
   struct Impl;

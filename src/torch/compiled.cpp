@@ -148,6 +148,7 @@ class Compiled final : public CompiledGraph {
     }
     plan_ = shared_->plan;
     const ir::Graph& finished = *program_.graph;  // perhaps another's
+    if (has_side_effects(finished)) check_found();
     for (sym::Int s : found)                      // others the run finds
       if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
     if (!found_.empty()) guards_ = program_.graph->ctx().guards();
@@ -258,6 +259,26 @@ class Compiled final : public CompiledGraph {
       for (uint32_t d = 0; d < g.inputs[i].value.type().dim(); ++d)
         if (g.inputs[i].value.type().sizes[d] == s) return InputDim{i, d};
     return {};
+  }
+
+  // Guards of the compile's own on sizes that the run finds: eager could not begin anew by then.
+  void check_found() const {
+    const ir::Graph& g = *program_.graph;
+    const std::unordered_set<uint32_t> of_inputs = [&] {
+      std::unordered_set<uint32_t> r;
+      for (const ir::Input& in : g.inputs)
+        for (const ir::Dims& dims : {in.value.type().sizes, in.value.type().strides})
+          for (sym::Int i : dims)
+            if (sym::is_symbol(i)) r.insert(sym::view(i).symbol->id);
+      return r;
+    }();
+    for (const sym::Guard& guard : g.ctx().guards()) {
+      std::vector<sym::Int> symbols;
+      sym::free_symbols(guard.expr, symbols);
+      for (sym::Int s : symbols)
+        if (!of_inputs.contains(sym::view(s).symbol->id))
+          throw CaptureError("decides by a size that follows from content, beside calls that may have effects");
+    }
   }
 
   // What the compile assumed of sizes that follow from content: the door has not checked it.
