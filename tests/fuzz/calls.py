@@ -141,7 +141,7 @@ class Side:
         bumps = [v is not None and version(t) - v for t, v in zip(watched, versions)]
         did = {k: v - before.get(k, 0) for k, v in dict(counters()).items()}
         out = () if error else (scope["out"], scope["told"])
-        leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in tensors_of((self.args, scope["told"])) if t.is_leaf and not t.is_inference()]
+        leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in [(p.replace("out", "in", 1), t) for p, t in tensors_of(self.args)] if t.is_leaf and not t.is_inference()]
         leaves += [x for name, t in self.state() for x in ((f"net.{name}", t), (f"grad of net.{name}", t.grad))]
         return Outcome(error, leaves, out, self.args, bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
 

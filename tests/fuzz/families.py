@@ -92,7 +92,7 @@ WRITE = """
     {a}.mT.add_(1)                      {a}.diagonal().fill_(2)            {a}.select({d}, 0).mul_(3)         {a}.view(-1).cumsum_(0)
     {a}[1:].copy_({a}[:-1])             {a}.narrow({d}, 0, 1).zero_()      {a}.neg_()                         {a}.squeeze_()
     {a}.index_put_((index,), {b}, accumulate=True)                         {a}.pow_(2)                        {a}.masked_scatter_({a} > 0, {b})
-    {a}.tanh_()                         {a}.data.mul_(0.5)                 {a}.swapaxes_({d}, {e})            {a}.resize_as_({b})
+    {a}.tanh_()                         {a}.data.mul_(0.5)                 {a}.swapaxes_({d}, {e})
 """
 MANY = """
     torch.cat([{a}, {b}], {d})          torch.stack([{a}, {b}], {d})       torch.index_select({a}, {d}, index)                  {a}[index]

@@ -7,7 +7,7 @@ import warnings
 import torch
 import vitrify
 from calls import Side
-from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, distances, first_line, steps, tensors_of
+from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, distances, first_line, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
@@ -35,11 +35,13 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.ops, self.draws = [], []
+        self.ops, self.draws, self.made = [], [], {}  # made: by which op a memory was written last
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self.ops.append(short(func))
+        if not is_view(func):
+            self.made |= {storage(t): (short(func), t) for _, t in tensors_of(out) if t.layout is torch.strided}
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws.append(out.detach().clone() if isinstance(out, torch.Tensor) else None)
         return out
@@ -210,7 +212,14 @@ def same_call(where, ours, eager, check):
             raise Mismatch(f"{where}: {what} differs")
 
 
-NATIVE = {"add", "mul", "sub", "relu", "sigmoid", "tanh", "sin", "exp", "where", "gelu", "silu"}
+NATIVE = {"add", "mul", "sub", "div", "neg", "abs", "relu", "sigmoid", "tanh", "sin", "cos", "exp", "sqrt", "where", "gelu", "silu", "gt", "lt", "maximum", "minimum", "clamp", "sum", "amax", "mean"}
+
+
+def native_results(program):
+    """Ops of ours that made results with elements in the first call: then a kernel has run."""
+    watch = Watch()
+    outcome = Side(program, around=lambda: watch).make(program.calls[0], 0)
+    return {watch.made[storage(t)][0] for p, t in outcome.leaves if p.startswith("out") and isinstance(t, torch.Tensor) and t.numel() and storage(t) in watch.made} & NATIVE
 
 
 # What the engine leaves to eager, since nobody can promise more: not counted as not compiled, but named and bounded too.
@@ -223,6 +232,7 @@ def check(program, reference) -> dict:
     eager, ours = Side(program), None
     elementwise = "mixed" if any(op in program.body.source for op in MIXED) or program.training else True
     total: dict[str, int] = {}
+    reasons, silent = [], []  # calls that ran eagerly
 
     def value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
@@ -243,23 +253,26 @@ def check(program, reference) -> dict:
         warnings.simplefilter("always", vitrify.VitrifyWarning)
         ours = Side(program, compiled=vitrify.compile)
         for number, call in enumerate(program.calls):
-            theirs = eager.make(call, number)
+            theirs, told = eager.make(call, number), len(log)
             mine = ours.make(call, number, lambda: vitrify.counters)
             internal = [str(w.message) for w in log if "internal error" in str(w.message) or "a compiled call" in str(w.message)]
             if internal:
                 raise Mismatch(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b))
+            reasons += [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning) and theirs.error is None]
+            if theirs.error is None and mine.did.get("eager_calls"):
+                silent.append(number)
             for k, v in mine.did.items():
                 if theirs.error is None or k in ("compiled_calls", "kernels_launched"):
                     total[k] = total.get(k, 0) + v
-    reasons = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
     if unclear:
         return {"kind": "inconclusive", "reason": sorted(unclear)[0]}
     if not total or not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
         return {"kind": "raises"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
-        reason = reasons[0] if reasons else "without a reason"
+        reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
     if not total.get("kernels_launched"):
-        return {"kind": "library"}
+        native = native_results(program)
+        return {"kind": "eager", "reason": f"no native kernel, though a result is made by {sorted(native)[0]}"} if native else {"kind": "library"}
     return {"kind": "ok"}

@@ -31,6 +31,7 @@ class Theme:
     shapes: tuple[tuple[int, ...], ...] = ()  # none: random ones
     dtypes: tuple[str, ...] = ("F32",) * 12 + ("F64", "BF16", "I32", "I64", "I64", "BOOL")
     module: float = 0.3
+    special: str = "special"
     most: int = MOST
 
 
@@ -52,9 +53,10 @@ THEMES = {
     "random": Theme({"random": 5, "elementwise": 3, "binary": 2, "view": 2, "reduce": 1, "write": 1, "mask": 0.5}, (), ("F32", "F32", "F64", "BF16"), 0.2),
     "masks": Theme({"mask": 5, "elementwise": 3, "binary": 1, "reduce": 2, "view": 1, "custom": 1, "many": 1}, (), ("F32", "F32", "I64", "BOOL"), 0),
     "linalg": Theme({"linalg": 5, "product": 2, "elementwise": 2, "binary": 1, "view": 1}, ((3, 3), (2, 4, 4), (4, 3), (2, 2, 5, 5)), ("F32", "F64"), 0),
+    "extremes": Theme({"elementwise": 6, "binary": 5, "view": 2, "write": 2}, (), ("F32", "F32", "F16", "BF16", "F64", "I32", "I64", "U8"), 0, "extreme"),
     "errors": Theme(COMMON | {"write": 4}),
     "autocast": Theme({"autocast": 5, "linear": 2, "elementwise": 3, "binary": 2, "view": 1, "reduce": 1}, SEQUENCES + IMAGES[:2], FLOATS, 0.7),
-    "large": Theme({"elementwise": 5, "binary": 4, "reduce": 4, "view": 2, "many": 1, "write": 1}, ((130, 1030), (70000,), (3, 300, 257), (64, 40, 100)), ("F32", "F32", "F32", "I64", "BF16"), 0, 1 << 20),
+    "large": Theme({"elementwise": 5, "binary": 4, "reduce": 4, "view": 2, "many": 1, "write": 1}, ((130, 1030), (70000,), (3, 300, 257), (64, 40, 100)), ("F32", "F32", "F32", "I64", "BF16"), 0, most=1 << 20),
     "losses": Theme({"loss": 5, "linear": 1, "elementwise": 3, "binary": 2, "reduce": 1}, ((4, 5), (3, 6), (2, 5, 4)), FLOATS, 0.2),
 }
 
@@ -214,7 +216,7 @@ class Program:
     def __init__(self, seed, length, training=False, attempt=0, theme=None):
         choose = random.Random(f"{seed} {length} {training} {attempt}")
         self.seed, self.length, self.training, self.attempt = seed, length, training, attempt
-        self.theme = theme or choose.choice(sorted(THEMES if not training else set(THEMES) - {"whole", "complex", "masks"}))
+        self.theme = theme or choose.choice(sorted(THEMES if not training else set(THEMES) - {"whole", "complex", "masks", "extremes"}))
         about = THEMES[self.theme]
         self.specs = some_arguments(choose, about, training)
         grower = Grower(choose, about, self.specs, training)
@@ -262,7 +264,7 @@ def some_arguments(choose, theme, grad):
         if i and base:
             shape = [d if choose.random() < 0.85 else 1 for d in base][choose.randint(0, 1) if len(base) > 1 and not shapes else 0:] if choose.random() < 0.8 else list(choose.choice(shapes)) if shapes else base[::-1]
         dtype = choose.choice(theme.dtypes)
-        spec = Spec(tuple(shape), dtype, seed=choose.randrange(10**6), special=choose.random() < (0.05 if grad else 0.12), grad=grad and dtype in ("F32", "F64", "BF16", "F16") and choose.random() < 0.8)
+        spec = Spec(tuple(shape), dtype, seed=choose.randrange(10**6), special=theme.special if choose.random() < (0.05 if grad else 0.8 if theme.special == "extreme" else 0.12) else "", grad=grad and dtype in ("F32", "F64", "BF16", "F16") and choose.random() < 0.8)
         specs.append(dataclasses.replace(spec, layout=values.some_layout(choose, spec, choose.random() < 0.7)))
     if choose.random() < 0.07:
         specs = values.shared(choose, specs)

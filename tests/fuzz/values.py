@@ -11,7 +11,8 @@ NARROW = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F
 WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 DTYPES = NARROW | WHOLE
 WIDE = {name: torch.complex128 if dtype.is_complex else torch.float64 for name, dtype in NARROW.items()} | WHOLE
-SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-38, 1e38, 1e-41, 0.5, 65504.0, 3.4e38]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-38, 1e-41, 0.5]
+EXTREME = [65504.0, -65504.0, 1e38, -3.4e38, 3.4e38, 1e-45, 1.7e308, 2.0 ** 31, 2.0 ** 63, 16777217.0]  # sums of these overflow or not by their order: for elementwise programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Spec:
     dtype: str = "F32"
     layout: str = "contiguous"
     seed: int = 0
-    special: bool = False
+    special: str = ""       # "special" or "extreme": a few such values
     grad: bool = False
     below: int = 0   # integers: indices below this
     view: str = ""
@@ -31,7 +32,7 @@ class Spec:
         if self.view:
             return self.view
         more = "".join(f", {k}={v!r}" for k, v in (("layout", self.layout), ("special", self.special), ("grad", self.grad), ("below", self.below))
-                       if v not in ("contiguous", False, 0))
+                       if v not in ("contiguous", "", False, 0))
         return f"values({self.seed}, {self.shape}, {self.dtype!r}{more})"
 
 
@@ -41,7 +42,7 @@ class Values:
     def __init__(self, wide=False, jolt=0):
         self.wide, self.jolt = wide, jolt
 
-    def __call__(self, seed, shape, dtype, layout="contiguous", special=False, grad=False, below=0):
+    def __call__(self, seed, shape, dtype, layout="contiguous", special="", grad=False, below=0):
         rng = torch.Generator().manual_seed(seed)
 
         def fill(shape):
@@ -64,10 +65,10 @@ def draw(rng, shape, dtype, special, below):
         odd = [torch.iinfo(kind).min, torch.iinfo(kind).max, 0] if not below else []
     else:
         t = torch.randn(shape, generator=rng, dtype=torch.complex128 if kind.is_complex else torch.float64).to(kind)
-        odd = SPECIAL
+        odd = EXTREME if special == "extreme" else SPECIAL
     if special and odd and t.numel():
         for place in torch.randint(0, t.numel(), (3,), generator=rng).tolist():
-            t.view(-1)[place] = odd[int(torch.randint(0, len(odd), (), generator=rng))]
+            t.view(-1)[place] = torch.tensor(odd[int(torch.randint(0, len(odd), (), generator=rng))], dtype=torch.float64 if kind.is_floating_point or kind.is_complex else kind).to(kind)
     return t
 
 
@@ -151,7 +152,7 @@ def other_layout(choose, specs):
 
 
 def other_values(choose, specs):
-    return [dataclasses.replace(s, seed=s.seed + 1000, special=choose.random() < 0.3) for s in specs]
+    return [dataclasses.replace(s, seed=s.seed + 1000, special=choose.choice(["special", "", ""])) for s in specs]
 
 
 def shared(choose, specs):
