@@ -195,6 +195,8 @@ def same_call(where, ours, eager, check):
     if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves]:
         raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]}, eager {[p for p, _ in eager.leaves]}")
     for i, ((path, a), (_, b)) in enumerate(zip(ours.leaves, eager.leaves)):
+        if eager.error is not None and path.startswith("grad of"):
+            continue  # a backward that raises leaves the gradients that it came to first
         place = f"{where}, {path}"
         if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
             if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
