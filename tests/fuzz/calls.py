@@ -22,6 +22,7 @@ class Call:
     specs: tuple[Spec, ...] | None  # none: the tensors of the call before
     mode: str = "no_grad"
     driver: str = "out = f(*args)"
+    scale: float = 2.0              # the last argument, a number
     event: str = ""                 # what is done to the net before
     threads: int = 0                # none: as many as there are
     training: bool | None = None
@@ -29,7 +30,7 @@ class Call:
     @property
     def text(self):
         about = [self.mode, *([f"threads={self.threads}"] if self.threads else []), *([f"net.train({self.training})"] if self.training is not None else [])]
-        made = "".join(f"    x{i} = {s.text}\n" for i, s in enumerate(self.specs[:-1])) + f"    index = {self.specs[-1].text}\n" if self.specs else "    # the same arguments again\n"
+        made = "".join(f"    x{i} = {s.text}\n" for i, s in enumerate(self.specs[:-1])) + f"    index, scale = {self.specs[-1].text}, {self.scale!r}\n" if self.specs else "    # the same arguments again\n"
         event = f"    {self.event}\n" if self.event else ""
         return f"# {', '.join(about)}\n{event}{made}" + "".join(f"    {line}\n" for line in self.driver.split("\n"))
 
@@ -37,7 +38,7 @@ class Call:
 def some_calls(choose: random.Random, specs, module, grad):
     """The first signature, others, and the first again."""
     def call(specs, driver):
-        more = {}
+        more = {"scale": choose.choice([2.0, 2.0, 2.0, 0.5, 3, -1.5, 0.0])}
         if choose.random() < 0.15:
             more["threads"] = choose.choice([1, 2])
         if module and choose.random() < 0.25:
@@ -95,7 +96,7 @@ class Side:
             moved(self.net, wide, jolt)
         self.f = self.net if self.net is not None else self.scope["program"]
         if compiled:
-            self.f = compiled(self.f)
+            self.f = compiled(self.f, dynamic=program.dynamic)
         state = dict(self.net.named_parameters()) | dict(self.net.named_buffers()) if self.net is not None else {}
         floats = [n for n, t in state.items() if t.is_floating_point()]
         self.scope |= {"net": self.net, "f": self.f, "parameter": lambda i: self.net.get_parameter(floats[i % len(floats)]) if floats[i % len(floats)] in dict(self.net.named_parameters())
@@ -113,7 +114,7 @@ class Side:
                     scope[name] = eval(spec.text, scope)
                 except (RuntimeError, IndexError):  # no such view of an argument of this shape
                     scope[name] = eval(dataclasses.replace(spec, view="", layout="contiguous").text, scope)
-        return tuple(scope[f"x{i}"] for i in range(len(call.specs) - 1)) + (scope["index"],)
+        return tuple(scope[f"x{i}"] for i in range(len(call.specs) - 1)) + (scope["index"], call.scale)
 
     def make(self, call, number, counters=dict):
         if self.net is not None and call.training is not None:

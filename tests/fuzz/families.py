@@ -32,6 +32,7 @@ BINARY = """
     torch.add({a}, {b}, alpha=2)        torch.fmax({a}, {b})               torch.addcdiv({a}, {b}, torch.abs({c}) + 1)
     torch.remainder({a}, torch.abs({b}) + 1)                               torch.logical_and({a}, {b})        torch.rsub({a}, {b})
     torch.ldexp({a}, torch.ones_like({a}))                                 torch.xlogy({a}, torch.abs({b}) + 1)
+    {a} * scale                         {a} + scale                        torch.full_like({a}, scale)        torch.add({a}, {b}, alpha=scale)
     torch.clamp({a}, min={b})           torch.isclose({a}, {b})            torch.nextafter({a}, {b})          torch.floor_divide({a}, torch.abs({b}) + 1)
 """
 PRODUCT = """

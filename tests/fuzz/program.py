@@ -79,20 +79,25 @@ class Body:
         self.owned: list[tuple[str, str]] = []
         self.lines: list[str] = []
         self.results: list[str] = []
+        self.form = "({})"
 
     def without(self, dropped):
         """Without some of its lines, results and layers, all numbered in this order."""
         other, kept = Body(self.arguments, self.module), iter(range(len(self.lines) + len(self.results)))
+        other.form = self.form
         other.lines = [line for line in self.lines if next(kept) not in dropped]
         other.results = [r for r in self.results if next(kept) not in dropped]
         other.owned = [(name, code) for name, code in self.owned if any(name in line for line in other.lines)]
         return other
 
+    def named(self, result):
+        return f"{result!r}: {result}" if self.form == "{{{}}}" else result
+
     @property
     def source(self):
         arguments = ", ".join([*(["self"] if self.module else []), *self.arguments])
         indent = " " * (8 if self.module else 4)
-        body = "".join(f"{indent}{line}\n" for line in self.lines) + f"{indent}return {''.join(r + ', ' for r in self.results) or '()'}".rstrip() + "\n"
+        body = "".join(f"{indent}{line}\n" for line in self.lines) + f"{indent}return {self.form.format(', '.join(self.named(r) for r in self.results) + (',' if self.form == '({})' and self.results else ''))}\n"
         if not self.module:
             return f"def program({arguments}):\n{body}"
         owned = "".join(f"        {code}\n" for _, code in self.owned)
@@ -106,7 +111,7 @@ class Grower:
         self.choose, self.theme, self.specs, self.grad = choose, theme, specs, grad
         module = choose.random() < theme.module
         self.names = [f"x{i}" for i in range(len(specs) - 1)]
-        self.body = Body([*self.names, "index"], module)
+        self.body = Body([*self.names, "index", "scale"], module)
         weights = theme.weights | ({"traced": 2, "checkpointed": 1, "hooked": 0.03} if grad else {})
         self.families, self.weights = list(weights), list(weights.values())
         self.recent: list[str] = list(self.names)
@@ -119,7 +124,7 @@ class Grower:
         self.scope = scopes.names(wide=False)
         for name, spec in zip(self.body.arguments, self.specs):
             self.scope[name] = eval(spec.text, self.scope)
-        self.scope["self"] = torch.nn.Module()
+        self.scope |= {"self": torch.nn.Module(), "scale": 2.0}
         with torch.set_grad_enabled(self.grad):
             for line in [code for _, code in self.body.owned] + self.body.lines:
                 torch.manual_seed(3)
@@ -199,7 +204,8 @@ class Grower:
         """Control flow on a shape, which a capture must guard."""
         at = self.choose.randint(0, len(self.body.lines))
         self.body.lines.insert(at, self.choose.choice(["if x0.dim() > 1 and x0.shape[0] > 3: x0 = x0 + 0", "if x0.is_contiguous(): x0 = x0 * 2", "if torch.is_grad_enabled(): x0 = x0 + 1",
-                                                       "for i in range(x0.dim()): x0 = x0.unsqueeze(0).squeeze(0)"]))
+                                                       "for i in range(x0.dim()): x0 = x0.unsqueeze(0).squeeze(0)", "if scale > 1: x0 = x0 + 2",
+                                                       "for _ in range(24 if x0.dim() > 1 else 0): x0 = x0.transpose(0, 1).reshape(x0.shape)", "for _ in range(9 if x0.dim() > 2 else 0): x0 = x0.transpose(1, 2).reshape(x0.shape).roll((1, 1), (1, 2))"]))
 
     def finish(self):
         made = [n for n in self.recent if n.startswith("v")]
@@ -207,6 +213,7 @@ class Grower:
         if self.choose.random() < 0.2 or not results:
             results.append(self.choose.choice(self.recent))
         self.body.results = results
+        self.body.form = self.choose.choice(["({})", "({})", "[{}]", "{{{}}}"]) if not self.grad else "({})"
         return self.body
 
 
@@ -227,6 +234,7 @@ class Program:
         self.raises = self.theme == "errors" or choose.random() < 0.02
         if self.raises:
             grower.raise_somewhere()
+        self.dynamic = choose.choice([None] * 8 + [True, False])
         self.calls = some_calls(choose, self.specs, self.body.module, training)
 
     def settle(self, errors_of):
@@ -250,7 +258,7 @@ class Program:
 
     def describe(self):
         calls = "\n".join(f"# call {i}: " + c.text[2:] for i, c in enumerate(self.calls))
-        return f"# seed {self.seed} length {self.length} attempt {self.attempt}, {self.theme}{', training' if self.training else ''}\n{self.body.source}\n{calls}"
+        return f"# seed {self.seed} length {self.length} attempt {self.attempt}, {self.theme}{', training' if self.training else ''}{f', dynamic={self.dynamic}' if self.dynamic is not None else ''}\n{self.body.source}\n{calls}"
 
 
 def some_arguments(choose, theme, grad):
