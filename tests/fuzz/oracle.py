@@ -228,6 +228,11 @@ def native_results(program):
 LEFT = re.compile("overlap|shares memory with input|reaches outside its tensor|registers a gradient hook")
 
 
+def compiled(fn, dynamic):
+    """With room for more signatures than programs usually have."""
+    return vitrify.compile(fn, dynamic=dynamic, options={"recompile_limit": 64})
+
+
 def check(program, reference) -> dict:
     """How it went: kind ("ok", "library" (nothing but views and calls), "raises", "left" or "eager" with the reason, "inconclusive"). Raises compare.Mismatch."""
     unclear = set()
@@ -253,7 +258,7 @@ def check(program, reference) -> dict:
     with warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", vitrify.VitrifyWarning)
-        ours = Side(program, compiled=vitrify.compile)
+        ours = Side(program, compiled=compiled)
         for number, call in enumerate(program.calls):
             theirs, told = eager.make(call, number), len(log)
             mine = ours.make(call, number, lambda: vitrify.counters)

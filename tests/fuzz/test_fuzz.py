@@ -26,7 +26,7 @@ def task(seed, training, **more):
     return {"seed": seed, "length": 1 + seed % 12, "training": training} | more
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(8))
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_programs(training, block):
     results = [worker.one(task(seed, training)) for seed in range(12 * block, 12 * (block + 1))]

@@ -47,17 +47,16 @@ def one(task) -> dict:
     result = facts(p, task, reference)
     if task.get("describe"):
         result["program"] = p.describe()
-    before, captures = vitrify.metrics()["compile_us"], vitrify.counters["captures"]
+    vitrify.reset()
+    before, captures = sum(vitrify.metrics()["compile_us"].values()), vitrify.counters["captures"]
     try:
         result |= oracle.check(p, reference)
     except Mismatch as wrong:
         result |= {"kind": "failed", "message": str(wrong), "program": p.describe()}
     except Exception:
         result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
-    finally:
-        vitrify.reset()
-    after = vitrify.metrics()["compile_us"]
-    result |= {"compile_us": sum(after.values()) - sum(before.values()), "captures": vitrify.counters["captures"] - captures, "seconds": round(time.time() - start, 2)}
+    result |= {"compile_us": sum(vitrify.metrics()["compile_us"].values()) - before, "captures": vitrify.counters["captures"] - captures, "seconds": round(time.time() - start, 2)}
+    vitrify.reset()
     return result
 
 
