@@ -149,10 +149,7 @@ class Side:
 
 def moved(net, wide, jolt):
     for i, t in enumerate([*net.parameters(), *net.buffers()]):
-        if jolt and t.is_floating_point() and not isinstance(t, nn_lazy):
+        if jolt and t.is_floating_point():
             t.data.mul_(steps(t, 104729 * jolt + i))
     if wide:
         net.double()
-
-
-nn_lazy = torch.nn.parameter.UninitializedTensorMixin

@@ -13,7 +13,7 @@ CONVOLUTION = [
     ("nn.ConvTranspose2d({C}, 3, 3, stride=2, padding=1, output_padding=1, dilation=1)", "{m}({a})"), ("nn.Conv2d({C}, 16, 3, padding=1).to(memory_format=torch.channels_last)", "{m}({a})"),
     ("nn.Conv2d({C}, 16, 3, padding=1).requires_grad_(False)", "{m}({a}).tanh()"), ("nn.Conv2d({C}, 4, 3, padding=1)", "{m}({a}.contiguous(memory_format=torch.channels_last))"),
     ("nn.Conv3d({C}, 4, 2)", "{m}({a})"), ("nn.ConvTranspose3d({C}, 2, 2)", "{m}({a})"), ("nn.Conv2d({C}, 6, 1)", "F.pad({m}({a}), (2, 2, 2, 2))"), ("nn.Conv2d({C}, 6, 1)", "F.pad({m}({a}), (1, 1, 1, 1)).as_strided((2, 3), (3, 1), 1)"),
-    ("nn.Conv2d({C}, {C}, 1)", "{m}({a}.mean((2, 3), keepdim=True)) * {a}"), ("nn.Conv2d({C}, {C}, 1)", "{a}[:, :, :1, :1] + {m}({a}[:, :, :1, :1])"), ("nn.LazyConv2d(4, 3)", "{m}({a})"),
+    ("nn.Conv2d({C}, {C}, 1)", "{m}({a}.mean((2, 3), keepdim=True)) * {a}"), ("nn.Conv2d({C}, {C}, 1)", "{a}[:, :, :1, :1] + {m}({a}[:, :, :1, :1])"),
     ("nn.Conv2d({C}, 8, 2, stride=2)", "{m}({a}).flatten(2).transpose(1, 2)"), ("nn.Conv2d({C}, 4, 3, padding=1)", "{m}({a}).view(torch.int32) if F32 is torch.float32 else {m}({a})"),
 ]
 POOLING = """

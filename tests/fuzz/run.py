@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,6 +19,7 @@ sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a p
 
 import reduce  # noqa: E402
 import report  # noqa: E402
+import torch  # noqa: E402
 import worker  # noqa: E402
 
 
@@ -78,6 +80,8 @@ def tell(result, args):
 
 def main(argv=None):
     args, start = parse(argv), time.time()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # programs of workers that ended are made here once more
     results = run(args)
     verdict = report.Verdict(args, results, time.time() - start)
     if args.json:

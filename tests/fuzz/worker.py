@@ -43,7 +43,10 @@ def one(task) -> dict:
     import vitrify
     from compare import Mismatch
     start = time.time()
-    p, reference = made(task)
+    try:
+        p, reference = made(task)
+    except Exception:
+        return {"seed": task["seed"], "kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-4), "program": ""}
     result = facts(p, task, reference)
     if task.get("describe"):
         result["program"] = p.describe()
