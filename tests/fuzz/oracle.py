@@ -19,7 +19,6 @@ EXACT = set("""abs neg relu relu_ floor ceil round trunc sign sgn clamp clamp_ c
     count_nonzero cummax cummin repeat repeat_interleave masked_scatter masked_scatter_ embedding kthvalue aminmax bincount histc searchsorted bucketize resize_ resize_as_ set_ lift_fresh _local_scalar_dense
     take im2col isclose equal select_scatter slice_scatter diagonal_scatter as_strided_scatter nextafter bitwise_and bitwise_or view_as_real complex real imag _foreach_copy_ _foreach_zero_ _foreach_neg
     relu_backward threshold_backward masked_fill detach alias conj neg_view _conj _neg_view resolve_conj resolve_neg upsample_nearest2d pixel_shuffle pixel_unshuffle channel_shuffle is_nonzero item""".split())
-WATCHED = {"select_backward", "slice_backward"}
 
 
 def short(func):

@@ -9,7 +9,6 @@ import torch
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import oracle  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
 import worker  # noqa: E402
