@@ -87,6 +87,7 @@ def main(argv=None):
     if args.json:
         args.json.write_text(json.dumps([{k: v for k, v in r.items() if k != "program"} for r in results], indent=0))
     if args.report:
+        args.report.parent.mkdir(parents=True, exist_ok=True)
         args.report.write_text(verdict.text())
     print(verdict.line())
     return 0 if verdict.passed else 1
