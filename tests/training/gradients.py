@@ -80,9 +80,7 @@ def launched(fn):
 
 
 def line(error):
-    """Version errors name a tensor that a node saved: ours saves others, and eager's own number grows where a tensor is shared by calls."""
-    text = re.sub(r"\[torch\.\w+ \[.*?\]\](, which is output \d+ of \w+,)? is at version \d+; expected version \d+ instead", "T was written", str(error).partition("\n")[0])
-    return type(error), text
+    return type(error), compare.first_line(error)
 
 
 def same(ours, eager, values=torch.testing.assert_close):
