@@ -104,20 +104,27 @@ class Side:
     def state(self):
         return [] if self.net is None else [*self.net.named_parameters(), *self.net.named_buffers()]
 
+    def arguments(self, call):
+        scope = dict(self.scope)
+        with MODES[call.mode]():
+            for i, spec in enumerate(call.specs):
+                name = f"x{i}" if i + 1 < len(call.specs) else "index"
+                try:
+                    scope[name] = eval(spec.text, scope)
+                except (RuntimeError, IndexError):  # no such view of an argument of this shape
+                    scope[name] = eval(dataclasses.replace(spec, view="", layout="contiguous").text, scope)
+        return tuple(scope[f"x{i}"] for i in range(len(call.specs) - 1)) + (scope["index"],)
+
     def make(self, call, number, counters=dict):
         if self.net is not None and call.training is not None:
             self.net.train(call.training)
         if call.event:
             try:
                 exec(call.event, self.scope)
-            except (RuntimeError, IndexError, TypeError, ValueError, ZeroDivisionError):
-                pass  # the net has no such parameter: the same on all sides
+            except Exception:  # the net has no such parameter, or it is of another kind: the same on all sides
+                pass
         if call.specs is not None:
-            scope = dict(self.scope)
-            with MODES[call.mode]():
-                for i, spec in enumerate(call.specs):
-                    scope[f"x{i}" if i + 1 < len(call.specs) else "index"] = eval(spec.text, scope)
-            self.args = tuple(scope[f"x{i}"] for i in range(len(call.specs) - 1)) + (scope["index"],)
+            self.args = self.arguments(call)
         scope = self.scope | {"args": self.args, "out": (), "told": ()}
         watched = [t for _, t in [*tensors_of(self.args), *self.state()]]
         version = lambda t: None if t.is_inference() else t._version  # noqa: E731

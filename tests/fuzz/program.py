@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import re
 
 import families
 import gradients_of
@@ -17,6 +18,10 @@ from values import Spec
 FAMILIES = families.FAMILIES | layers.FAMILIES | gradients_of.FAMILIES
 MOST = 1 << 16          # elements of a value
 TRIES = 14              # for each line
+
+
+# What eager says of a gradient that is asked for too late, twice, or of what has none.
+MEANT = re.compile("second time|modified by an inplace|appears to not have been used|leaf Variable")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +105,8 @@ class Grower:
         module = choose.random() < theme.module
         self.names = [f"x{i}" for i in range(len(specs) - 1)]
         self.body = Body([*self.names, "index"], module)
-        self.families = list(theme.weights) + (["traced", "checkpointed"] if grad and module else ["traced"] if grad else [])
-        self.weights = [theme.weights.get(f, 2) for f in self.families]
+        weights = theme.weights | ({"traced": 2, "checkpointed": 1, "hooked": 0.03} if grad else {})
+        self.families, self.weights = list(weights), list(weights.values())
         self.recent: list[str] = list(self.names)
         if grad:  # eager refuses to write to a leaf, but not to a copy
             self.body.lines += [f"{n} = {n}.clone()" for n in self.names if choose.random() < 0.5]
@@ -221,6 +226,18 @@ class Program:
         if self.raises:
             grower.raise_somewhere()
         self.calls = some_calls(choose, self.specs, self.body.module, training)
+
+    def settle(self, errors_of):
+        """Most calls are to run: what raises is left out, but for a few, and errors that a program is meant to have. False: the first one does not run."""
+        if self.raises:
+            return True
+        for last in (False, True):
+            errors = errors_of(self)
+            bad = [i for i, e in enumerate(errors) if e is not None and not MEANT.search(str(e))]
+            if 0 in bad:
+                return False
+            self.calls = [c for i, c in enumerate(self.calls) if i not in bad or last or (self.seed + i) % 12 == 0]
+        return True
 
     def without(self, dropped, dropped_calls=()):
         """The same with lines, results and calls left out."""

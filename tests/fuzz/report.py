@@ -10,9 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
-INCONCLUSIVE, NOT_COMPILED, SLOW = 0.01, 0.02, 20
+INCONCLUSIVE, NOT_COMPILED, LEFT, SLOW = 0.01, 0.02, 0.03, 20
 KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
-         "inconclusive": "inconclusive", "eager": "not compiled", "failed": "failed"}
+         "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
 
 
 def commit_of(args):
@@ -55,7 +55,7 @@ class Verdict:
         n = max(1, len(results))
         # of a handful nothing can be said in percent
         self.why = [why for bad, why in ((self.counts["failed"], "programs failed"), (self.counts["inconclusive"] > max(1, INCONCLUSIVE * n), f"more than {INCONCLUSIVE:.0%} inconclusive"),
-                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.slow, f"compiles took over {SLOW} times their size class's median")) if bad]
+                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (self.slow, f"compiles took over {SLOW} times their size class's median")) if bad]
         self.passed = not self.why
 
     def line(self):
@@ -74,7 +74,7 @@ class Verdict:
             themes[r.get("theme", "?")][r["kind"]] += 1
         parts.append(table(("made mostly of", *KINDS), [(theme, *(themes[theme][k] for k in KINDS)) for theme in sorted(themes)]))
         parts.append(table(("nodes below", "median compile, ms a capture"), [(2 ** size, f"{us / 1000:.1f}") for size, us in sorted(self.medians.items())]))
-        for title, kind, key in (("Not compiled", "eager", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message")):
+        for title, kind, key in (("Not compiled", "eager", "reason"), ("Left to eager on purpose", "left", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message")):
             found = collections.defaultdict(list)
             for r in self.results:
                 if r["kind"] == kind:

@@ -72,7 +72,7 @@ def tell(result, args):
         print(result["program"], flush=True)
     if result["kind"] == "failed":
         print(f"seed {result['seed']}: {result['message']}\n{result['program']}", flush=True)
-    elif result["kind"] in ("eager", "inconclusive"):
+    elif result["kind"] in ("eager", "left", "inconclusive"):
         print(f"seed {result['seed']}: {result['kind']}: {result['reason']}", flush=True)
 
 

@@ -23,20 +23,19 @@ def made(task):
     """The program of a task and its reference: the first attempt of which eager's results mean something."""
     import oracle
     import program
-    attempts = [task["attempt"]] if "attempt" in task else range(ATTEMPTS)
     best = None
-    for attempt in attempts:
+    for attempt in [task["attempt"]] if "attempt" in task else range(ATTEMPTS):
         p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
+        if not p.settle(oracle.errors_of):
+            best = best or p
+            continue
         if "dropped" in task:
             p = p.without(set(task["dropped"]), set(task["dropped_calls"]))
         reference = oracle.Reference(p)
-        if "attempt" in task:
+        if "attempt" in task or not reference.meaningless():
             return p, reference
-        bad = reference.meaningless()
-        if not bad and (not reference.errors()[0] or p.raises):
-            return p, reference
-        best = best or (p, reference)
-    return best
+        best = p
+    return best, oracle.Reference(best)
 
 
 def one(task) -> dict:
