@@ -44,7 +44,7 @@ def one(task) -> dict:
     from compare import Mismatch
     start = time.time()
     p, reference = made(task)
-    result = {"seed": task["seed"], "theme": p.theme, "attempt": p.attempt, "length": task["length"], "nodes": reference.nodes, "lines": len(p.body.lines) + len(p.body.results), "calls": len(p.calls)}
+    result = facts(p, task, reference)
     if task.get("describe"):
         result["program"] = p.describe()
     before, captures = vitrify.metrics()["compile_us"], vitrify.counters["captures"]
@@ -123,7 +123,7 @@ class Process:
         what = f"no end within {self.limit:.0f} s" if hung else f"the process ended with {code}"
         told = self.tail()
         self.process = None
-        return {"seed": task["seed"], "kind": "failed", "message": f"{what}: {told}", "program": describe(task), "hung": hung, "ended": True}
+        return {**described(task), "kind": "failed", "message": f"{what}: {told}"}
 
     def close(self):
         if self.process is not None:
@@ -132,9 +132,14 @@ class Process:
             self.process = None
 
 
-def describe(task):
-    """Made here: programs are made without the engine."""
+def described(task):
+    """What is known of a program without running it compiled."""
     try:
-        return made(task)[0].describe()
-    except Exception as problem:
-        return f"(seed {task['seed']}: {problem})"
+        p, reference = made(task)
+    except Exception:
+        return {"seed": task["seed"], "program": f"seed {task['seed']} cannot be made: {traceback.format_exc(limit=-3)}"}
+    return facts(p, task, reference) | {"program": p.describe()}
+
+
+def facts(p, task, reference):
+    return {"seed": task["seed"], "theme": p.theme, "attempt": p.attempt, "length": task["length"], "nodes": reference.nodes, "lines": len(p.body.lines) + len(p.body.results), "calls": len(p.calls)}
