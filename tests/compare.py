@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import re
 import warnings
 
 import torch
@@ -151,6 +152,11 @@ def widen(value):
     if isinstance(value, dict):
         return {k: widen(v) for k, v in value.items()}
     return torch.float64 if value in (torch.float32, torch.bfloat16, torch.float16) and isinstance(value, torch.dtype) else value
+
+
+def first_line(error):
+    """What an error says. Version errors name a tensor that a node saved: ours saves others, and eager's own number grows where a tensor is shared by calls."""
+    return re.sub(r"\[torch\.\w+ \[.*?\]\](, which is output \d+ of \w+,)? is at version \d+; expected version \d+ instead", "T was written", str(error).partition("\n")[0])
 
 
 def attempt(fn, *args):

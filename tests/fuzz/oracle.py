@@ -1,0 +1,265 @@
+"""What a program means: eager beside double precision, and beside itself where all that rounds is moved by a rounding; and whether the compiled one means the same."""
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+import vitrify
+from calls import Side
+from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, distances, first_line, steps, tensors_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
+EXACT = set("""abs neg relu relu_ floor ceil round trunc sign sgn clamp clamp_ clamp_min clamp_max clamp_min_ clamp_max_ nan_to_num isnan isfinite isinf signbit clone copy_ _to_copy fill_ zero_
+    zeros zeros_like ones ones_like full full_like new_zeros new_full new_ones empty empty_like empty_strided new_empty new_empty_strided scalar_tensor arange linspace eye tril triu tril_ triu_
+    maximum minimum fmax fmin lt le gt ge eq ne logical_not logical_and logical_or where masked_fill masked_fill_ amax amin argmax argmin max min any all flip roll cat stack index index_select
+    gather scatter scatter_ index_put index_put_ index_copy index_copy_ index_fill index_fill_ constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d topk sort argsort
+    nonzero masked_select _unique2 unique_consecutive unique_dim max_pool2d_with_indices adaptive_max_pool2d max_pool3d_with_indices threshold hardtanh heaviside copysign median mode nanmedian
+    count_nonzero cummax cummin repeat repeat_interleave masked_scatter masked_scatter_ embedding kthvalue aminmax bincount histc searchsorted bucketize resize_ resize_as_ set_ lift_fresh _local_scalar_dense
+    take im2col isclose equal select_scatter slice_scatter diagonal_scatter as_strided_scatter nextafter bitwise_and bitwise_or view_as_real complex real imag _foreach_copy_ _foreach_zero_ _foreach_neg
+    relu_backward threshold_backward masked_fill detach alias conj neg_view _conj _neg_view resolve_conj resolve_neg upsample_nearest2d pixel_shuffle pixel_unshuffle channel_shuffle is_nonzero item""".split())
+WATCHED = {"select_backward", "slice_backward"}
+
+
+def short(func):
+    return func._schema.name.partition("::")[2]
+
+
+def is_view(func):
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+class Watch(TorchDispatchMode):
+    """Which ops an eager run has, and the numbers that it draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops, self.draws = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.ops.append(short(func))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws.append(out.detach().clone() if isinstance(out, torch.Tensor) else None)
+        return out
+
+
+class Replay(TorchDispatchMode):
+    """Gives the numbers that another run drew: in double precision other ones would be drawn."""
+
+    def __init__(self, draws):
+        super().__init__()
+        self.draws = list(draws)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and self.draws:
+            drawn = self.draws.pop(0)
+            if isinstance(out, torch.Tensor) and drawn is not None and drawn.shape == out.shape:
+                out.copy_(drawn)
+        return out
+
+
+def memory_moved(t, seed):
+    """A copy with the same strides, all of its memory moved by a unit in the last place."""
+    storage = t.untyped_storage().clone()
+    whole = torch.empty(0, dtype=t.dtype).set_(storage)
+    whole.mul_(steps(whole, seed))
+    return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.size(), t.stride())
+
+
+SINGLE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+class Jolts(TorchDispatchMode):
+    """Moves what every op that rounds reads and gives by a unit in the last place: what it adds up inside is rounded too."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = 100003 * seed
+
+    def moved(self, t):
+        if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or t.dtype not in SINGLE or not t.numel() or t.is_conj() or t.is_neg() or t._is_zerotensor():
+            return t
+        self.seed += 1
+        return memory_moved(t, self.seed)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if short(func) in EXACT or is_view(func) or torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        written = [a.alias_info is not None for a in func._schema.arguments]
+        read = [a if w else [self.moved(x) for x in a] if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size) else self.moved(a) for a, w in zip(args, written)]
+        out = func(*read, **kwargs)
+        given = [t for _, t in tensors_of([a for a, w in zip(args, written) if w])]
+        for _, t in tensors_of([out if not given else [], given, list(kwargs.values()) if "out" in kwargs else []]):
+            if t.layout is torch.strided and (t.is_floating_point() or t.is_complex()) and t.numel() and not t._is_zerotensor() and not t.is_inference() and 0 not in t.stride():
+                self.seed += 1
+                t.mul_(steps(t, self.seed))
+        return out
+
+
+class Reference:
+    """Per call and leaf: its value in double precision (or eager's, where there is no such run), and how far eager's moves; None where it means nothing."""
+
+    def __init__(self, program, jolts=4):
+        self.program, self.seeds = program, 0
+        watch = Watch()
+        self.plain = self.run(around=lambda: watch)
+        self.nodes, self.ops = len(watch.ops), set(watch.ops)
+        self.wide = self.run(wide=True, around=lambda replay=Replay(watch.draws): replay) if "view(torch." not in program.body.source else None
+        self.moved = []
+        self.more(jolts)
+
+    def run(self, **how):
+        default = torch.get_default_dtype()
+        if how.get("wide"):
+            torch.set_default_dtype(torch.float64)
+        try:
+            side = Side(self.program, **how)
+            return [(outcome.error, outcome.kept()) for outcome in (side.make(call, i) for i, call in enumerate(self.program.calls))]
+        except (RuntimeError, TypeError, ValueError):  # the net cannot be made in double precision
+            return None
+        finally:
+            torch.set_default_dtype(default)
+
+    def more(self, count):
+        for _ in range(count):
+            self.seeds += 1
+            mode = Jolts(self.seeds)
+            if (run := self.run(jolt=self.seeds, around=lambda mode=mode: mode)) is not None:
+                self.moved.append(run)
+
+    def errors(self):
+        return [error for error, _ in self.plain]
+
+    def leaf(self, call, index):
+        error, leaves = self.plain[call]
+        plain = leaves[index][1]
+        if not isinstance(plain, torch.Tensor):
+            return None, (0.0, 0.0)
+        others = []
+        for run in self.moved:
+            if type(run[call][0]) is not type(error) or len(run[call][1]) != len(leaves):
+                return None, None
+            others.append(run[call][1][index][1])
+        wide = None
+        if self.wide is not None and type(self.wide[call][0]) is type(error) and len(self.wide[call][1]) == len(leaves):
+            wide = self.wide[call][1][index][1]
+        return meaning(plain, others, wide)
+
+    def meaningless(self):
+        """(call, path) of the leaves that say nothing."""
+        return [(c, path) for c, (_, leaves) in enumerate(self.plain) for i, (path, v) in enumerate(leaves) if isinstance(v, torch.Tensor) and self.leaf(c, i)[1] is None]
+
+
+def meaning(plain, others, wide):
+    spread = [0.0, 0.0]
+    number = plain.is_floating_point() or plain.is_complex()
+    for other in others:
+        if not isinstance(other, torch.Tensor) or plain.shape != other.shape:
+            return None, None
+        if not number:
+            if not torch.equal(plain, other):
+                return None, None
+            continue
+        keep = plain.isfinite()
+        if not torch.equal(keep, other.isfinite()) or not bits_equal(plain[~keep], other[~keep]):
+            return None, None
+        exact = torch.complex128 if plain.is_complex() else torch.float64
+        spread = [max(p) for p in zip(spread, distances(other[keep].to(exact), plain[keep].to(exact), plain.dtype))]
+    if number and spread[0] > max(1e-2, 4 * torch.finfo(plain.dtype).eps):
+        return None, None
+    if number and (not isinstance(wide, torch.Tensor) or wide.shape != plain.shape or not torch.equal(wide.isfinite(), plain.isfinite())):
+        wide = plain.to(torch.complex128 if plain.is_complex() else torch.float64)
+        spread = [2 * s for s in spread]
+    return wide, tuple(spread)
+
+
+def errors_of(program):
+    """Of its calls, run eagerly."""
+    side = Side(program)
+    return [side.make(call, i).error for i, call in enumerate(program.calls)]
+
+
+MIXED = ("_norm(", "softmax(", "logsumexp(", ".mean(", ".var(", ".std(", "self.m", "_loss", "checkpoint(")
+
+
+def same_call(where, ours, eager, check):
+    """Everything but values; check(index, path, ours, eager) for each leaf."""
+    if type(ours.error) is not type(eager.error) or first_line(ours.error) != first_line(eager.error):
+        raise Mismatch(f"{where}: raised {ours.error!r:.300}, eager {eager.error!r:.300}")
+    if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves]:
+        raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]}, eager {[p for p, _ in eager.leaves]}")
+    for i, ((path, a), (_, b)) in enumerate(zip(ours.leaves, eager.leaves)):
+        place = f"{where}, {path}"
+        if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
+            if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
+                raise Mismatch(f"{place}: {a!r:.80}, eager {b!r:.80}")
+            continue
+        check_meta(place, a, b)
+        if (a.grad_fn is None) != (b.grad_fn is None) or a.is_leaf != b.is_leaf or a.is_inference() != b.is_inference():
+            raise Mismatch(f"{place}: grad_fn {a.grad_fn}, eager {b.grad_fn}; leaf {a.is_leaf}, eager {b.is_leaf}; inference {a.is_inference()}, eager {b.is_inference()}")
+        check(i, place, a, b)
+    for what, a, b in (("aliasing", alias_pattern(ours.out, ours.args), alias_pattern(eager.out, eager.args)), ("versions moved by", ours.bumps, eager.bumps)):
+        if a != b:
+            raise Mismatch(f"{where}: {what} {a}, eager {b}")
+    for what, a, b in zip(("the random state", "the generator"), ours.states, eager.states):
+        if not torch.equal(a, b):
+            raise Mismatch(f"{where}: {what} differs")
+
+
+NATIVE = {"add", "mul", "sub", "relu", "sigmoid", "tanh", "sin", "exp", "where", "gelu", "silu"}
+
+
+# What the engine leaves to eager, since nobody can promise more: not counted as not compiled, but named and bounded too.
+LEFT = re.compile("overlap|shares memory with input|reaches outside its tensor|registers a gradient hook")
+
+
+def check(program, reference) -> dict:
+    """How it went: kind ("ok", "library" (nothing but views and calls), "raises", "left" or "eager" with the reason, "inconclusive"). Raises compare.Mismatch."""
+    unclear = set()
+    eager, ours = Side(program), None
+    elementwise = "mixed" if any(op in program.body.source for op in MIXED) or program.training else True
+    total: dict[str, int] = {}
+
+    def value(call, index, place, a, b):
+        if bits_equal(a.detach(), b.detach()):
+            return
+        for jolts in (0, 12):
+            reference.more(jolts)
+            wide, spread = reference.leaf(call, index)
+            if spread is None:
+                unclear.add(place)
+                return
+            try:
+                return check_value(place, a.detach(), b.detach(), wide, spread, elementwise)
+            except Mismatch:
+                if jolts:
+                    raise
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", vitrify.VitrifyWarning)
+        ours = Side(program, compiled=vitrify.compile)
+        for number, call in enumerate(program.calls):
+            theirs = eager.make(call, number)
+            mine = ours.make(call, number, lambda: vitrify.counters)
+            internal = [str(w.message) for w in log if "internal error" in str(w.message) or "a compiled call" in str(w.message)]
+            if internal:
+                raise Mismatch(f"call {number}: {internal[0]}")
+            same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b))
+            for k, v in mine.did.items():
+                if theirs.error is None or k in ("compiled_calls", "kernels_launched"):
+                    total[k] = total.get(k, 0) + v
+    reasons = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
+    if unclear:
+        return {"kind": "inconclusive", "reason": sorted(unclear)[0]}
+    if not total or not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
+        return {"kind": "raises"}
+    if reasons or total.get("eager_calls") or total.get("fallbacks"):
+        reason = reasons[0] if reasons else "without a reason"
+        return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
+    if not total.get("kernels_launched"):
+        return {"kind": "library"}
+    return {"kind": "ok"}

@@ -1,0 +1,91 @@
+"""The verdict of a run: counts, bounds, what took long; written by the script that ran it."""
+from __future__ import annotations
+
+import collections
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+INCONCLUSIVE, NOT_COMPILED, LEFT, SLOW = 0.01, 0.02, 0.03, 20
+KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
+         "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
+
+
+def commit_of(args):
+    if args.commit or os.environ.get("VITRIFY_COMMIT"):
+        return args.commit or os.environ["VITRIFY_COMMIT"]
+    try:
+        return subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def processor():
+    try:
+        names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+
+
+def about(reason):
+    """A reason without names, numbers and places."""
+    return re.sub(r" \(<fuzz.*", "", re.sub(r"vitrify: \S+ runs eagerly: ", "", reason)).partition("\n")[0]
+
+
+def slow(results):
+    """(result, microseconds a capture, the median of its size class), of those that took over twenty times as long."""
+    classes = collections.defaultdict(list)
+    for r in results:
+        if r.get("captures"):
+            classes[r["nodes"].bit_length()].append((r["compile_us"] / r["captures"], r))
+    medians = {size: statistics.median(us for us, _ in rows) for size, rows in classes.items()}
+    return medians, [(r, us, medians[size]) for size, rows in classes.items() if len(rows) >= 20 for us, r in rows if us > SLOW * medians[size]]
+
+
+class Verdict:
+    def __init__(self, args, results, seconds):
+        self.args, self.results, self.seconds = args, results, seconds
+        self.counts = collections.Counter(r["kind"] for r in results)
+        self.medians, self.slow = slow(results)
+        n = max(1, len(results))
+        # of a handful nothing can be said in percent
+        self.why = [why for bad, why in ((self.counts["failed"], "programs failed"), (self.counts["inconclusive"] > max(1, INCONCLUSIVE * n), f"more than {INCONCLUSIVE:.0%} inconclusive"),
+                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (self.slow, f"compiles took over {SLOW} times their size class's median")) if bad]
+        self.passed = not self.why
+
+    def line(self):
+        counts = ", ".join(f"{self.counts[k]} {what}" for k, what in KINDS.items())
+        return f"{len(self.results)} programs from seed {self.args.seed}: {counts}; {len(self.slow)} compiled slowly ({self.seconds:.0f} s): {'passed' if self.passed else 'FAILED: ' + '; '.join(self.why)}"
+
+    def text(self):
+        import torch
+        rows = [("commit", commit_of(self.args)), ("torch", torch.__version__), ("processor", processor()), ("date", time.strftime("%Y-%m-%d", time.gmtime())),
+                ("seeds", f"{self.args.seed} to {self.args.seed + self.args.n - 1}, up to {self.args.length} lines"), ("time", f"{self.seconds:.0f} s, {self.args.jobs} processes")]
+        n = max(1, len(self.results))
+        parts = [f"# Random {'training' if self.args.training else 'inference'} programs, compiled beside eager", "Written by `./x fuzz --report`.", table(("", ""), rows),
+                 f"**{'Passed' if self.passed else 'Failed: ' + '; '.join(self.why)}.**", table(("outcome", "programs", "share"), [(what, self.counts[k], f"{self.counts[k] / n:.2%}") for k, what in KINDS.items()])]
+        themes = collections.defaultdict(collections.Counter)
+        for r in self.results:
+            themes[r.get("theme", "?")][r["kind"]] += 1
+        parts.append(table(("made mostly of", *KINDS), [(theme, *(themes[theme][k] for k in KINDS)) for theme in sorted(themes)]))
+        parts.append(table(("nodes below", "median compile, ms a capture"), [(2 ** size, f"{us / 1000:.1f}") for size, us in sorted(self.medians.items())]))
+        for title, kind, key in (("Not compiled", "eager", "reason"), ("Left to eager on purpose", "left", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message")):
+            found = collections.defaultdict(list)
+            for r in self.results:
+                if r["kind"] == kind:
+                    found[about(r[key])[:160]].append(r["seed"])
+            if found:
+                parts.append(f"## {title}\n\n" + table(("why", "seeds"), [(why.replace("|", "/"), ", ".join(map(str, seeds[:12])) + (f" and {len(seeds) - 12} more" if len(seeds) > 12 else ""))
+                                                                        for why, seeds in sorted(found.items(), key=lambda item: -len(item[1]))]))
+        if self.slow:
+            parts.append("## Slow to compile\n\n" + table(("seed", "nodes", "ms a capture", "median"), [(r["seed"], r["nodes"], f"{us / 1000:.0f}", f"{m / 1000:.1f}") for r, us, m in self.slow]))
+        return "\n\n".join(parts) + "\n"
+
+
+def table(head, rows):
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows))

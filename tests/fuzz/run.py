@@ -1,0 +1,95 @@
+"""Random programs, compiled beside eager. A failure prints its seed and its program; --seed S --n 1 runs it again, --reduce makes it shorter.
+
+run.py [--training] [--n N] [--seed S] [--length L] [--jobs J] [--print] [--reduce] [--report FILE.md] [--json FILE] [--commit C] [--limit SECONDS]"""
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a package built for another torch
+
+import reduce  # noqa: E402
+import report  # noqa: E402
+import worker  # noqa: E402
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="./x fuzz", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+    parser.add_argument("--training", action="store_true", help="programs in grad mode, with what is done with their gradients")
+    parser.add_argument("--n", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=int, default=12, help="lines of a program, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--print", action="store_true", help="print every program")
+    parser.add_argument("--reduce", action="store_true", help="print each failing program without the lines and calls that it fails without")
+    parser.add_argument("--report", type=Path, help="write the verdict here")
+    parser.add_argument("--json", type=Path, help="write what is known of each program here")
+    parser.add_argument("--commit", help="of the engine; else git's")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one program; more is a failure")
+    return parser.parse_args(argv)
+
+
+def run(args):
+    """The results, in order of seeds; prints those that differ."""
+    seeds = iter(range(args.seed, args.seed + args.n))
+    results, lock = [], threading.Lock()
+
+    def work():
+        process = worker.Process(args.limit)
+        while True:
+            with lock:
+                seed = next(seeds, None)
+            if seed is None:
+                process.close()
+                return
+            task = {"seed": seed, "length": 1 + seed % args.length, "training": args.training, "describe": args.print}
+            result = process.do(task)
+            with lock:
+                results.append(result)
+                tell(result, args)
+                if len(results) % 100 == 0:
+                    print(f"{len(results)} of {args.n} programs: {dict(collections.Counter(r['kind'] for r in results))}", flush=True)
+            if args.reduce and result["kind"] == "failed":
+                short = reduce.shortest(process, task, result)
+                with lock:
+                    print(f"seed {seed}, reduced: {short['message']}\n{short['program']}", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for done in [pool.submit(work) for _ in range(args.jobs)]:
+            done.result()
+    return sorted(results, key=lambda r: r["seed"])
+
+
+def tell(result, args):
+    if args.print and result["kind"] != "failed":
+        print(result["program"], flush=True)
+    if result["kind"] == "failed":
+        print(f"seed {result['seed']}: {result['message']}\n{result['program']}", flush=True)
+    elif result["kind"] in ("eager", "left", "inconclusive"):
+        print(f"seed {result['seed']}: {result['kind']}: {result['reason']}", flush=True)
+
+
+def main(argv=None):
+    args, start = parse(argv), time.time()
+    results = run(args)
+    verdict = report.Verdict(args, results, time.time() - start)
+    if args.json:
+        args.json.write_text(json.dumps([{k: v for k, v in r.items() if k != "program"} for r in results], indent=0))
+    if args.report:
+        args.report.write_text(verdict.text())
+    print(verdict.line())
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--worker"]:
+        worker.serve()
+    else:
+        raise SystemExit(main())

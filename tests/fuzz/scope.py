@@ -1,0 +1,58 @@
+"""The names that the text of a random program uses."""
+from __future__ import annotations
+
+import customs
+import torch
+import torch.nn.functional as F
+import values
+from compare import tensors_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def heads(out):
+    """The results that have gradients."""
+    made = [t for _, t in tensors_of(out) if t.requires_grad and t.grad_fn is not None]
+    if not made:
+        raise NoGradient
+    return made
+
+
+class NoGradient(Exception):
+    """A program of which nothing has a gradient."""
+
+
+def tangents(made):
+    """Exact in every dtype; no two neighbours alike, so that a transposed gradient shows."""
+    return [torch.randint(1, 8, t.shape, generator=torch.Generator().manual_seed(40 + i)).to(t.dtype) * 0.25 for i, t in enumerate(made)]
+
+
+def backward(out, **more):
+    torch.autograd.backward(heads(out), tangents(heads(out)), **more)
+
+
+def weighed(made):
+    return sum((t * w).sum() for t, w in zip(made, tangents(made)))
+
+
+def leaves(args):
+    return [t for _, t in tensors_of(args) if t.requires_grad and t.is_leaf]
+
+
+def parameters(net):
+    return [] if net is None else [p for p in net.parameters() if p.requires_grad]
+
+
+def steps(optimizer, f, net, args, count=3):
+    optimizer = optimizer(leaves(args) + parameters(net))
+    for _ in range(count):
+        optimizer.zero_grad()
+        weighed(heads(f(*args))).backward()
+        optimizer.step()
+
+
+def names(wide=False, jolt=0):
+    dtypes = values.WIDE if wide else values.DTYPES
+    helpers = (heads, tangents, backward, weighed, leaves, parameters, steps, checkpoint)
+    return {"__name__": "fuzzed", "torch": torch, "nn": nn, "F": F, "customs": customs, "values": values.Values(wide, jolt), "generator": torch.Generator().manual_seed(5),
+            **{f.__name__: f for f in helpers}, **{name: dtypes[name] for name in values.NARROW}}

@@ -1,0 +1,135 @@
+"""Random programs of fixed seeds on every run; ./x fuzz runs as many as asked for. And the generators, the judge and the script themselves."""
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import vitrify
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import oracle  # noqa: E402
+import program  # noqa: E402
+import report  # noqa: E402
+import worker  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def task(seed, training, **more):
+    return {"seed": seed, "length": 1 + seed % 12, "training": training} | more
+
+
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_programs(training, block):
+    results = [worker.one(task(seed, training)) for seed in range(12 * block, 12 * (block + 1))]
+    failed = [r for r in results if r["kind"] == "failed"]
+    assert not failed, "\n".join(f"seed {r['seed']}: {r['message']}\n{r['program']}" for r in failed)
+    assert sum(r["kind"] in ("ok", "library") for r in results) >= len(results) // 2
+
+
+def test_same_seed_same_program():
+    assert program.Program(7, 12).describe() == program.Program(7, 12).describe()
+
+
+def test_programs_vary():
+    programs = [program.Program(seed, 12) for seed in range(150)]
+    text = "\n".join(p.describe() for p in programs)
+    for part in ("sum(", "transpose(", "add_(", "cat(", "matmul(", "nn.Conv2d", "scaled_dot_product", "out=", "_foreach", "torch.fft", "linalg", "nonzero", "'U8'", "'F16'", "'C64'", "layout='windows'", "threads=",
+                 "inference", "autocast", "register_buffer", ".data", "as_strided", "late = ", "generator=", "ops.fuzz"):
+        assert part in text, part
+    assert {p.theme for p in programs} == set(program.THEMES)
+    assert any(any(s.view for s in c.specs or ()) for p in programs for c in p.calls)
+
+
+def test_programs_have_gradients():
+    text = "\n".join(program.Program(seed, 12, training=True).describe() for seed in range(150))
+    for part in ("create_graph=True", "checkpoint(", "customs.", "retain_graph=True", "register_hook", "optim.SGD", "is_grads_batched", "accumulate", "the same arguments again", "autocast", "no_grad()"):
+        assert part in text, part
+
+
+def found(compile, training, seeds, monkeypatch, **more):
+    monkeypatch.setattr(vitrify, "compile", compile)
+    results = [worker.one(task(seed, training, **more)) for seed in seeds]
+    return [r["message"] for r in results if r["kind"] == "failed"]
+
+
+def test_a_wrong_engine_is_found(monkeypatch):
+    """An engine that computes something else for one op is caught within a few programs."""
+    def broken(fn):
+        def run(*args):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch, "tanh", lambda x: torch.atan(x))
+                patch.setattr(torch, "relu", lambda x: torch.abs(x))
+                return fn(*args)
+        return run
+    assert len(found(broken, False, range(24), monkeypatch, theme="classic")) >= 3
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    """A derivative that is off by a thousandth is caught within a few programs."""
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t.view_as(t)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 1.001
+    wrong = found(lambda fn: lambda *args: fn(*(Off.apply(a) if a.requires_grad else a for a in args)), True, range(8), monkeypatch, theme="classic", length=4)
+    assert len(wrong) >= 2
+
+
+@pytest.mark.parametrize("what, says", [
+    (lambda out: tuple(t.contiguous() + 0 if i == 0 else t for i, t in enumerate(out)), "aliasing|strides|differ"),
+    (lambda out: (torch.rand(1), out)[1], "random state"),
+    (lambda out: (*out[:-1], out[-1].double()), "dtype"),
+], ids=["copies", "random numbers", "dtypes"])
+def test_a_broken_promise_is_found(monkeypatch, what, says):
+    messages = found(lambda fn: lambda *args: what(fn(*args)), False, range(12), monkeypatch, theme="views")
+    assert len(messages) >= 2
+    assert any(re.search(says, m) for m in messages), messages
+
+
+def test_versions_are_compared(monkeypatch):
+    messages = found(lambda fn: lambda *args: (args[0].add_(0) if not args[0].is_inference() else None, fn(*args))[1], False, range(12), monkeypatch, theme="classic")
+    assert any("versions moved" in m for m in messages)
+
+
+def result(**more):
+    return {"seed": 0, "theme": "mixed", "kind": "ok", "nodes": 10, "captures": 1, "compile_us": 1000, **more}
+
+
+def verdict(results):
+    return report.Verdict(argparse.Namespace(seed=0, n=len(results), length=12, jobs=1, training=False, commit="c0ffee"), results, 1.0)
+
+
+def test_verdict():
+    good = [result() for _ in range(200)]
+    assert verdict(good).passed and "c0ffee" in verdict(good).text()
+    for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_us=30000)]):
+        v = verdict(good + bad)
+        assert not v.passed and "Failed" in v.text() and "FAILED" in v.line()
+
+
+def test_a_crash_and_a_hang_are_failures(monkeypatch):
+    """The worker ends or hangs: that program fails, the next one has a new worker."""
+    process = worker.Process(limit=60)
+    try:
+        process.start()
+        first = process.process
+        first.kill()
+        assert process.do(task(1, False))["kind"] == "failed"
+        assert process.do(task(1, False))["kind"] != "failed" and process.process is not first
+        process.limit = 0.0
+        gone = process.do(task(2, False))
+        assert gone["kind"] == "failed" and "no end within" in gone["message"] and "def program" in gone["program"] or "class Net" in gone["program"]
+    finally:
+        process.close()

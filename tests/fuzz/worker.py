@@ -1,0 +1,145 @@
+"""One program is made, run and judged, in a process of its own kind: a crash or a hang is a failure of that program, and the others go on."""
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+ATTEMPTS = 8
+LIFE = 500  # programs of one process
+
+
+def made(task):
+    """The program of a task and its reference: the first attempt of which eager's results mean something."""
+    import oracle
+    import program
+    best = None
+    for attempt in [task["attempt"]] if "attempt" in task else range(ATTEMPTS):
+        p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
+        if not p.settle(oracle.errors_of):
+            best = best or p
+            continue
+        if "dropped" in task:
+            p = p.without(set(task["dropped"]), set(task["dropped_calls"]))
+        reference = oracle.Reference(p)
+        if "attempt" in task or not reference.meaningless():
+            return p, reference
+        best = p
+    return best, oracle.Reference(best)
+
+
+def one(task) -> dict:
+    import oracle
+    import vitrify
+    from compare import Mismatch
+    start = time.time()
+    p, reference = made(task)
+    result = facts(p, task, reference)
+    if task.get("describe"):
+        result["program"] = p.describe()
+    before, captures = vitrify.metrics()["compile_us"], vitrify.counters["captures"]
+    try:
+        result |= oracle.check(p, reference)
+    except Mismatch as wrong:
+        result |= {"kind": "failed", "message": str(wrong), "program": p.describe()}
+    except Exception:
+        result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
+    finally:
+        vitrify.reset()
+    after = vitrify.metrics()["compile_us"]
+    result |= {"compile_us": sum(after.values()) - sum(before.values()), "captures": vitrify.counters["captures"] - captures, "seconds": round(time.time() - start, 2)}
+    return result
+
+
+def serve():
+    """Tasks from standard input, results to standard output, a line each."""
+    faulthandler.enable()
+    import torch
+    import vitrify
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    vitrify.compile(lambda x: torch.relu(x) + 1)(torch.ones(3))  # opens what the first compile opens
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what programs print
+    print("ready", file=results, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(one(json.loads(line))), file=results, flush=True)
+
+
+class Process:
+    """A worker that is started again when it ended, hung or has done enough."""
+
+    def __init__(self, limit):
+        self.limit, self.process, self.done = limit, None, 0
+
+    def start(self):
+        self.errors = tempfile.TemporaryFile("w+")
+        env = os.environ | {"OMP_WAIT_POLICY": "passive"}
+        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
+        self.lines, self.done = queue.Queue(), 0
+        threading.Thread(target=self.listen, args=(self.process, self.lines), daemon=True).start()
+        if self.read(300) != "ready":
+            raise RuntimeError(f"a worker does not start: {self.tail()}")
+
+    @staticmethod
+    def listen(process, lines):
+        for line in process.stdout:
+            lines.put(line.strip())
+        lines.put(None)
+
+    def read(self, seconds):
+        try:
+            return self.lines.get(timeout=seconds)
+        except queue.Empty:
+            return ""
+
+    def tail(self):
+        self.errors.seek(0)
+        return self.errors.read()[-1500:]
+
+    def do(self, task) -> dict:
+        if self.process is None or self.done >= LIFE:
+            self.close()
+            self.start()
+        self.done += 1
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        if line := self.read(self.limit):
+            return json.loads(line)
+        hung = line == ""
+        if hung:
+            self.process.send_signal(signal.SIGABRT)  # prints where it is
+        code = self.process.wait()
+        what = f"no end within {self.limit:.0f} s" if hung else f"the process ended with {code}"
+        told = self.tail()
+        self.process = None
+        return {**described(task), "kind": "failed", "message": f"{what}: {told}"}
+
+    def close(self):
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process = None
+
+
+def described(task):
+    """What is known of a program without running it compiled."""
+    try:
+        p, reference = made(task)
+    except Exception:
+        return {"seed": task["seed"], "program": f"seed {task['seed']} cannot be made: {traceback.format_exc(limit=-3)}"}
+    return facts(p, task, reference) | {"program": p.describe()}
+
+
+def facts(p, task, reference):
+    return {"seed": task["seed"], "theme": p.theme, "attempt": p.attempt, "length": task["length"], "nodes": reference.nodes, "lines": len(p.body.lines) + len(p.body.results), "calls": len(p.calls)}
