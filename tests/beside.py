@@ -5,6 +5,7 @@ import contextlib
 import warnings
 
 import compare
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,8 +58,18 @@ def same_call(ours, eager, ours_given, eager_given):
     assert bases(out, ours_given) == bases(eager_out, eager_given)
 
 
+def announce(reason, launches=True):
+    if reason:
+        expects.eager(reason)
+    elif reason == "":
+        expects.no_kernels("the program raises")
+    elif not launches:
+        expects.compiled("the program has nothing to compute, or ATen computes all of it")
+
+
 def check(fn, make, reason=None, launches=True, around=contextlib.nullcontext, grad=False):
     """`reason`: part of the only warning; "" if eager's exception is all there is to see; None: no warning, and it ran compiled."""
+    announce(reason, launches)
     compiled, before = vitrify.compile(fn), dict(vitrify.counters)
     with warnings.catch_warnings(record=True) as log, torch.set_grad_enabled(grad), around():
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Shared fixtures: a clean engine and fixed seeds for every test."""
+"""For every test: a clean engine, fixed seeds, and no eager call or missing kernel that the test has not announced (tests/expects.py)."""
 import sys
 from pathlib import Path
 
@@ -8,6 +8,23 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "tests"):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+import expects  # noqa: E402
+
+_watch = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    item.stash[_watch] = expects.begin(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    result = yield
+    expects.end(item.stash[_watch])
+    return result
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_kernels("only sources are read")
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 BELOW = {"torch", "python"}  # folders of src/ below the line: they may see PyTorch; only python sees Python.h
@@ -163,3 +164,13 @@ def test_files_stay_readable():
 def test_the_patterns_see_what_they_forbid(folder, text, check):
     assert check.match(INCLUDE.search(text).group(2))
     assert not check.match("torch/program.h") and not check.match("ir/graph.h")
+
+
+LOOSE = re.compile(r"\b(rtol|atol)=([0-9.]+(?:e-?[0-9]+)?)(?! \*)")
+MOST = {"rtol": 2e-6, "atol": 1e-5}  # of float32: torch.testing.assert_close
+
+
+def test_looser_bounds_stand_in_one_file():
+    loose = [found(path, text.count("\n", 0, m.start()) + 1, m[0]) for path in sorted((ROOT / "tests").rglob("*.py")) for text in [path.read_text()]
+             for m in LOOSE.finditer(text) if float(m[2]) > MOST[m[1]]]
+    assert not loose, "into tests/bounds.py, with the reason: " + "; ".join(loose)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.network]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.network, pytest.mark.no_kernels("runs in processes of its own")]
 PROGRAM = """
 import os, torch, vitrify
 assert "{outside}" in vitrify.__file__, vitrify.__file__

@@ -63,6 +63,7 @@ class Door:
         self.state = _C.make_state(original, self.miss)
         self.state.settings = self.settings
         if self.settings["disable"] or os.environ.get("VITRIFY_DISABLE_ALL") == "1":
+            _C.note_eager("compilation is off")
             _C.state_off(self.state, True)
         return self.state
 
@@ -98,6 +99,7 @@ class Door:
         if self.fullgraph:
             raise _C.CaptureError(f"{self.name} cannot be captured: {reason}{at}") from exc
         _C.count("fallbacks")
+        _C.note_eager(reason)
         if (reason, place) not in self.warned:
             self.warned.add((reason, place))
             _messages.warn(f"vitrify: {self.name} runs eagerly: {reason}{at}", place)
@@ -123,6 +125,7 @@ class Door:
             sources.finish(self.is_live)
             self.compare_floats(sources)
         except Unready:
+            _C.note_eager("it cannot be captured yet: a lazy module has no parameters")
             return EAGER
         except _C.CaptureError as e:
             return self.refuse(str(e))
@@ -169,6 +172,7 @@ class Door:
                 pass
             if self.fullgraph:
                 raise _C.RecompileError(message)
+        _C.note_eager("recompile_limit is reached")
         if not self.full:
             self.full = True
             _messages.warn(message)
@@ -227,10 +231,12 @@ class Door:
             # Caches fill on the first eager runs; what still writes after that is an effect.
             self.write_attempts += 1
             if self.write_attempts <= 2:
+                _C.note_eager(f"it writes Python state, as caches do at first: {', '.join(wrote[:4])}")
                 return EAGER
             return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
         if any(now != (t.grad is not None) for t, *_ in tensors.before if (now := settled.get(id(t))) is not None) and not self.grad_attempts:
             self.grad_attempts += 1  # gradients that are there from the first call on
+            _C.note_eager("it makes gradients that are there from the first call on")
             return EAGER
         try:
             graph = self.build(session, program)
@@ -297,6 +303,7 @@ class Door:
             error.reproducer = path
             raise error from e
         _C.count("fallbacks")
+        _C.note_eager(f"internal error while compiling: {what}")
         _messages.warn(message)
         _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
         return EAGER
@@ -385,6 +392,7 @@ def _compile_callable(target, settings):
     if target.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         if settings["fullgraph"]:
             raise _C.CaptureError(f"{target.__qualname__} is a generator or coroutine function")
+        _C.note_eager("generator and coroutine functions are not compiled")
         _messages.warn(f"vitrify: {target.__qualname__} runs eagerly: generator and coroutine functions are not compiled")
         return target
     plain, compiled = _copy_function(target), _copy_function(target)

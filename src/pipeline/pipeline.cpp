@@ -13,6 +13,7 @@
 #include "passes/settle.h"
 #include "schedule/schedule.h"
 #include "support/counters.h"
+#include "support/fault.h"
 #include "support/resident.h"
 
 namespace vitrify::pipeline {
@@ -54,6 +55,7 @@ void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
   if (o.disabled(s.name)) return;
   const bool changed = [&] {
     StageTimer timer(s.name);
+    fault_point(s.name.c_str());
     return s.run(g, o);
   }();
   if (o.verify) ir::verify(g);
@@ -72,6 +74,7 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
 
   schedule::Scheduled sched = [&] {
     StageTimer timer("schedule");
+    fault_point("schedule");
     return schedule::schedule(graph, o, destinations);
   }();
   if (wants_dump(o, "loops")) {
@@ -89,6 +92,7 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     for (auto& k : sched.kernels) kernels.push_back(&k);
     std::shared_ptr<codegen::Compiled> code = [&] {
       StageTimer timer("codegen");
+      fault_point("codegen");
       return backend.compile(kernels, to);
     }();
     VT_CHECK(code->functions.size() == kernels.size(), "{} functions for {} kernels", code->functions.size(), kernels.size());

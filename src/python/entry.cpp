@@ -9,6 +9,7 @@
 #include "python/errors.h"
 #include "python/symbols.h"
 #include "support/counters.h"
+#include "support/eager.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
@@ -107,6 +108,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     run_graph(*graph, *e, in, out, floats);
   } catch (const capture::RunRefused& refusal) {
     // The program has gone another way, as it may again: unless it mostly does, the plan stays.
+    note_eager(refusal.what());
     if (++e->refused > e->served + kMaxRefusals) {
       e->graph = nullptr;
       counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
@@ -114,7 +116,8 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
                        refusal.what());
     }
     return nullptr;
-  } catch (const capture::CallRefused&) {
+  } catch (const capture::CallRefused& refusal) {
+    note_eager(refusal.what());
     return nullptr;
   } catch (const capture::PlanRefused& refusal) {
     if (effects_begun() != effects) {
@@ -122,6 +125,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
       return nullptr;
     }
     // The next call is captured again, with what was learned; a program that keeps failing stays eager.
+    note_eager(refusal.what());
     e->graph = nullptr;
     e->stale = true;
     counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
@@ -132,6 +136,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
       return nullptr;
     }
     e->graph = nullptr;
+    note_eager(std::string("internal error: a compiled call failed: ") + bug.what());
     PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call failed and runs eagerly from now on: %s", bug.what());
     return nullptr;
   } catch (...) {
@@ -178,6 +183,7 @@ PyObject* try_entries(State& s, const Call& c) {
     if (r && failed) {  // an error that eager has not: ours
       counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
       e->graph = nullptr;
+      note_eager("internal error: a compiled call raised what eager does not");
       if (PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call raised what eager does not, and runs eagerly from now on") < 0)
         Py_CLEAR(r);
     }

@@ -12,6 +12,8 @@
 #include "python/entry.h"
 #include "python/errors.h"
 #include "support/counters.h"
+#include "support/eager.h"
+#include "support/fault.h"
 #include "support/options.h"
 #include "torch/compiled.h"
 #include "torch/mode.h"
@@ -384,6 +386,18 @@ void bind_options(py::module_& m) {
   m.def("counters", [] {
     py::dict d;
     for (auto& [k, v] : counters().snapshot()) d[py::str(k)] = v;
+    return d;
+  });
+  m.def("lifetime_counters", [] {
+    py::dict d;
+    for (auto& [k, v] : lifetime_counters()) d[py::str(k)] = v;
+    return d;
+  });
+  m.def("plant_fault", &plant_fault);
+  m.def("note_eager", [](const std::string& why) { note_eager(why); });
+  m.def("eager_reasons", [] {
+    py::dict d;
+    for (auto& [k, n] : eager_reasons()) d[py::str(k)] = n;
     return d;
   });
   m.def("reset_counters", [] {

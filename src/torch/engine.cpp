@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "support/counters.h"
+#include "support/eager.h"
 #include "torch/compat.h"
 #include "torch/compiled.h"
 #include "torch/executor.h"
@@ -255,6 +256,7 @@ std::shared_ptr<Engine::Entry> Engine::Impl::entry_for(const std::string& key, c
   if (static_cast<int64_t>(count) >= options.recompile_limit) {
     if (std::exchange(warned_limit, true)) return nullptr;
     lock.unlock();
+    note_eager("recompile_limit is reached");
     TORCH_WARN("vitrify: ", spec.name, " has ", options.recompile_limit, " compiled signatures (recompile_limit); new ones run eagerly.");
     return nullptr;
   }
@@ -285,6 +287,7 @@ void Engine::Impl::remove(const Entry& gone) {
 void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, const Trace& trace) {
   auto eager = [&](auto&&... why) {
     counters().fallbacks++;
+    note_eager(c10::str(why...));
     TORCH_WARN("vitrify: ", spec.name, " runs eagerly for this signature: ", why...);
   };
   TracerOptions about;
@@ -404,8 +407,9 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
       e->graph->run_live(given, out, live);
     }
     return true;
-  } catch (const capture::CallRefused&) {
+  } catch (const capture::CallRefused& refusal) {
     counters().eager_calls++;
+    note_eager(refusal.what());
     out.clear();
     return false;
   } catch (const std::exception& err) {
@@ -415,8 +419,9 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
     counters().eager_calls++;
     if (dynamic_cast<const InternalError*>(&err)) {
       counters().fallbacks++;
-      if (!dynamic_cast<const capture::PlanRefused*>(&err))
-        TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
+      const bool learned = dynamic_cast<const capture::PlanRefused*>(&err);
+      note_eager((learned ? "" : "internal error: ") + std::string(err.what()));
+      if (!learned) TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
       e->refused = true;
       if (impl_->refusals++ < kMaxAttempts) e->stale = true;  // captured again, with what was learned
     }

@@ -11,6 +11,7 @@
 
 #include "runtime/extern_table.h"
 #include "support/counters.h"
+#include "support/fault.h"
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
@@ -130,7 +131,8 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
   }
   launch_run_.resize(plan_->steps.size());  // none crosses the first write: what comes before may fail
   for (size_t k = plan_->steps.size(); k-- > 0;)
-    if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() && k + 1 != first_write_ ? launch_run_[k + 1] : 0);
+    if (plan_->steps[k].kind == Step::Kind::Launch)
+      launch_run_[k] = 1 + (k + 1 < launch_run_.size() && k + 1 != first_write_ ? launch_run_[k + 1] : 0);
   find_waits();
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
@@ -683,6 +685,7 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<a
   end_step(plan_->steps.size(), owned);  // nobody reads these
   for (size_t k = 0; k < plan_->steps.size(); ++k) {
     const Step& step = plan_->steps[k];
+    if (k == std::min<size_t>(first_write_, plan_->steps.size() / 2)) fault_point("run");
     if (k == first_write_) begin_writes(f);
     if (!late_ && launch_run_[k] > 1 && run_together(f, k, launch_run_[k], owned)) {
       k += launch_run_[k] - 1;

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "ops/shapes.h"
+#include "support/eager.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
 #include "torch/sym_node.h"
@@ -78,32 +79,40 @@ int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_c
 void Tracer::Impl::save_process_state() {
   Saved s;
   s.default_float = ops::default_float();
-  ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
-  at::autocast::set_autocast_cache_enabled(false);
   s.saved_tensor_hooks = at::SavedTensorDefaultHooks::get_tls_state();
   auto no_hooks = s.saved_tensor_hooks;
   no_hooks.stack = {};
-  at::SavedTensorDefaultHooks::set_tls_state(no_hooks);
   auto keep = [&](at::Generator g) {
     std::lock_guard<std::mutex> lock(g.mutex());
-    s.generators.push_back({g, g.get_state(), {}});
-    if (g.device().is_cpu()) {
-      auto* cpu = at::check_generator<at::CPUGeneratorImpl>(g);
-      s.cpu_engine = cpu->engine();
-      if (s.cpu_engine.data().left_ == 1) {  // as just seeded: seeding it again would not show
-        s.cpu_engine();
-        cpu->set_engine(s.cpu_engine);
-        s.generators.back().during = g.get_state();
-      }
-    }
-    if (!s.generators.back().during.defined()) s.generators.back().during = s.generators.back().before;
+    const at::Tensor now = g.get_state();
+    s.generators.push_back({std::move(g), now, now});
   };
   keep(at::detail::getDefaultCPUGenerator());
   std::unordered_set<int> devices;
   for (const Source& src : sources)
     if (src.real.defined() && src.real.device().is_cuda() && devices.insert(src.real.device().index()).second)
       keep(at::globalContext().defaultGenerator(src.real.device()));
+  {
+    auto& first = s.generators.front();
+    std::lock_guard<std::mutex> lock(first.g.mutex());
+    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(first.g);
+    const at::mt19937 engine = s.cpu_engine = cpu->engine();
+    if (s.cpu_engine.data().left_ == 1) {  // as just seeded: seeding it again would not show
+      s.cpu_engine();
+      cpu->set_engine(s.cpu_engine);
+      try {
+        first.during = first.g.get_state();
+      } catch (...) {
+        cpu->set_engine(engine);
+        throw;
+      }
+    }
+  }
+  // Nothing that can fail comes after the first change but for what is put back above.
+  ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
+  at::autocast::set_autocast_cache_enabled(false);
+  at::SavedTensorDefaultHooks::set_tls_state(no_hooks);
   saved = std::move(s);
 }
 
@@ -135,14 +144,25 @@ void Tracer::Impl::restore_process_state() {
     }
   rewound = false;
   last_forward_states.clear();
-  const bool moved = generators_moved();
-  if (!failure && moved) failure = "sets the state of a random number generator";
+  bool moved = true;  // where there is no memory to look, it is put back
+  try {
+    moved = generators_moved();
+    if (!failure && moved) failure = "sets the state of a random number generator";
+  } catch (const std::exception&) {
+    if (!failure) failure = "no memory to look at the random number generators";
+  }
   ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   at::SavedTensorDefaultHooks::set_tls_state(saved->saved_tensor_hooks);
   for (auto& [g, before, during] : saved->generators) {
     std::lock_guard<std::mutex> lock(g.mutex());
-    if (moved || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
+    bool back = true;
+    try {
+      back = moved || (!before.is_same(during) && same_bytes(g.get_state(), during));
+    } catch (const std::exception&) {
+      if (!failure) failure = "no memory to look at the random number generators";
+    }
+    if (back) g.set_state(before);
   }
   saved.reset();
 }
@@ -407,6 +427,7 @@ void Tracer::note_failure(std::string why) {
 }
 void Tracer::warn_eager(const std::string& part, const std::string& why) const {
   const std::string message = fmt::format("vitrify: {} of {} run eagerly: {}", part, impl_->options.name, why);
+  note_eager(message);
   if (impl_->options.warn)
     impl_->options.warn(message);
   else

@@ -7,6 +7,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -38,6 +39,7 @@ def uses_numpy(x):
 
 @pytest.mark.parametrize("f, line", [(uses_item, "x.sum().item()"), (branches, "if x.sum().item() > 0"), (uses_numpy, "x.numpy()")])
 def test_data_dependent_code_runs_eagerly_with_one_warning(f, line, delta):
+    expects.eager("its data cannot be read" if f is uses_numpy else "reads a tensor's value: aten::item")
     g = vitrify.compile(f)
     out, messages = warned(lambda: [g(X), g(X), g(-X)])
     same(out, [f(X), f(X), f(-X)])
@@ -47,6 +49,7 @@ def test_data_dependent_code_runs_eagerly_with_one_warning(f, line, delta):
     assert delta.fallbacks == 1 and delta.eager_calls == 3 and delta.compiled_calls == 0
 
 
+@pytest.mark.no_kernels("every program is refused")
 @pytest.mark.parametrize("f", [uses_item, branches, uses_numpy])
 def test_fullgraph_raises(f):
     with pytest.raises(vitrify.CaptureError, match=f"{f.__name__} cannot be captured.*test_messages.py"):
@@ -54,6 +57,7 @@ def test_fullgraph_raises(f):
     assert issubclass(vitrify.CaptureError, vitrify.Error) and issubclass(vitrify.Error, RuntimeError)
 
 
+@pytest.mark.eager("reads a tensor's value: aten::item")
 def test_swallowed_reads_are_not_captured(delta):
     def f(x):
         try:
@@ -66,6 +70,7 @@ def test_swallowed_reads_are_not_captured(delta):
     assert len(messages) == 1
 
 
+@pytest.mark.no_kernels("every program raises")
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_users_exceptions_come_unchanged(fullgraph):
     class Mine(Exception):
@@ -91,6 +96,7 @@ def test_users_exceptions_come_unchanged(fullgraph):
     assert str(ours.value) == str(eager.value) and type(ours.value) is type(eager.value)
 
 
+@pytest.mark.eager("it writes Python state on every call: log", "it writes Python state, as caches do at first: log")
 def test_side_effects_happen_as_in_eager(delta):
     log = []
 
@@ -106,6 +112,7 @@ def test_side_effects_happen_as_in_eager(delta):
     assert len(messages) == 1 and "writes Python state" in messages[0] and "log" in messages[0]
 
 
+@pytest.mark.eager("it draws from Python's or numpy's random generator", "print() inside the program")
 def test_print_and_python_random(capsys):
     @vitrify.compile
     def f(x):
@@ -126,6 +133,7 @@ def test_print_and_python_random(capsys):
     assert "random" in messages[0]
 
 
+@pytest.mark.eager("it changes a container that was passed in", "the result holds a container that was passed in")
 def test_changed_argument_containers():
     def f(items, x):
         items.append(x + 1)
@@ -146,6 +154,7 @@ def test_changed_argument_containers():
 ])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensors_out_of_scope(make, what, delta):
+    expects.eager(what)
     x = make()
     f = vitrify.compile(lambda x: x.clone())
     with warnings.catch_warnings(record=True) as log:
@@ -170,6 +179,7 @@ def test_tensors_out_of_scope(make, what, delta):
     (dict(fullgraph="yes"), "fullgraph takes True or False, not str"),
     (dict(dynamic=2.0), "dynamic takes"),
 ])
+@pytest.mark.no_kernels("nothing is called")
 def test_option_errors(kw, message):
     with pytest.raises(vitrify.OptionError, match=message):
         vitrify.compile(lambda x: x, **kw)
@@ -177,6 +187,7 @@ def test_option_errors(kw, message):
         vitrify.compile_(Net(), **kw)
 
 
+@pytest.mark.no_kernels("nothing is called")
 def test_wrong_targets():
     for bad in (3, "x", Net, [1]):
         with pytest.raises(vitrify.OptionError, match="takes a module or a function"):
@@ -187,6 +198,7 @@ def test_wrong_targets():
         vitrify.mark_dynamic(X, 4)
 
 
+@pytest.mark.eager("recompile_limit is reached")
 def test_recompile_limit(delta):
     f = vitrify.compile(lambda x, k: x * k, options={"recompile_limit": 3})
     out, messages = warned(lambda: [f(X, k) for k in range(6)])
@@ -208,6 +220,7 @@ def test_error_on_recompile():
         f(torch.ones(5, 3))
 
 
+@pytest.mark.eager("internal error while compiling: MemoryError", "internal error while compiling: src/x.cpp:1: check failed: a == b")
 def test_internal_failure_gives_eager_and_a_reproducer(monkeypatch, delta):
     from vitrify import _C
 
@@ -255,6 +268,7 @@ def test_keyboard_interrupt_leaves_a_working_state(delta):
     same(g(X), X + 1)
 
 
+@pytest.mark.eager("a TorchDispatchMode is active", "the call is inside a torch.func transform")
 def test_other_modes_run_eagerly(delta):
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -325,6 +339,7 @@ def test_rng_state_is_as_in_eager(delta):
         assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.no_kernels("runs in a process of its own")
 @pytest.mark.parametrize("command, text", [("options", "recompile_limit"), ("doctor", "torch")])
 def test_command_line(command, text):
     r = subprocess.run([sys.executable, "-m", "vitrify", command], capture_output=True, text=True)

@@ -13,7 +13,7 @@ import program  # noqa: E402
 import report  # noqa: E402
 import worker  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.judged("worker.one says of each program how it ran, and report.Verdict bounds what did not run compiled")]
 
 
 @pytest.fixture(autouse=True)

@@ -91,6 +91,7 @@ def test_default_dtype_is_followed():
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.eager("recorded f32 [4] strides [1]")
 def test_meta_says_another_type():
     """ATen's Meta kernel promises float32 statistics, its CPU kernel gives bfloat16: nothing may be read as what it is not."""
     def fn(x, w, b, mean, var):
@@ -99,6 +100,7 @@ def test_meta_says_another_type():
     check(fn, *(torch.rand(s, dtype=torch.bfloat16) for s in ((3, 4, 5), 4, 4, 4, 4)))
 
 
+@pytest.mark.eager("recorded ", some=True)
 def test_extern_gets_the_contiguous_copy_it_was_given():
     ids = torch.tensor([0, 9, 1, 9, 2, 9, 3, 9])
     check(lambda i, w, o: F.embedding_bag(i, w, o), ids[::2], torch.randn(5, 3), torch.tensor([0, 7, 2, 7])[::2])
@@ -106,6 +108,7 @@ def test_extern_gets_the_contiguous_copy_it_was_given():
 
 # ---- random numbers
 
+@pytest.mark.eager("sets the state of a random number generator")
 def test_seeding_inside_is_not_captured():
     def fn(x):
         torch.manual_seed(5)
@@ -113,6 +116,7 @@ def test_seeding_inside_is_not_captured():
     assert check(fn, torch.zeros(4))["kernels_launched"] == 0
 
 
+@pytest.mark.eager("sets the state of a random number generator")
 def test_seeding_inside_and_putting_it_back():
     def fn(x):
         state = torch.get_rng_state()
@@ -129,11 +133,14 @@ def test_drawing_is_captured():
 
 # ---- metadata
 
+@pytest.mark.compiled("ATen computes some of them alone")
+@pytest.mark.eager("recorded ", some=True)
 @pytest.mark.parametrize("fn", [torch.linalg.eig, lambda x: torch.svd_lowrank(x)[2], torch.fft.rfftn, torch.fft.ifft, torch.fft.ihfft, lambda x: torch.fft.ifft(x).imag])
 def test_strides_and_conj_of_results_as_eager(fn):
     check(fn, torch.randn(6, 6))
 
 
+@pytest.mark.eager("aten::linalg_eig: result 1 is c64 [7,7] strides [1,7], recorded")
 def test_what_meta_got_wrong_is_learned():
     fn = vitrify.compile(torch.linalg.eig)
     x = torch.randn(7, 7)
@@ -147,6 +154,8 @@ def test_what_meta_got_wrong_is_learned():
     assert after["compiled_calls"] - before["compiled_calls"] >= 3
 
 
+@pytest.mark.compiled("only views are made")
+@pytest.mark.eager("returns a tensor that overlaps itself", some=True)
 @pytest.mark.parametrize("sizes, strides", [((1,), (4,)), ((1, 3), (1, 1)), ((3, 1, 2), (2, 7, 1)), ((4,), (3,)), ((2, 3), (1, 4)), ((2, 0), (5, 1)), ((3, 2), (0, 1))])
 def test_strides_to_the_letter(sizes, strides):
     compiled = vitrify.compile(lambda: torch.empty_strided(sizes, strides))
@@ -168,6 +177,7 @@ def test_scatters_keep_gaps(name):
     check(getattr(torch, name), x, *src)
 
 
+@pytest.mark.compiled("ATen computes complex numbers")
 def test_complex_half():
     check(lambda x: x.chalf(), torch.randn(4))
 
@@ -175,6 +185,7 @@ def test_complex_half():
 @pytest.mark.parametrize("sizes, strides", [((1, 4, 1), (4, 1, 4)), ((4, 1, 8), (8, 1, 1)), ((4, 1, 8), (17, 17, 2)), ((2, 3, 1, 2), (1, 2, 9, 6)), ((1, 3, 2, 1), (1, 1, 3, 1)), ((2, 0, 1), (1, 1, 1))])
 @pytest.mark.parametrize("index", [(torch.tensor([0]),), (torch.tensor([0, 0]),), (slice(None), slice(None), torch.tensor([0, 0, 0])), (torch.tensor([[0], [0]]), slice(None), torch.tensor([0, 0], dtype=torch.int32)),
                                    (torch.zeros(2, 2, dtype=torch.int64).t(), slice(None), torch.tensor([0, 0], dtype=torch.int32))], ids=str)
+@pytest.mark.compiled("only views are made, or ATen computes all")
 def test_strides_of_an_index(sizes, strides, index):
     x = torch.randn(200).as_strided(sizes, strides)
     check(lambda x, *i: x[tuple(i[k] if torch.is_tensor(index[k]) else slice(None) for k in range(len(index)))], x, *index)
@@ -193,6 +204,7 @@ def test_strides_of_a_clamped_mask_and_a_sorted_slice():
     (lambda x: torch.maximum(x, torch.index_select(x, 2, torch.tensor([1, 0]))).reshape(0, 3, 8).flatten(), (3, 0, 2, 8)),
     (lambda x: torch.cat([x.reshape(-1), x.sum(1).reshape(-1)]), (3, 0, 2)),
 ])
+@pytest.mark.compiled("there is nothing to compute")
 @pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
 def test_nothing_to_compute(fn, sizes):
     check(fn, torch.randn(sizes))
@@ -217,6 +229,7 @@ def test_a_size_found_while_running_that_is_no_operand():
     lambda x: (x + 1).chunk(2), lambda x: (x * 2).unbind(0), lambda x: torch.unsafe_chunk(x, 2), lambda x: torch.unsafe_split_with_sizes(x + 1, [1, 3]),
     lambda x: ((y := x + 1)[1:], y[:-1]), lambda x: (x + 1).expand(3, 4, 6), lambda x: ((y := x.exp()).t(), y.view(-1)), lambda x: ((y := x + 1)[0], y.mul_(2)[1]),
 ])
+@pytest.mark.compiled("only views are made")
 def test_results_share_memory_as_in_eager(fn):
     check(fn, torch.randn(4, 6))
 
@@ -229,6 +242,7 @@ def test_view_changed_in_place_counts():
     check(fn, torch.randn(3, 4))
 
 
+@pytest.mark.eager("writes to a tensor that overlaps itself")
 def test_write_through_a_view_of_an_expanded_input():
     def fn(x):
         x.mT[..., 0] = 3
@@ -254,6 +268,7 @@ def test_write_through_a_view_of_an_expanded_input():
     (lambda x, i: torch.gather(x, 0, i, out=torch.empty(2, dtype=torch.float64)), (torch.randn(3), torch.tensor([0, 1]))),
     (lambda x, i: torch.complex(x, x, out=torch.empty(3, dtype=torch.complex128)), (torch.randn(3), None)),
 ])
+@pytest.mark.no_kernels("the program raises", some=True)
 @pytest.mark.filterwarnings("ignore")
 def test_errors_are_eagers(fn, sample):
     try:
@@ -280,6 +295,7 @@ def test_a_fault_leaves_the_inputs_alone():
 
 # ---- what eager does with sizes of 0 and 1
 
+@pytest.mark.eager("aten::mm of two dtypes")
 def test_products_of_two_dtypes_are_eagers():
     for fn, x, y in [(torch.mm, torch.randn(0, 4), torch.randn(4, 4).bfloat16()), (torch.matmul, torch.randn(0, 4, 4), torch.randn(1, 4, 4).bfloat16())]:
         results = []

@@ -68,6 +68,8 @@ REDUCTIONS |= {
 }
 
 
+@pytest.mark.no_kernels("eager refuses it", some=True)
+@pytest.mark.compiled("there is nothing to compute, or ATen computes it")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_of_nothing(name):
@@ -112,6 +114,8 @@ def flat_close(name, f, x):
     vitrify.reset()
 
 
+@pytest.mark.no_kernels("eager refuses it", some=True)
+@pytest.mark.compiled("of nothing, there is nothing to compute; ATen computes complex numbers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("to", INTS + FLOATS, ids=str)
 @pytest.mark.parametrize("name", CONVERTING)
@@ -136,6 +140,8 @@ def clamps(lo, hi):
     }
 
 
+@pytest.mark.no_kernels("eager refuses it", some=True)
+@pytest.mark.compiled("ATen clamps complex numbers and bools")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("form", sorted(clamps(0, 1)))
@@ -170,6 +176,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.no_kernels("eager refuses the number", some=True)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1e30, 70000.0, -1e39, 300, 2**40, NAN, INF, 0.5], ids=str)
 @pytest.mark.parametrize("name", NUMBERS)

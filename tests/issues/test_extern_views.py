@@ -1,6 +1,7 @@
 """Views that ATen makes inside of a backward. What a window on a saved tensor showed was freed once the view was made, and the memory was another's by
 the time a kernel read it (the gradient of stft's window). A view of no elements was copied by a nest that there is none of: memory was overwritten
 (the gradients of complex and polar of no elements). What _fft_r2c gives along a dim of one element has the kernel's strides, not its Meta kernel's."""
+import bounds
 import pytest
 import torch
 import vitrify
@@ -22,7 +23,7 @@ def check(f, *inputs):
         assert did["compiled_calls"] == 2 and did["eager_calls"] == did["fallbacks"] == 0
         ours, our_grads = mine[0]
         torch.testing.assert_close(ours, out)
-        torch.testing.assert_close(our_grads, grads, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(our_grads, grads, **bounds.DEEP_CONVOLUTIONS)
         assert [g.stride() for g in our_grads] == [g.stride() for g in grads]
     return did
 
@@ -34,6 +35,7 @@ def test_a_saved_tensor_outlives_views_of_it(rows):
     assert did["kernels_launched"] > 1
 
 
+@pytest.mark.compiled("there is nothing to compute")
 @pytest.mark.parametrize("op", [torch.complex, torch.polar])
 def test_views_of_no_elements(op):
     check(op, torch.zeros(0, 1, 3), torch.zeros(0, 10, 3))

@@ -49,6 +49,9 @@ def outcome(f, *args):
         return None, (type(e), str(e).partition("\n")[0]), torch.get_rng_state()
 
 
+@pytest.mark.no_kernels("the program raises", some=True)
+@pytest.mark.compiled("ATen computes some of these alone")
+@pytest.mark.eager("recorded ", some=True)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("read", READS)
@@ -119,6 +122,8 @@ POOLS = {
 }
 
 
+@pytest.mark.eager("Expected input tensor to have an integral dtype", some=True)
+@pytest.mark.no_kernels("eager refuses these types", some=True)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", POOLS)

@@ -75,6 +75,7 @@ def test_views_of_the_program(view, read):
         compare_thrice(f, lambda: (number(torch.complex64, 3, 4),))
 
 
+@pytest.mark.compiled("ATen computes complex numbers, or only views are made")
 @pytest.mark.filterwarnings("ignore:Casting complex")
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("view", VIEWS)
@@ -148,6 +149,7 @@ def test_ihfft():
     compare_thrice(lambda x: (torch.fft.ihfft(x), torch.fft.ihfft(x).imag), lambda: (torch.arange(10.0),))
 
 
+@pytest.mark.compiled("ATen computes complex numbers")
 @pytest.mark.parametrize("make", [lambda z: z.conj(), lambda z: z.imag, lambda z: z.conj().imag, lambda z: z.resolve_conj()])
 def test_captured_tensors(make):
     z = number(torch.complex64, 3, 4)
@@ -184,6 +186,7 @@ def test_guards_see_the_bits():
     assert vitrify.counters["compiled_calls"] == 7 and vitrify.counters["eager_calls"] == 0
 
 
+@pytest.mark.eager("a gradient is a conjugate or negative view", some=True)
 @pytest.mark.parametrize("view", VIEWS)
 def test_gradients(view):
     of = VIEWS[view]

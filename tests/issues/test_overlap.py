@@ -62,6 +62,8 @@ WRITES = {
 }
 
 
+@pytest.mark.no_kernels("eager refuses the write", some=True)
+@pytest.mark.eager("reads memory it writes", "writes over an argument", "overlaps itself", "writes through aten::unfold", some=True)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("views", VIEWS | APART)
 def test_inside_a_program(views, write):
@@ -99,6 +101,8 @@ OTHERS = {
 }
 
 
+@pytest.mark.no_kernels("eager refuses the write", some=True)
+@pytest.mark.eager("reads memory it writes", "writes over an argument", "overlaps itself", "writes through aten::unfold", some=True)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_writes(name):
     write = OTHERS[name]
@@ -116,6 +120,8 @@ INPUTS = {
 }
 
 
+@pytest.mark.no_kernels("eager refuses the write", some=True)
+@pytest.mark.eager("writes to a tensor that overlaps itself", some=True)
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("write", ["add_", "copy_", "fill_", "row", "cumsum_", "index_put_"])
 def test_inputs_that_overlap_themselves(name, write):
@@ -138,6 +144,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.eager("which shares memory with", "an argument shares memory with one that is written", some=True)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("first", ARGUMENTS)
 def test_arguments(first, program):
@@ -150,6 +157,7 @@ def test_arguments(first, program):
             assert ran == 2 or first not in ("apart",), name
 
 
+@pytest.mark.eager("an argument shares memory with one that is written")
 @pytest.mark.parametrize("of", [lambda m: numbers(4, 4), lambda m: m[1:], lambda m: torch.from_numpy(m.numpy()[1:])], ids=["apart", "a view", "of numpy"])
 def test_captured_tensors(of):
     def made():
@@ -162,6 +170,7 @@ def test_captured_tensors(of):
         assert torch.equal(compiled(other(a)), g(other(b))) and torch.equal(a, b)
 
 
+@pytest.mark.eager("which shares memory with")
 def test_sizes_that_change():
     def f(x, y):
         x[:, 1:].add_(y[:, 1:])

@@ -7,6 +7,7 @@ from torch import nn
 import vitrify
 
 
+@pytest.mark.compiled("the convolution applies it")
 @pytest.mark.parametrize("pointwise", [nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid], ids=lambda p: p.__name__)
 def test_a_post_op_is_applied_once(pointwise):
     torch.manual_seed(0)

@@ -67,6 +67,8 @@ def check(f, base, g, native, name=None):
     vitrify.reset()
 
 
+@pytest.mark.compiled("ATen draws the numbers")
+@pytest.mark.eager("recorded ", "geometric not implemented", some=True)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPS | LIKE)

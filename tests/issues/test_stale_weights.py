@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 
+import bounds
 import numpy as np
 import pytest
 import torch
@@ -70,7 +71,7 @@ def weight_of(net):
 
 def agree(net, compiled, x):
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x), net(x), rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(compiled(x), net(x), **bounds.WEIGHTS)
 
 
 def counted(f, name="weights_packed"):
@@ -479,10 +480,10 @@ def test_inference_tensors():
     with torch.inference_mode():
         module, x, options = build("conv")
         compiled = vitrify.compile(module, options=options)
-        torch.testing.assert_close(compiled(x), module(x), rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(compiled(x), module(x), **bounds.WEIGHTS)
         for _ in range(2):
             module.weight[5] += 9  # counts no version
-            torch.testing.assert_close(compiled(x), module(x), rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(compiled(x), module(x), **bounds.WEIGHTS)
     native()
 
 

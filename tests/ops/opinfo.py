@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 import warnings
 from dataclasses import asdict, dataclass, field
 
+import expects
+import numpy
 import torch
 import vitrify
 
@@ -77,6 +80,15 @@ def ran_eagerly(did):
     return bool(did.get("fallbacks", 0) or did.get("eager_calls", 0) or did.get("graph_breaks", 0))
 
 
+def without_kernels(result, none):
+    """Announces an op that has no kernels in any sample; `none`: that it has not, or None for ops that nobody has looked at."""
+    ours = bool(result.native or result.mixed)
+    if none is not None:
+        assert ours != none, f"{result.native} samples are native, {result.mixed} mixed, {result.extern} extern, {result.views} views"
+    if not ours:
+        expects.compiled(f"{result.extern} samples are calls of ATen alone, {result.views} give only views")
+
+
 def tally(result: Result, did: dict[str, int]):
     kernels, externs = did.get("kernels_launched", 0), did.get("externs_called", 0)
     if did.get("raised", 0):
@@ -98,7 +110,7 @@ ALL = 100000  # samples: no op has as many
 
 def samples_of(op, dtype, count, result: Result, requires_grad=False):
     """The first samples, the same every time."""
-    torch.manual_seed(3)
+    torch.manual_seed(3), random.seed(3), numpy.random.seed(3)
     try:
         return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), count))
     except Exception as problem:  # the database itself cannot make samples here
@@ -119,6 +131,7 @@ def note(result: Result, label, check):
             reason = next((str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)), "no reason given")
             reason = reason.partition(" runs eagerly: ")[2].partition(" (/")[0].partition("\n")[0] or reason
             result.reasons[reason] = result.reasons.get(reason, 0) + 1
+            expects.eager(reason[:80], some=True)  # what is wrong about it is said here
             if result.op not in EAGER:
                 raise Mismatch(f"runs eagerly: {reason}")
         result.passed += 1

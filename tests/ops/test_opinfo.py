@@ -7,6 +7,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import compare  # noqa: E402
+import expects  # noqa: E402
 import opinfo  # noqa: E402
 
 QUICK = {
@@ -17,6 +18,9 @@ QUICK = {
     "cumsum", "matmul", "mm", "bmm", "addmm", "cat", "stack", "split", "chunk", "view", "reshape", "permute", "transpose", "expand", "squeeze", "unsqueeze", "select", "narrow",
     "index_select", "gather", "scatter", "scatter_add", "index_put", "masked_fill", "tril", "flip", "roll", "arange", "full_like", "zeros_like", "contiguous", "clone", "to",
 }
+# Of these, those that run no kernel of ours: what gives views alone, and what ATen computes (as the op alone: no other work to fuse with).
+VIEWS = {"chunk", "expand", "narrow", "permute", "reshape", "select", "split", "squeeze", "transpose", "unsqueeze", "view"}
+ATEN = {"addmm", "argmax", "bmm", "cumsum", "scatter"}
 OPS = {}
 for _op in opinfo.database():
     OPS.setdefault(opinfo.name_of(_op), _op)
@@ -28,8 +32,10 @@ def test_op(name):
     result = opinfo.run_op(OPS[name], dtypes=("float32", "int64"), samples=3)
     assert result.failures == []
     assert result.passed == result.samples > 0
+    opinfo.without_kernels(result, name in VIEWS | ATEN)
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_a_wrong_value_is_found():
     x = torch.randn(64)
     reference = x.double().exp()
@@ -41,8 +47,12 @@ def test_a_wrong_value_is_found():
 
 
 @pytest.mark.slow
+@pytest.mark.eager("recorded ", "a value that the program reads is another", "a size that follows from content", some=True)  # first calls, which learn what ATen gives
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(set(OPS) - QUICK))
 def test_every_op(name):
+    if name in opinfo.EAGER:
+        expects.no_kernels(opinfo.EAGER[name])
     result = opinfo.run_op(OPS[name], samples=opinfo.ALL)
     assert result.failures == []
+    opinfo.without_kernels(result, None)

@@ -1,3 +1,4 @@
+import bounds
 import torch
 from torch import nn
 
@@ -7,7 +8,7 @@ def same(a, b):
     assert type(a) is type(b), (type(a), type(b))
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride(), (a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride())
-        torch.testing.assert_close(a, b, rtol=1.3e-6 * 4, atol=1e-5 if a.is_floating_point() else 0)
+        torch.testing.assert_close(a, b, **(bounds.NET if a.is_floating_point() or a.is_complex() else {}))
     elif isinstance(a, (list, tuple)):
         assert len(a) == len(b)
         for x, y in zip(a, b):

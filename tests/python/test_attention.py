@@ -1,4 +1,5 @@
 """scaled_dot_product_attention as eager computes it: values, metadata, gradients, masks, sizes that change."""
+import bounds
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ def compare(fn, args, calls="vitrify::attention"):
     before = vitrify.counters["kernels_launched"]
     for _ in range(2):
         got = compiled(*args)
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6, equal_nan=True)
+        torch.testing.assert_close(got, want, **bounds.ATTENTION, equal_nan=True)
         assert got.stride() == want.stride()
     assert vitrify.counters["kernels_launched"] > before
     if OWN:
@@ -69,7 +70,7 @@ def test_gradients(causal):
     fn(*eager).square().sum().backward()
     assert vitrify.counters["kernels_launched"] > before
     for a, b in zip(ours, eager):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a.grad, b.grad, **bounds.ATTENTION_GRADIENTS)
 
 
 def test_sizes_that_change():
@@ -78,7 +79,7 @@ def test_sizes_that_change():
     with torch.no_grad():
         for queries, keys in ((16, 16), (40, 60), (7, 400)):
             args, before = operands(queries=queries, keys=keys), vitrify.counters["kernels_launched"]
-            torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(compiled(*args), fn(*args), **bounds.ATTENTION)
             assert vitrify.counters["kernels_launched"] > before
     if OWN:
         assert "vitrify::attention" in calls_of(compiled)

@@ -267,6 +267,7 @@ def test_default_device(delta):
     assert delta.eager_calls == 0
 
 
+@pytest.mark.eager("which shares memory with input")
 def test_aliasing_of_inputs(delta):
     def f(a, b):
         a.mul_(2)
@@ -373,12 +374,14 @@ def test_reset(delta):
     assert vitrify.counters["captures"] == 1
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_counters_are_read_only():
     with pytest.raises(TypeError):
         vitrify.counters["captures"] = 3
     assert set(vitrify.counters) >= {"captures", "kernels_built", "kernels_launched", "fallbacks", "eager_calls"}
 
 
+@pytest.mark.eager("compilation is off", "host is disabled")
 def test_disable(delta):
     f = vitrify.compile(add_one, disable=True)
     same(f(torch.ones(2)), torch.full((2,), 2.0))

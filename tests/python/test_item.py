@@ -4,6 +4,7 @@ import logging.handlers
 import math
 import warnings
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -31,6 +32,8 @@ ARITHMETIC = {
 
 def beside(fn, inputs, *, eager=None):
     """Compiled, or eager with one warning that says `eager`."""
+    if eager is not None:
+        expects.eager(eager)
     compiled, start = vitrify.compile(fn), dict(vitrify.counters)
     with warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
@@ -110,7 +113,7 @@ RUNS_EAGERLY = {
 
 @pytest.mark.parametrize("name", RUNS_EAGERLY)
 def test_what_needs_the_number_runs_eagerly(name):
-    reason = "lerp" if "lerp" in name else "" if name == "abs" else "reads a tensor's value: aten::item"
+    reason = "lerp" if "lerp" in name else "has no attribute 'abs'" if name == "abs" else "reads a tensor's value: aten::item"
     beside(RUNS_EAGERLY[name], inputs()[:3], eager=reason)
 
 
@@ -119,7 +122,7 @@ def test_a_number_that_is_kept_runs_eagerly():
     def fn(x):
         kept.append(x.sum().item())
         return x * kept[-1]
-    beside(fn, inputs()[:3], eager="")
+    beside(fn, inputs()[:3], eager="reads a tensor's value: aten::item")
     assert all(type(v) is float for v in kept)
     log = logging.getLogger("vitrify.test_item")
     handler = logging.handlers.MemoryHandler(10, flushLevel=logging.CRITICAL)
@@ -131,6 +134,7 @@ def test_a_number_that_is_kept_runs_eagerly():
     beside(logs, inputs()[:3], eager="reads a tensor's value: aten::item")
 
 
+@pytest.mark.eager("reads a tensor's value: aten::item")
 def test_with_gradients_it_runs_eagerly():
     fn = lambda x: x * x.sum().item()  # noqa: E731
     x, y = (torch.ones(3, requires_grad=True) for _ in range(2))

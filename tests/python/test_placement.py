@@ -27,6 +27,7 @@ NETS = {
 }
 
 
+@pytest.mark.compiled("the library computes all of it")
 @pytest.mark.parametrize("name", NETS)
 def test_no_result_is_copied(name):
     torch.manual_seed(0)

@@ -142,6 +142,7 @@ REFUSED = [kept, given_twice, a_list_twice, shares_a_list, holds_itself, a_dict_
            lambda x: New(x * 2), lambda x: Dies(x * 2), lambda x: Known(x * 2), lambda x: torch.nn.Linear(3, 3)]
 
 
+@pytest.mark.eager("the result holds an object of type", "the result is an object of type", some=True)
 @pytest.mark.parametrize("fn", REFUSED, ids=lambda f: f.__name__)
 def test_identity_is_kept(fn, delta):
     """Eager's result: objects that were there before, that are kept, or that are in the result twice."""
@@ -165,6 +166,7 @@ def test_identity_is_kept(fn, delta):
         assert out in Known.all
 
 
+@pytest.mark.eager("type Box that is held elsewhere")
 def test_an_argument_comes_back_itself(delta):
     box = Box(torch.ones(3))
     with pytest.warns(vitrify.VitrifyWarning, match="type Box that is held elsewhere"):

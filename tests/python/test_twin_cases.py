@@ -5,6 +5,7 @@ import pickle
 import threading
 import warnings
 
+import bounds
 import pytest
 import torch
 import torch.nn.utils.parametrize as parametrize
@@ -269,6 +270,7 @@ def test_classes(cls):
     same(p(X), m(X))
 
 
+@pytest.mark.eager("as caches do at first: self.w")
 @pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
 def test_parameters_made_at_the_first_call():
     m = Late()
@@ -350,6 +352,7 @@ def test_state_moves_between_twin_and_plain_module():
     agree(t, a)
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_names_and_texts():
     m = Net()
     t = vitrify.compile(m)
@@ -363,6 +366,7 @@ def test_names_and_texts():
             raise AssertionError("a twin is an instance of its class")
 
 
+@pytest.mark.eager("the call is inside a torch.func transform", "torch.jit.trace is running")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_wrappers_of_modules():
     m = Net()
@@ -406,5 +410,5 @@ def test_a_language_model_generates_through_its_twin(delta):
     assert m.config.vocab_size == 48 and m.lm_head.weight is t.transformer.wte.weight and m.lm_head.weight.shape[0] == 48
     want = m(ids).logits
     for _ in range(2):
-        torch.testing.assert_close(t(ids).logits, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(t(ids).logits, want, **bounds.SUMS)
     assert delta.compiled_calls >= 2 and delta.kernels_launched > 0

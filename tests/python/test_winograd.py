@@ -1,4 +1,5 @@
 """3x3 convolutions with frozen weights by fewer products: as exact as eager's, in one plan for all batches, again when weights change."""
+import bounds
 import pytest
 import torch
 import vitrify
@@ -56,7 +57,7 @@ def test_the_option():
     with torch.no_grad():
         fewer, direct = vitrify.compile(net)(x)[0], vitrify.compile(net, options={"winograd": False})(x)[0]
     assert not torch.equal(fewer, direct)
-    torch.testing.assert_close(fewer, direct, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fewer, direct, **bounds.WINOGRAD)
 
 
 def test_changed_weights():

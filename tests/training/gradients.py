@@ -119,6 +119,7 @@ def check(fn, make, reason=None, *, then=backward, before=None, around=contextli
     reason: part of the one warning; "" if there is none and eager's exception is all there is; None: compiled, without a warning.
     native: which halves must launch kernels of ours: "both", "forward", "none". before: what makes the arguments of what make() gave.
     extra: leaves that the program reads besides its arguments; their gradients are those of one call. inner: a context around each call alone."""
+    beside.announce(reason, native != "none")
     compiled, start = vitrify.compile(fn), dict(vitrify.counters)
     extra, compiled_calls = extra or (), 0
 
@@ -152,31 +153,6 @@ def check(fn, make, reason=None, *, then=backward, before=None, around=contextli
         assert compiled_calls == calls and did["eager_calls"] == 0 and did["fallbacks"] == 0, did
     else:
         assert did["compiled_calls"] == 0 and len(messages) == bool(reason) and all(reason in m for m in messages), messages
-
-
-def either(fn, make, *, then=backward, before=None, calls=3, extra=(), may_run_eagerly=""):
-    """Compiled, or refused with one warning (that says `may_run_eagerly`): in both cases everything is eager's."""
-    compiled, start = vitrify.compile(fn), dict(vitrify.counters)
-    with warnings.catch_warnings(record=True) as log:
-        warnings.simplefilter("always")
-        for _ in range(calls):
-            runs = []
-            for f in (compiled, fn):
-                for t in extra:
-                    t.grad = None
-                r = Run(f, make(), then, before, extra)
-                runs.append((r, [g if g is None else g.clone() for g in r.grads]))
-            (ours, a), (eager, b) = runs
-            same_grads(a, b)
-            ours.extra = eager.extra = ()
-            same(ours, eager)
-    messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
-    did = {k: v - start[k] for k, v in vitrify.counters.items()}
-    if messages or did["eager_calls"]:
-        assert did["compiled_calls"] == 0 and len(messages) <= 1, (messages, did)
-        assert not messages or (may_run_eagerly and re.search(may_run_eagerly, messages[0])), messages
-    else:
-        assert did["compiled_calls"] >= calls, did
 
 
 def exact(a, b, **_):

@@ -1,4 +1,5 @@
 """Gradients through some of the results: what the others' would only have been added to needs no derivative of its own (src/torch/absent.h)."""
+import bounds
 import gradients
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_layouts_are_eagers():
     for memory_format in (torch.contiguous_format, torch.channels_last):
         def make():
             return [t.detach().to(memory_format=memory_format).requires_grad_() for t in leaves((2, 4, 8, 8), (4, 4, 3, 3))()]
-        check(f, make, then=only(1), values=lambda a, b, **k: torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, **k))
+        check(f, make, then=only(1), values=lambda a, b, **k: torch.testing.assert_close(a, b, **bounds.DEEP_CONVOLUTIONS, **k))
 
 
 def test_a_loss_beside_what_it_is_made_of():

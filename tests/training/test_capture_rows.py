@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
+@pytest.mark.eager("it registers a hook on a tensor")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_hooks_that_calls_register_on_an_input_stay():
     """A5: each call adds one, for this and for later calls."""
@@ -25,6 +26,7 @@ def test_hooks_that_calls_register_on_an_input_stay():
     assert seen == [6, 12, 24] * 2
 
 
+@pytest.mark.no_kernels("the program raises")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 @pytest.mark.parametrize("grad", [False, True])
 def test_generators_are_put_back_when_a_capture_throws(grad):
@@ -45,6 +47,7 @@ def test_generators_are_put_back_when_a_capture_throws(grad):
         assert torch.equal(*states)
 
 
+@pytest.mark.eager("neither an argument nor reachable")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_a_tensor_that_nothing_leads_to_is_not_pinned():
     """A10: no guard can see that it is another one."""

@@ -51,6 +51,7 @@ def test_dropout(name):
     check(name, "adamw", dropout=True)
 
 
+@pytest.mark.eager("it writes Python state, as caches do at first: o.state")
 @pytest.mark.parametrize("name", params(WHOLE, ("ppo_unchecked",)))
 def test_a_whole_step(name):
     """Forward, backward, clipping and update as one compiled function; its first call runs eagerly, which makes the optimizer's state."""
@@ -80,5 +81,6 @@ def check(name, optimizer, half=False, dropout=False, what="model"):
     assert eager["losses"][-epoch:].mean() < eager["losses"][:epoch].mean(), "the network learns nothing"
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_there_are_enough():
     assert len(FORTY) >= 40 and len(HALF) >= 40

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
-from gradients import check, either, exact, leaf, leaves
+from gradients import check, exact, leaf, leaves
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -157,6 +157,7 @@ def test_autograd_function_on_an_argument():
             gradients.same(gradients.Run(compiled, leaves((3,))(), before=args), gradients.Run(fn, leaves((3,))(), before=args))
 
 
+@pytest.mark.eager("no gradient here")
 def test_autograd_function_whose_backward_raises():
     fn = lambda x: Raises.apply(x) * 3  # noqa: E731
     with warnings.catch_warnings():
@@ -223,6 +224,7 @@ def test_custom_op_with_a_derivative(custom):
     check(lambda x, y: cube(x, 0.5) * y, TWO)
 
 
+@pytest.mark.eager("Trying to backward through vitrify_training.plain.default")
 def test_custom_op_without_a_derivative(custom):
     _, plain = custom
     fn = lambda x, y: plain(x) * y  # noqa: E731
@@ -238,6 +240,8 @@ def test_custom_op_without_a_derivative(custom):
 
 @pytest.mark.parametrize("fn", [lambda x, y: torch.nextafter(x, y), lambda x, y: x.frexp().mantissa * y, lambda x, y: torch.heaviside(x, y), lambda x, y: torch.igamma(x, y),
                                 lambda x, y: torch.special.zeta(x + 2, y + 1), lambda x, y: x.histc(4), lambda x, y: torch.bucketize(x, y[0].detach()) * y])
+@pytest.mark.compiled("ATen computes it")
+@pytest.mark.eager("is not implemented", some=True)
 def test_ops_without_a_derivative(fn):
     """Eager's exception, where and as eager raises it."""
     compiled = vitrify.compile(fn)
@@ -376,7 +380,7 @@ def test_gradients_that_reentrant_checkpoints_give_have_no_history():
         return [x.grad, w.grad]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward.. with create_graph")
-        either(fn, leaves((4, 8), (4, 8)), then=twice, extra=parameters)
+        check(fn, leaves((4, 8), (4, 8)), then=twice, extra=parameters)
     assert vitrify.counters["eager_calls"] == 0
 
 
@@ -397,11 +401,12 @@ def test_reentrant_checkpoints_that_run_eagerly():
     def closes_over(x):
         h = x.sin()
         return checkpoint(lambda v: m(v) * h, x * 2, use_reentrant=True)
-    either(closes_over, leaves((4, 8)), extra=parameters, may_run_eagerly="none of its arguments")
-    either(lambda x: checkpoint(lambda v: v.view(-1), x * 2, use_reentrant=True), leaves((4, 8)), may_run_eagerly="what it was given")
-    either(lambda x: checkpoint(lambda v: [v * 2], x, use_reentrant=True)[0] * x, leaves((4, 8)), may_run_eagerly="a container")
+    check(closes_over, leaves((4, 8)), extra=parameters, reason="none of its arguments")
+    check(lambda x: checkpoint(lambda v: v.view(-1), x * 2, use_reentrant=True), leaves((4, 8)), reason="what it was given")
+    check(lambda x: checkpoint(lambda v: [v * 2], x, use_reentrant=True)[0] * x, leaves((4, 8)), reason="a container")
 
 
+@pytest.mark.no_kernels("the program raises")
 def test_reentrant_checkpoint_whose_function_raises():
     """What it raises, with nothing of the checkpoint left behind: the hooks around the call are still there."""
     def inside(v):
@@ -423,9 +428,10 @@ def test_checkpoint_selective():
 
         def forward(self, x):
             return checkpoint(self.m, x, use_reentrant=False, context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
-    either(Outer(), leaves((4, 8)), extra=parameters, may_run_eagerly="dispatch mode")
+    check(Outer(), leaves((4, 8)), extra=parameters)
 
 
+@pytest.mark.eager("once more when a checkpoint is computed again")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_that_writes_runs_eagerly(reentrant):
     """Eager's batch norm counts twice."""
@@ -449,7 +455,7 @@ def test_checkpoint_that_writes_runs_eagerly(reentrant):
 def test_reentrant_checkpoint_that_eager_refuses_to_compute_again():
     """It watches the versions of what it saves when it computes again."""
     m, parameters = pair(lambda: nn.Linear(8, 8))
-    either(lambda x: checkpoint(lambda v: m(v).relu_().mul_(2), x, use_reentrant=True), leaves((4, 8)), extra=parameters, may_run_eagerly="modified by an inplace operation")
+    check(lambda x: checkpoint(lambda v: m(v).relu_().mul_(2), x, use_reentrant=True), leaves((4, 8)), extra=parameters, reason="modified by an inplace operation")
 
 
 def test_checkpoint_around_the_call():

@@ -9,6 +9,9 @@ import vitrify
 from torch import nn, optim
 from trainers import Net, compare
 
+# The first call makes the optimizer's state, or the gradients.
+pytestmark = pytest.mark.eager("it writes Python state, as caches do at first", "it makes gradients that are there from the first call on", some=True)
+
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.05),
     "SGD momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
@@ -236,6 +239,7 @@ def test_versions_count_as_in_eager():
     assert counts[0] == counts[1]
 
 
+@pytest.mark.eager("it writes Python state on every call: seen")
 def test_hooks_of_the_optimizer_run_or_say_why_not():
     model, opt = make(OPTIMIZERS["SGD"])
     seen = []
@@ -249,6 +253,7 @@ def test_hooks_of_the_optimizer_run_or_say_why_not():
     assert seen == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.eager("it writes Python state on every call: seen")
 def test_a_hook_that_is_registered_later_runs():
     model, opt = make(OPTIMIZERS["SGD"])
     step, seen = vitrify.compile(opt.step), []
@@ -262,6 +267,7 @@ def test_a_hook_that_is_registered_later_runs():
     assert seen == [3, 4, 5]
 
 
+@pytest.mark.eager("reads a tensor's value: aten::item")
 def test_closures_run_eagerly_and_say_so():
     model, opt = make(lambda p: optim.LBFGS(p, lr=0.1, max_iter=3))
     x = torch.randn(5, 12)
@@ -289,6 +295,7 @@ def test_a_scheduler_made_before_the_compile():
     ran_native({k: v - before[k] for k, v in vitrify.counters.items()})
 
 
+@pytest.mark.no_kernels("the step raises")
 def test_a_step_that_fails_leaves_everything_as_it_was():
     class Bad(Lion):
         @torch.no_grad()

@@ -160,14 +160,15 @@ class LlvmBackend final : public Backend {
         errors[t] = std::current_exception();
       }
     };
-    std::vector<std::thread> pool;
-    for (int t = 1; t < threads; ++t)
-      pool.emplace_back([&work, t] {
-        work(t);
-        return_thread_memory();
-      });
-    work(0);
-    for (auto& t : pool) t.join();
+    {
+      std::vector<std::jthread> pool;  // joins those that have started where one cannot be
+      for (int t = 1; t < threads; ++t)
+        pool.emplace_back([&work, t] {
+          work(t);
+          return_thread_memory();
+        });
+      work(0);
+    }
     for (auto& e : errors)
       if (e) std::rethrow_exception(e);
     for (auto& l : listings) code->listing += l;
