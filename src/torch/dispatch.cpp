@@ -61,7 +61,7 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
       info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
     return false;
-  bool other = false, here = true;
+  bool other = false, here = true, empty = false;
   double elements = 0;
   auto look = [&](const Value& v) {
     if (!v) return;
@@ -71,12 +71,13 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
     elements += n;
+    empty = empty || n == 0;
   };
   for (const Arg& a : args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
-  return other && here && (elements == 0 || (info.row && info.row->lower && elements <= kMostElements));
+  return here && elements <= kMostElements && (empty || (other && info.row && info.row->lower));
 }
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {
