@@ -58,8 +58,7 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
 // but of empty ones asking costs nothing.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   constexpr double kMostElements = 1 << 20;
-  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
-      info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
     return false;
   bool other = false, here = true, empty = false;
   double elements = 0;
@@ -682,7 +681,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
         for (const at::Tensor& w : targets)
-          if (const FakeImpl *f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
+          if (const FakeImpl* f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
                                                                 (writes_out || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(),
                                                                                          to->storage_offset(), to->hint_sizes(), to->hint_strides())))
             fail(fmt::format("{} writes over an argument", info.name));

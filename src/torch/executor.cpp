@@ -69,8 +69,8 @@ bool hides_nan(const ir::Node& n) {
   });
 }
 
-// Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN given
-// to a maximum. The processor notes it.
+// Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN
+// given to a maximum. The processor notes it.
 bool met_invalid() {
 #if defined(__x86_64__)
   const auto take = [] {
@@ -82,7 +82,7 @@ bool met_invalid() {
   const int64_t threads = threads_now();
   if (threads == 1) return take();
   bool met = false;
-#pragma omp parallel num_threads(static_cast<int>(threads)) reduction(|| : met)
+#pragma omp parallel num_threads(static_cast <int>(threads)) reduction(|| : met)
   met = take() || met;
   return met;
 #else
@@ -148,7 +148,9 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
     : plan_(std::move(plan)),
       originals_(std::move(originals)),
       first_kept_(first_kept),
-      tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
+      tensors_(plan_->slots.size()),
+      input_pointer_(plan_->slots.size()),
+      written_(plan_->slots.size()) {
   for (const runtime::Output& o : plan_->outputs)
     if (o.in_place) written_[o.ref.slot] = 1;
   for (const ExternCall& e : plan_->externs) {
@@ -165,7 +167,8 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
   }
   launch_run_.resize(plan_->steps.size());  // none crosses the first write: what comes before may fail
   for (size_t k = plan_->steps.size(); k-- > 0;)
-    if (plan_->steps[k].kind == Step::Kind::Launch) launch_run_[k] = 1 + (k + 1 < launch_run_.size() && k + 1 != first_write_ ? launch_run_[k + 1] : 0);
+    if (plan_->steps[k].kind == Step::Kind::Launch)
+      launch_run_[k] = 1 + (k + 1 < launch_run_.size() && k + 1 != first_write_ ? launch_run_[k + 1] : 0);
   find_waits();
   for (uint32_t s = 0; s < plan_->slots.size(); ++s) {
     const runtime::Slot& slot = plan_->slots[s];
@@ -340,7 +343,7 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
   if (c.threads == 1) {
     run_chunk(f, i, 0, 0, s.iterations);
   } else {
-#pragma omp parallel num_threads(static_cast<int>(c.threads))
+#pragma omp parallel num_threads(static_cast <int>(c.threads))
     {
       // The runtime may give fewer threads than asked for.
       const int64_t team = omp_get_num_threads();
@@ -429,7 +432,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
     while (ended < k) end_step(ended++, owned);
   };
   begin_until_next_wait();
-#pragma omp parallel num_threads(static_cast<int>(threads))
+#pragma omp parallel num_threads(static_cast <int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     int64_t first = 0;  // whose turn it is: small launches go round
@@ -549,7 +552,8 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::vector<at::Tensor> kept;
   if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
     kept.reserve(s.windows.size());
-    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
+    for (auto [k, window] : s.windows)
+      s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
   }
 
   if (s.foreign)
