@@ -29,7 +29,8 @@ struct DotProductAttention {
 bool can_attend(const DotProductAttention&);
 
 // Computes part `part` of `parts`. Results do not depend on `parts`. Throws std::bad_alloc.
-// False where a value or a result is infinite or NaN: which keys that a query does not see are multiplied with its weights of zero follows from blocks.
+// False where a value or a result is infinite or NaN: which keys that a query does not see are multiplied with its weights of zero follows from
+// blocks.
 bool attend(const DotProductAttention&, int part, int parts);
 
 }  // namespace vitrify::runtime

@@ -60,10 +60,9 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
 // but of empty ones asking costs nothing.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   constexpr double kMostElements = 1 << 20;
-  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() ||
-      info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
     return false;
-  bool other = false, here = true;
+  bool other = false, here = true, empty = false;
   double elements = 0;
   auto look = [&](const Value& v) {
     if (!v) return;
@@ -73,12 +72,13 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
     elements += n;
+    empty = empty || n == 0;
   };
   for (const Arg& a : args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
-  return other && here && (elements == 0 || (info.row && info.row->lower && elements <= kMostElements));
+  return here && elements <= kMostElements && (empty || (other && info.row && info.row->lower));
 }
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {
@@ -683,7 +683,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
         for (const at::Tensor& w : targets)
-          if (const FakeImpl *f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
+          if (const FakeImpl* f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
                                                                 (writes_out || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(),
                                                                                          to->storage_offset(), to->hint_sizes(), to->hint_strides())))
             fail(fmt::format("{} writes over an argument", info.name));

@@ -5,6 +5,9 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <omp.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <atomic>
 #include <exception>
@@ -56,6 +59,37 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
 }
 
 thread_local uint64_t effects_begun_here = 0;
+
+// A call of oneDNN with an op after the product: its maxima make zero of NaN.
+bool hides_nan(const ir::Node& n) {
+  if (n.op->name == "vitrify::convolution_in_chains") return std::get<bool>(n.args.back());
+  if (!n.op->name.starts_with("mkldnn::")) return false;
+  return std::ranges::any_of(n.args, [](const ir::Arg& a) {
+    const auto* s = std::get_if<std::string>(&a);
+    return s && !s->empty() && *s != "none" && *s != "add";
+  });
+}
+
+// Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN
+// given to a maximum. The processor notes it.
+bool met_invalid() {
+#if defined(__x86_64__)
+  const auto take = [] {
+    constexpr unsigned kInvalid = 1;
+    const unsigned control = _mm_getcsr();
+    if (control & kInvalid) _mm_setcsr(control & ~kInvalid);
+    return (control & kInvalid) != 0;
+  };
+  const int64_t threads = threads_now();
+  if (threads == 1) return take();
+  bool met = false;
+#pragma omp parallel num_threads(static_cast <int>(threads)) reduction(|| : met)
+  met = take() || met;
+  return met;
+#else
+  return false;
+#endif
+}
 
 [[noreturn]] void raise_fault(int32_t fault) {
   switch (static_cast<KernelFault>(fault)) {
@@ -115,12 +149,15 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
     : plan_(std::move(plan)),
       originals_(std::move(originals)),
       first_kept_(first_kept),
-      tensors_(plan_->slots.size()), input_pointer_(plan_->slots.size()), written_(plan_->slots.size()) {
+      tensors_(plan_->slots.size()),
+      input_pointer_(plan_->slots.size()),
+      written_(plan_->slots.size()) {
   for (const runtime::Output& o : plan_->outputs)
     if (o.in_place) written_[o.ref.slot] = 1;
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
+    hides_.push_back(originals_ && hides_nan(*e.node));
   }
   first_write_ = plan_->steps.size();
   for (size_t k = plan_->steps.size(); k-- > 0;) {
@@ -307,7 +344,7 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
   if (c.threads == 1) {
     run_chunk(f, i, 0, 0, s.iterations);
   } else {
-#pragma omp parallel num_threads(static_cast<int>(c.threads))
+#pragma omp parallel num_threads(static_cast <int>(c.threads))
     {
       // The runtime may give fewer threads than asked for.
       const int64_t team = omp_get_num_threads();
@@ -396,7 +433,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
     while (ended < k) end_step(ended++, owned);
   };
   begin_until_next_wait();
-#pragma omp parallel num_threads(static_cast<int>(threads))
+#pragma omp parallel num_threads(static_cast <int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     int64_t first = 0;  // whose turn it is: small launches go round
@@ -519,7 +556,8 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::vector<at::Tensor> kept;
   if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
     kept.reserve(s.windows.size());
-    for (auto [k, window] : s.windows) s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
+    for (auto [k, window] : s.windows)
+      s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
   }
 
   if (s.foreign)
@@ -529,8 +567,18 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   if (!failed_.empty())
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
   bool for_good = true;
+  const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
   try {
-    return call_extern(f, i);
+    if (!hides_[i]) return call_extern(f, i);
+    met_invalid();
+    call_extern(f, i);
+    if (!met_invalid()) return;
+    if (gives_up_operand) {  // it is gone, perhaps: eager knows
+      if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
+      return;
+    }
+    for_good = false;
+    throw NotFinite("a number is not finite");
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const capture::CallRefused&) {
@@ -544,7 +592,9 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   }
   auto failure = std::current_exception();
   failed_[i].for_good = for_good;
-  if (!run_originals(f, i, inputs)) std::rethrow_exception(failure);
+  if (run_originals(f, i, inputs)) return;
+  if (!for_good && effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
+  std::rethrow_exception(failure);
 }
 
 // The ops that the call stands for, in its place.
@@ -661,7 +711,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   } drop{*this};
   fault_ = 0;
   // Where it fails, eager starts from the same random state; not where an op has run that must not run twice.
-  const uint64_t effects = effects_begun();
+  const uint64_t effects = effects_before_ = effects_begun();
   std::vector<at::Tensor> states;
   for (const at::Generator& g : generators_) states.push_back(g.get_state());
   try {

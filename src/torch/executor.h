@@ -144,7 +144,9 @@ class PlanRun {
     std::shared_ptr<const Originals::Ops> ops;
     bool for_good = false;
   };
-  std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
+  std::unordered_map<uint32_t, Failed> failed_;      // calls by number that a library did not do
+  std::vector<char> hides_;                          // calls by number: see hides_nan
+  uint64_t effects_before_ = 0;                      // this run
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here
   size_t first_write_ = 0;                           // the first step that writes to an input; as many as there are: none does

@@ -31,7 +31,7 @@ class Originals {
       bool operand = false;  // of the call
       uint32_t index = 0;    // of the operand, or of a graph input
     };
-    std::vector<Source> sources;  // the graph's inputs
+    std::vector<Source> sources;   // the graph's inputs
     std::vector<int32_t> results;  // per result of the call: an output of the graph, or -1
   };
   // Null where they cannot be run in its place: they draw, have effects, or read inputs below `first_kept`, which may be gone or written by then.

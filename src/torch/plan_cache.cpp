@@ -63,8 +63,8 @@ std::optional<std::string> plan_key(const ir::Graph& g, const PassState& state, 
   if constexpr (in_key) key += fmt::format(#name "={} ", o.name);
 #include "support/options.def"
 #undef OPTION
-  key += fmt::format("{} {} {} {} {}\n", state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads,
-                                at::get_num_threads(), library_state());
+  key += fmt::format("{} {} {} {} {}\n", state.num_args, static_cast<int>(c10::get_default_dtype_as_scalartype()), o.threads, at::get_num_threads(),
+                     library_state());
   key.append(state.written.begin(), state.written.end());
   for (int32_t d : to) key += fmt::format(" {}", d);
   key += '\n';

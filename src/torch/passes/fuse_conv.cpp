@@ -106,7 +106,8 @@ bool has_packed_weights(Graph& g, const Options& options, PassState& state, cons
 
 bool fuse_conv(Graph& g, const Options& options, PassState& state) {
   const std::vector<Node*> nodes = g.nodes();
-  if (!at::globalContext().userEnabledMkldnn() || std::ranges::none_of(nodes, [](const Node* n) { return is(*n, "aten::convolution"); })) return false;
+  if (!at::globalContext().userEnabledMkldnn() || std::ranges::none_of(nodes, [](const Node* n) { return is(*n, "aten::convolution"); }))
+    return false;
   Uses uses = users(g);
   ChannelsLast values(g);
   ir::NodeMap<size_t> position(g);

@@ -1,0 +1,39 @@
+"""Results that kernels of ours compute lie in memory as those of eager's kernels, whatever layout the arguments have: ATen's Meta kernels do not always say so."""
+import pytest
+import torch
+import torch.nn.functional as F
+from beside import check
+
+
+def permuted(x):
+    return x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+
+
+def last(x):
+    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+
+LAYOUTS = {"dense": lambda x: x, "channels_last": last, "permuted": permuted, "sliced": lambda x: torch.cat([x, x], -1)[..., :x.shape[-1]], "expanded": lambda x: x[:1].expand(x.shape)}
+IMAGE, VOLUME = (2, 4, 6, 6), (2, 4, 4, 6, 6)
+OPS = {
+    "reflect": (lambda x: F.pad(x, (1, 2, 1, 1), "reflect"), IMAGE), "replicate": (lambda x: F.pad(x, (1, 2, 1, 1), "replicate"), IMAGE), "constant": (lambda x: F.pad(x, (1, 2, 1, 1)), IMAGE),
+    "circular": (lambda x: F.pad(x, (1, 2, 1, 1), "circular"), IMAGE), "reflect 3d": (lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), "reflect"), VOLUME), "replicate 3d": (lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), "replicate"), VOLUME),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), IMAGE), "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), IMAGE), "channel_shuffle": (lambda x: F.channel_shuffle(x, 2), IMAGE),
+    "glu": (lambda x: F.glu(x, 1), IMAGE), "glu of rows": (lambda x: F.glu(x, 3), IMAGE),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), VOLUME), "max_pool3d": (lambda x: F.max_pool3d(x, 2), VOLUME), "adaptive 3d": (lambda x: F.adaptive_avg_pool3d(x, 2), VOLUME),
+    "nearest 3d": (lambda x: F.interpolate(x, scale_factor=2), VOLUME), "trilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), VOLUME), "bicubic": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), IMAGE),
+    "dropout": (lambda x: F.dropout2d(x, 0.5, True), IMAGE), "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), IMAGE), "logsumexp": (lambda x: x.logsumexp(1), IMAGE), "softmax": (lambda x: x.softmax(1), IMAGE),
+    "aminmax": (lambda x: torch.aminmax(x, dim=1), IMAGE), "flip": (lambda x: x.flip(1), IMAGE), "roll": (lambda x: x.roll(1, 1), IMAGE), "tile": (lambda x: x.tile(1, 2, 1, 1), IMAGE), "square": (lambda x: x.square(), IMAGE),
+    "index_fill": (lambda x: x.index_fill(1, torch.tensor([1]), 2.0), IMAGE), "fold": (lambda x: F.unfold(x, 2), IMAGE), "group_norm": (lambda x: F.group_norm(x, 2), IMAGE), "local_response_norm": (lambda x: F.local_response_norm(x, 2), IMAGE),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(op, layout):
+    f, shape = OPS[op]
+
+    def given():
+        torch.manual_seed(1)
+        return [LAYOUTS[layout](torch.randn(shape))]
+    check(f, given, launches=op not in ("bicubic", "fold", "channel_shuffle"))  # those are calls

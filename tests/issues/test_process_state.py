@@ -1,0 +1,101 @@
+"""What of the process decides what eager computes, changed between calls: each call is as eager in the same state, and plans are shared within one state only."""
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch import nn
+
+
+@contextlib.contextmanager
+def threads(n):
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def flushed():
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+STATES = {
+    "one thread": lambda: threads(1), "two threads": lambda: threads(2), "no mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False), "deterministic": deterministic,
+    "denormals flushed": flushed, "float64": double, "math attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    "grad": torch.enable_grad, "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+torch.manual_seed(0)
+CONV = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()).eval()
+TINY = torch.full((64, 64), 1e-40)
+PROGRAMS = {
+    "convolutions": (lambda x: CONV(x) * 2, lambda: torch.randn(2, 8, 6, 6, dtype=torch.float32)),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x) + 1, lambda: torch.randn(2, 2, 64, 16)),
+    "weights that are denormal": (lambda x: x + (TINY * 2).sum(0), lambda: torch.zeros(64)),
+    "memory that nobody fills": (lambda x: torch.empty(3, 4).isnan().sum() * 0 + x, lambda: torch.randn(3, 4)),
+    "a new tensor": (lambda x: x + torch.ones(4) / 3, lambda: torch.randn(3, 4)),
+    "index_put": (lambda x: x.clone().index_put_((torch.tensor([1, 1, 0]),), torch.ones(3, 4), accumulate=True) + 1, lambda: torch.randn(3, 4)),
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_state_changes_between_calls(program, state):
+    f, make = PROGRAMS[program]
+    compiled, before = vitrify.compile(f), dict(vitrify.counters)
+    for around in (contextlib.nullcontext, state, contextlib.nullcontext, state):
+        with torch.no_grad(), around():
+            torch.manual_seed(3)
+            x = make()
+            ours, theirs = compiled(x), f(x)
+            assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+            rtol = 3e-2 if ours.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=0 if "denormal" in program else rtol)
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["compiled_calls"] == 4 and did["fallbacks"] == 0 and did["kernels_launched"] > 0
+
+
+def test_plans_are_shared_within_a_state():
+    """The same program with other weights runs the same plan, but not where the compile may have looked at something else."""
+    def block():
+        weight = torch.randn(16, 16)
+        return lambda x: (x @ weight).sin() + 1
+    x = torch.randn(4, 16)
+    keep = []
+
+    def shared(around=contextlib.nullcontext, **options):
+        before = vitrify.counters["plans_shared"]
+        with torch.no_grad(), around():
+            keep.append(vitrify.compile(block(), **options))
+            keep[-1](x)
+        return vitrify.counters["plans_shared"] - before
+    with threads(2):
+        assert shared() == 0 and shared() == 1
+        assert shared(lambda: threads(1)) == 0 and shared(lambda: threads(1)) == 1
+        assert shared(lambda: torch.backends.mkldnn.flags(enabled=False)) == 0
+        assert shared(options={"fusion": "off"}) == 0 and shared(options={"fusion": "off"}) == 1 and shared() == 1
+
+
+def test_a_disabled_library_is_not_called():
+    from beside import calls_of
+    compiled = vitrify.compile(lambda x: CONV(x) * 2)
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        compiled(torch.randn(2, 8, 6, 6))
+    assert not any(name.startswith("mkldnn::_conv") for name in calls_of(compiled))
