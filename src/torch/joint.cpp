@@ -117,6 +117,7 @@ class Tracer::Impl::Nodes {
     Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& grads) override {
       if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
+      if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
       return grads;
     }
@@ -127,6 +128,8 @@ class Tracer::Impl::Nodes {
     After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& made, const variable_list& grads) override {
       nodes.mode_.reset();
+      if (const auto same = std::exchange(nodes.same_, nullptr); same && !same())
+        fail(fmt::format("{} changes attributes of its ctx, which another backward would find", node->name()));
       variable_list r = made;
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
       nodes.impl_.summing = node;
@@ -138,6 +141,7 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
+  std::function<bool()> same_;  // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   Impl& impl_;
 };
