@@ -223,6 +223,24 @@ void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs,
   }
 }
 
+// What a derivative of the user's gives for what it was given, or for a view of that, is made of the input again: its gradient would go past it.
+void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs, const Program& p) const {
+  for (size_t i = 0; i < outputs.size() && i < p.results.size(); ++i) {
+    const ResultSpec& r = p.results[i];
+    if ((r.kind != ResultSpec::Kind::ViewOfInput && r.kind != ResultSpec::Kind::Input) || !outputs[i].defined()) continue;
+    if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; })) continue;  // gradients follow the write
+    std::vector<const Node*> todo{outputs[i].grad_fn().get()};
+    std::unordered_set<const Node*> seen;
+    while (!todo.empty()) {
+      const Node* n = todo.back();
+      todo.pop_back();
+      if (!n || n == inputs[r.index]->edge.function.get() || !seen.insert(n).second) continue;
+      if (capture::of_python(*n)) fail("returns what it was given, or a view of it, by a derivative of its own");
+      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+    }
+  }
+}
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
@@ -244,6 +262,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     written[m.output] = static_cast<int32_t>(m.input);
   }
 
+  refuse_own_derivatives(outputs, j.program);
   find_spent(tensors, j.program);
   Level& level = levels.emplace_back();
   for (uint32_t o = 0; o < tensors.size(); ++o) {
