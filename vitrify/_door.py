@@ -273,8 +273,8 @@ class Door:
             session.note_grad(t, grad)
         if changed := placeholders.put_back(grads_noted=True):
             raise _C.CaptureError(changed)
-        _trees.check_made(held)
-        result = _C.Result(held.pop(), signature)
+        _trees.check_made(held, sources.seen)
+        result = _C.Result(held.pop(), signature, sources.seen)
         _numbers.check_gone()
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
         finish = session.finish_joint if signature.grad else session.finish

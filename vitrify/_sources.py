@@ -26,6 +26,8 @@ _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _OTHER_GLOBALS = {dis.opmap[n] for n in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")}
 _BY_STRING = {"globals", "vars", "eval", "exec"}
 _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+# What autograd calls of a class of the user's derivatives.
+_OF_FUNCTIONS = frozenset({"forward", "backward", "setup_context", "vjp", "jvp", "vmap"})
 # What every module has of dicts, most of them empty: parameters, buffers, submodules, hooks.
 _MODULE_DICTS = frozenset(k for k, v in vars(nn.Module()).items() if isinstance(v, dict))
 _GLOBAL_HOOKS = [
@@ -210,6 +212,8 @@ class Sources:
             for k, v in d.items():
                 if type(v) in _SCALARS or k == "_compiled_call_impl":
                     continue
+                if k in _MODULE_DICTS:
+                    self.seen[id(v)] = v
                 if k in _MODULE_DICTS and isinstance(v, dict) and not v:
                     g.add_dict(v, None, full if k in ("_parameters", "_buffers") else f"{full}.{k}")
                 elif k == "_parameters" or k == "_buffers":
@@ -279,11 +283,12 @@ class Sources:
             if is_library(base.__module__) or ("body", id(base)) in self.seen:
                 continue
             self.seen[("body", id(base))] = base
+            self.guards.add_class(base)
             for k, v in list(vars(base).items()):
                 if type(v) in _SCALARS:
                     continue
                 special = k.startswith("__") and k.endswith("__")
-                if k in self.live or special and (constructed or k not in ("__init__", "__new__", "__init_subclass__", "__reduce__")):
+                if k in self.live or k in _OF_FUNCTIONS and issubclass(c, torch.autograd.Function) or special and (constructed or k not in ("__init__", "__new__", "__init_subclass__", "__reduce__")):
                     self.member(v, f"{base.__name__}.{k}")
                 else:
                     self.members.setdefault(k, []).append((v, f"{base.__name__}.{k}"))

@@ -76,13 +76,13 @@ def flatten(o, is_result):
     return None
 
 
-def check_made(held):
+def check_made(held, known):
     """Objects in a result are made again by every call: which is what the program does if it made them, gave each once and kept none.
-    held: a list that is all that holds the result."""
+    held: a list that is all that holds the result. known: by id, what was there before and is given back as it is."""
     nodes, made, todo = {id(held): held}, [], [held[0]]
     while todo:
         o = todo.pop()
-        if type(o) in (str, int, float, bool, types.NoneType) or isinstance(o, (torch.Tensor, type, types.FunctionType)):
+        if type(o) in (str, int, float, bool, types.NoneType) or isinstance(o, (torch.Tensor, type, types.FunctionType)) or id(o) in known:
             continue
         if id(o) in nodes:
             if type(o) is tuple:

@@ -241,6 +241,7 @@ int state_traverse(PyObject* o, visitproc visit, void* arg) {
     for (auto& [k, t] : e->signature->kwargs) t.visit(visit, arg, result);
     if (e->guards && e->guards.use_count() == 1) e->guards->visit(visit, arg, result);
     if (e->live) e->live->visit(visit, arg, result);
+    if (e->result && e->result.use_count() == 1) e->result->tree.visit(visit, arg, result);
   }
   return result;
 }
@@ -370,10 +371,11 @@ std::shared_ptr<Signature> Signature::of(PyObject* args, PyObject* kwargs) {
   return s;
 }
 
-std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers) {
+std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& argument_containers, PyObject* known) {
   auto r = std::make_shared<Result>();
   Flattener f;
   f.result = true;
+  f.known = known;
   r->tree = f.flatten(o, "the result");
   for (PyObject* c : f.containers)
     if (std::find(argument_containers.begin(), argument_containers.end(), c) != argument_containers.end())

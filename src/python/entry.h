@@ -28,7 +28,8 @@ struct Signature {
 struct Result {
   Tree tree;
   std::vector<Ref> tensors;
-  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers);
+  // `known`: dict by id of what was there before the program ran.
+  static std::shared_ptr<Result> of(PyObject*, const std::vector<PyObject*>& argument_containers, PyObject* known);
 };
 
 class Symbols;

@@ -170,6 +170,8 @@ void Guards::add_type(PyObject* t) {
   types_.push_back({Ref::borrow(t), ((PyTypeObject*)t)->tp_version_tag});
 }
 
+void Guards::add_class(PyObject* t) { classes_.emplace_back(Ref::borrow(t), checked(PyDict_Copy(((PyTypeObject*)t)->tp_dict))); }
+
 void Guards::add_function(PyObject* f) {
   auto* fn = (PyFunctionObject*)f;
   functions_.push_back({Ref::borrow(f), Ref::borrow(fn->func_code), Ref::borrow(fn->func_defaults), Ref::borrow(fn->func_kwdefaults)});
@@ -316,6 +318,19 @@ std::vector<std::string> Guards::undo_writes() {
     Ref old = Ref::steal(now);
     *c.at = Py_XNewRef(c.value.get());
   }
+  for (auto& [type, before] : classes_) {
+    auto* t = (PyTypeObject*)type.get();
+    auto set = [&](PyObject* k, PyObject* v) {
+      wrote.push_back(std::string(t->tp_name) + "." + key_name(k));
+      if (PyType_Type.tp_setattro(type.get(), k, v) < 0) PyErr_Clear();
+    };
+    Ref now = checked(PyDict_Copy(t->tp_dict));
+    PyObject *k, *v;
+    for (Py_ssize_t at = 0; PyDict_Next(before.get(), &at, &k, &v);)
+      if (PyObject* w = PyDict_GetItemWithError(now.get(), k); w != v && !(w && same_value(w, v))) set(k, v);
+    for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &k, &v);)
+      if (PyDict_Contains(before.get(), k) == 0) set(k, nullptr);
+  }
   for (auto& e : equals_) {
     int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);
     if (r < 0) PyErr_Clear();
@@ -343,6 +358,7 @@ void Guards::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
   }
   for (auto& c : cells_) v(c.cell), v(c.value);
   for (auto& t : types_) v(t.type);
+  for (auto& [t, before] : classes_) v(t), v(before);
   for (auto& x : functions_) v(x.function), v(x.code), v(x.defaults), v(x.kwdefaults);
   for (auto& b : buffers_) v(b.object);
   for (auto& e : equals_) v(e.object), v(e.copy);

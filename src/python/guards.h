@@ -40,6 +40,7 @@ class Guards {
   void add_list(PyObject* list, const std::string& name);  // same elements
   void add_cell(PyObject* cell, const std::string& name);
   void add_slot(PyObject*, PyObject* member_descriptor, const std::string& name);
+  void add_class(PyObject* type);                                      // of the user's: what it has is put back where the program writes it
   void add_type(PyObject* type);                                       // no attribute of the class or its bases changed
   void add_function(PyObject*);                                        // same code and defaults
   void add_buffer(PyObject*, const std::string& name);                 // same bytes
@@ -100,6 +101,7 @@ class Guards {
   std::vector<List> lists_;
   std::vector<Cell> cells_;
   std::vector<Type> types_;
+  std::vector<std::pair<Ref, Ref>> classes_;  // and a copy of what each has
   std::vector<Function> functions_;
   std::vector<Buffer> buffers_;
   std::vector<Equal> equals_;

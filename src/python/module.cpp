@@ -45,6 +45,7 @@ struct Session {
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
     o.saves_tensors = saves_tensors;
+    o.keeps_attributes = keeps_attributes;
     o.without_gil = without_gil;
     o.describe = describe;
     o.with_gil = [](const std::function<void()>& f) {
@@ -97,6 +98,27 @@ struct Session {
   static bool saves_tensors(const torch::autograd::Node& n) {
     const auto* function = reinterpret_cast<const THPFunction*>(static_cast<const torch::autograd::PyNode&>(n).obj);
     return !function->saved_variables.empty();
+  }
+  static std::function<bool()> keeps_attributes(const torch::autograd::Node& n) {
+    py::gil_scoped_acquire gil;
+    auto function = py::reinterpret_borrow<py::object>(static_cast<const torch::autograd::PyNode&>(n).obj);
+    auto now = [](const py::object& f) { return py::getattr(f, "__dict__", py::dict()).cast<py::dict>(); };
+    auto before = std::shared_ptr<py::dict>(new py::dict(py::reinterpret_steal<py::dict>(PyDict_Copy(now(function).ptr()))), [](py::dict* d) {
+      py::gil_scoped_acquire gil;
+      delete d;
+    });
+    auto held = std::shared_ptr<py::object>(new py::object(function), [](py::object* f) {
+      py::gil_scoped_acquire gil;
+      delete f;
+    });
+    return [before, held, now] {
+      py::gil_scoped_acquire gil;
+      const py::dict after = now(*held);
+      return after.size() == before->size() && std::ranges::all_of(*before, [&](const auto& item) {
+               PyObject* v = PyDict_GetItemWithError(after.ptr(), item.first.ptr());
+               return v && (v == item.second.ptr() || same_value(v, item.second.ptr()));
+             });
+    };
   }
   // torch keeps the symbolic number as an attribute; the tensor's value says nothing.
   static std::optional<c10::Scalar> symbolic_number(const at::Tensor& t) {
@@ -211,7 +233,7 @@ void bind_signature(py::module_& m) {
         return py::make_tuple(args, kwargs);
       });
   py::class_<Result, std::shared_ptr<Result>>(m, "Result")
-      .def(py::init([](py::object value, Signature& s) { return Result::of(value.ptr(), s.containers); }))
+      .def(py::init([](py::object value, Signature& s, py::dict known) { return Result::of(value.ptr(), s.containers, known.ptr()); }))
       .def_property_readonly("tensors",
                              [](Result& r) {
                                py::list l;
@@ -238,6 +260,7 @@ void bind_guards(py::module_& m) {
              g.add_slot(o.ptr(), member.ptr(), n);
            })
       .def("add_type", [](Guards& g, py::type t) { g.add_type(t.ptr()); })
+      .def("add_class", [](Guards& g, py::type t) { g.add_class(t.ptr()); })
       .def("add_function",
            [](Guards& g, py::function f) {
              if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
@@ -255,7 +278,10 @@ PyObject* number_class = nullptr;
 
 void bind_numbers(py::module_& m) {
   auto n = py::class_<Numbers, std::shared_ptr<Numbers>>(m, "Numbers");
-  n.def("constant", [](Numbers& n, double v) { return n.add({Numbers::Op::Constant, 0, 0, v}); })
+  n.def("constant",
+        [](Numbers& n, double v) {
+          return n.add({Numbers::Op::Constant, 0, 0, v});
+        })
       .def("step",
            [](Numbers& n, const std::string& op, uint32_t a, uint32_t b) {
              using Op = Numbers::Op;

@@ -26,6 +26,16 @@ bool is_singleton(PyObject* o) { return o == Py_None || o == Py_True || o == Py_
 
 bool is_shared_object(PyObject* o) { return is_singleton(o) || PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o) || PyModule_Check(o); }
 
+bool has_weak_references(PyObject* o) {
+  return Py_TYPE(o)->tp_weaklistoffset > 0 || (Py_TYPE(o)->tp_flags & (1UL << 3));  // managed weakref list
+}
+
+bool is_known(PyObject* o, PyObject* known) {
+  if (!known || is_value_type(o)) return false;
+  const Ref id = checked(PyLong_FromVoidPtr(o));
+  return PyDict_Contains(known, id.get()) > 0;
+}
+
 bool grad_of(const c10::TensorImpl* t) { return t->autograd_meta() && t->grad().defined(); }
 bool is_dual(const c10::TensorImpl* t) {  // within a level of forward-mode differentiation
   const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
@@ -107,9 +117,10 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
     names.push_back(path);
     return t;
   }
-  if (is_shared_object(o)) {
+  const bool is_of_before = is_known(o, known);
+  if (is_shared_object(o) || is_of_before) {
     t.kind = TreeKind::Object;
-    t.weak = !result && PyFunction_Check(o);
+    t.weak = is_of_before ? has_weak_references(o) : !result && PyFunction_Check(o);
     t.value = t.weak ? checked(PyWeakref_NewRef(o, nullptr)) : Ref::borrow(o);
     if (!is_singleton(o)) objects.push_back(o);
     return t;
@@ -162,7 +173,7 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
   }
   if (result) throw Unsupported(fmt::format("{} is an object of type {}", path, Py_TYPE(o)->tp_name));
   t.kind = TreeKind::Object;
-  t.weak = Py_TYPE(o)->tp_weaklistoffset > 0 || (Py_TYPE(o)->tp_flags & (1UL << 3));  // managed weakref list
+  t.weak = has_weak_references(o);
   t.value = t.weak ? checked(PyWeakref_NewRef(o, nullptr)) : Ref::borrow(o);
   objects.push_back(o);
   return t;

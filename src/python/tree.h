@@ -58,6 +58,7 @@ struct Flattener {
   std::vector<PyObject*> objects;     // borrowed: met by identity
   std::vector<PyObject*> containers;  // identities of lists, dicts and custom containers
   bool result = false;                // results may not hold objects made by the program
+  PyObject* known = nullptr;          // dict by id: what was there before the program ran, which results give back as it is
   // Throws Unsupported naming the path.
   Tree flatten(PyObject*, const std::string& path, int depth = 0);
 };

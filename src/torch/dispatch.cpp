@@ -148,6 +148,11 @@ void Tracer::Impl::run(const OpInfo& info, Stack* stack) {
 
 // What the composite calls arrives here.
 void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
+  const auto& returns = info.op.schema().returns();
+  if ((info.flags & ir::kEffect) && std::ranges::none_of(returns, [](const c10::Argument& r) {
+        return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
+      }))
+    fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
   capture::Unseen unseen;
   info.op.callBoxedForDispatchKey(key, *stack);
@@ -310,8 +315,14 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     }
   }
   c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  // Without a tensor the dispatcher would find the very kernel of a custom op, which has effects.
+  const bool custom = factory && (info.flags & ir::kEffect);
+  if (custom && !info.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) throw NoMeta(fmt::format("no Meta kernel for {}", info.name));
   try {
-    info.op.callBoxed(&metas);
+    if (custom)
+      info.op.callBoxedForDispatchKey(c10::DispatchKey::Meta, metas);
+    else
+      info.op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& e) {
     if (!real && !options.python_mode) return run_meta(info, args, device, specialize, true);
     throw NoMeta(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
@@ -327,6 +338,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     auto kind = r.type()->kind();
     only_tensors &= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
   }
+  if (!only_tensors && (info.flags & ir::kEffect)) fail(fmt::format("calls {}, whose result is no tensor", info.name));
   bool plain = true;  // rules know the types of the IR only
   for (size_t i = 0; i < converted.size(); ++i) {
     if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
@@ -497,7 +509,8 @@ void Tracer::Impl::run_effect(const OpInfo& info, Stack* stack) {
   auto args = last(*stack, n);
   bool tensors = false;
   for_each_tensor(args, [&](const at::Tensor&) { tensors = true; });
-  if (info.name == "aten::_assert_tensor_metadata" || info.name.starts_with("aten::sym_constrain_range") || !tensors) {
+  const bool custom = info.flags & ir::kEffect;
+  if (info.name == "aten::_assert_tensor_metadata" || info.name.starts_with("aten::sym_constrain_range") || (!tensors && !custom)) {
     drop(*stack, n);
     return;
   }

@@ -87,6 +87,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     VT_CHECK(n->args.size() == call.kinds.size(), "%{} {}: {} arguments, the schema has {}", n->id, name, n->args.size(), call.kinds.size());
     compat::Stack stack;
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
+    if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     std::vector<at::Tensor>& results = values[n];
     if ((n->op->flags & ir::kEffect) && call.op.schema().is_mutable() && !name.starts_with("aten::")) {
       call_on_copies(call.op, stack, results);

@@ -117,6 +117,7 @@ class Tracer::Impl::Nodes {
     Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& grads) override {
       if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
+      if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
       return grads;
     }
@@ -127,6 +128,8 @@ class Tracer::Impl::Nodes {
     After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& made, const variable_list& grads) override {
       nodes.mode_.reset();
+      if (const auto same = std::exchange(nodes.same_, nullptr); same && !same())
+        fail(fmt::format("{} changes attributes of its ctx, which another backward would find", node->name()));
       variable_list r = made;
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
       nodes.impl_.summing = node;
@@ -138,6 +141,7 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
+  std::function<bool()> same_;  // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   Impl& impl_;
 };
@@ -219,6 +223,24 @@ void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs,
   }
 }
 
+// What a derivative of the user's gives for what it was given, or for a view of that, is made of the input again: its gradient would go past it.
+void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs, const Program& p) const {
+  for (size_t i = 0; i < outputs.size() && i < p.results.size(); ++i) {
+    const ResultSpec& r = p.results[i];
+    if ((r.kind != ResultSpec::Kind::ViewOfInput && r.kind != ResultSpec::Kind::Input) || !outputs[i].defined()) continue;
+    if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; })) continue;  // gradients follow the write
+    std::vector<const Node*> todo{outputs[i].grad_fn().get()};
+    std::unordered_set<const Node*> seen;
+    while (!todo.empty()) {
+      const Node* n = todo.back();
+      todo.pop_back();
+      if (!n || n == inputs[r.index]->edge.function.get() || !seen.insert(n).second) continue;
+      if (capture::of_python(*n)) fail("returns what it was given, or a view of it, by a derivative of its own");
+      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+    }
+  }
+}
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
@@ -240,6 +262,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     written[m.output] = static_cast<int32_t>(m.input);
   }
 
+  refuse_own_derivatives(outputs, j.program);
   find_spent(tensors, j.program);
   Level& level = levels.emplace_back();
   for (uint32_t o = 0; o < tensors.size(); ++o) {

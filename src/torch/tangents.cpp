@@ -21,6 +21,12 @@ Layouts as_recorded(Layouts how) {
   return how;
 }
 
+bool is_plain(const at::Tensor& t) {
+  constexpr c10::DispatchKeySet kOthers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchGradWrapper,
+                                         c10::DispatchKey::NestedTensor, c10::DispatchKey::Functionalize, c10::DispatchKey::Python});
+  return t.layout() == at::kStrided && !t.key_set().has_any(kOthers);
+}
+
 bool is_recorded(const at::Tensor& t, const ir::TensorType& type, bool exactly) {
   bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
   for (size_t d = 0; same && d < type.dim(); ++d)

@@ -33,6 +33,8 @@ struct TracerOptions {
   std::function<void(const std::function<void()>&)> without_gil;
   // In a Python process: whether a node of Python code has saved tensors.
   std::function<bool(const torch::autograd::Node&)> saves_tensors;
+  // Gives what says later whether the node still has the Python attributes that it has now.
+  std::function<std::function<bool()>(const torch::autograd::Node&)> keeps_attributes;
   // In a Python process: what a custom op's author says that it returns, as placeholders; `new_size` makes a size (at least, at most) that only a run
   // knows. False: the author says nothing.
   using NewSize = std::function<c10::SymInt(int64_t, std::optional<int64_t>)>;

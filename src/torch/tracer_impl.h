@@ -214,6 +214,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_set<uint32_t> sums;  // ids of the nodes by which the engine adds gradients
   bool is_sum(const OpInfo&) const;
   bool sums_in_place(c10::ArrayRef<c10::IValue> args) const;
+  void refuse_own_derivatives(const std::vector<at::Tensor>& outputs, const Program&) const;
   void order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level&, Program&);
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);

@@ -194,6 +194,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!is_of_grad())
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
+    if (!all_plain(tangents)) return op_by_op(unpack, tangents, node);
     Layouts how = layouts_of(tangents, node);
     pass_checkpoints(how, node);
     std::shared_ptr<const Backward> b;
@@ -225,9 +226,35 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return all;
   }
 
+  // The same through ATen, for tangents that kernels cannot read.
+  template <class F>
+  variable_list op_by_op(F&& unpack, const variable_list& tangents, const Node& node) const {
+    ++counters().fallbacks;
+    Layouts how(tangents.size());
+    for (size_t k = 0; k < how.size(); ++k) how[k].defined = tangents[k].defined();
+    pass_checkpoints(how, node);
+    const std::shared_ptr<const Backward> b = [&] {
+      std::lock_guard lock(mutex_);
+      return backward_known(how);
+    }();
+    std::vector<at::Tensor> inputs = unpack(b->program, false), grads;
+    for (const at::Tensor& t : tangents)
+      if (t.defined()) inputs.push_back(t);
+    std::vector<const at::Tensor*> given;
+    for (const at::Tensor& t : inputs) given.push_back(&t);
+    ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), given, grads);
+    variable_list all(joint_.gradients.size());
+    for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
+    return all;
+  }
+  static bool all_plain(const variable_list& tangents) {
+    return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
+  }
+
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
+    if (!all_plain(tangents)) return by_formulas(*call, tangents, node);
     Layouts how = layouts_of(tangents, node);
     pass_checkpoints(how, node);
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();

@@ -1,0 +1,78 @@
+"""Tangents that are no plain memory: of vmap, sparse. ATen's ops take them, as eager's formulas do."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch.autograd.functional import hessian, hvp, jacobian
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+from gradients import leaf  # noqa: E402
+
+PROGRAMS = {
+    "product": lambda x, y: x * y, "sine": lambda x, y: (x * y).sin(), "matrix": lambda x, y: (x @ y.t()).tanh(), "softmax": lambda x, y: (x * y).softmax(-1), "norm": lambda x, y: F.layer_norm(x * y, (3,)),
+    "cat": lambda x, y: torch.cat([x, y]).exp(), "index": lambda x, y: x[[0, 0, 1]] * y[0], "max": lambda x, y: x.max(0)[0] * y[0], "cumsum": lambda x, y: x.cumsum(0) * y, "sum": lambda x, y: (x * y).sum(0), "relu": lambda x, y: (x - y).relu() * y,
+    "linear": lambda x, y: F.gelu(F.linear(x, y)), "written": lambda x, y: x.clone().mul_(y).add_(1), "view": lambda x, y: (x * y).view(-1)[1:], "where": lambda x, y: torch.where(x > y, x, y * 2),
+}
+
+
+def beside(fn, run):
+    results = []
+    for f in (fn, vitrify.compile(fn)):
+        results.append(run(f))
+    torch.testing.assert_close(*results)
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["eager_calls"] == 0 and vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_batched(name, create_graph):
+    def run(f):
+        x, y = leaf(2, 3, dtype=torch.float64), leaf(2, 3, seed=2, dtype=torch.float64)
+        out = f(x, y)
+        tangents = torch.eye(out.numel(), dtype=out.dtype).view(out.numel(), *out.shape)
+        grads = torch.autograd.grad(out, (x, y), tangents, is_grads_batched=True, create_graph=create_graph, retain_graph=True)
+        told = [g.detach() for g in grads] + list(torch.autograd.grad(out.sum(), (x, y), retain_graph=True))
+        if create_graph and any(g.requires_grad for g in grads):
+            told += [g for g in torch.autograd.grad(sum(g.square().sum() for g in grads), (x, y), allow_unused=True) if g is not None]
+        return told
+    beside(PROGRAMS[name], run)
+
+
+@pytest.mark.parametrize("more", [{}, {"vectorize": True}, {"create_graph": True}, {"vectorize": True, "create_graph": True}], ids=str)
+def test_jacobians(more):
+    x = torch.linspace(0.1, 1, 3, dtype=torch.float64)
+    for f in (lambda x: (x * 2).sin(), lambda x: x.softmax(-1) * x, lambda x: x.unsqueeze(-1) * x.exp()):
+        beside(f, lambda g: jacobian(g, x, **more).detach())
+        beside(lambda x, f=f: f(x).square().sum(), lambda g: hessian(g, x, **more).detach())
+        beside(lambda x, f=f: f(x).square().sum(), lambda g: hvp(g, x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize("through", ["backward", "an embedding"])
+@pytest.mark.parametrize("name", ["product", "sine", "matrix", "sum of both", "scaled", "view"])
+def test_sparse(name, through):
+    program = {**PROGRAMS, "sum of both": lambda x, y: x + y, "scaled": lambda x, y: x * 2}[name]
+
+    def run(f):
+        x, y = leaf(4, 3), leaf(4, 3, seed=2)
+        out = f(x, y)
+        try:
+            if through == "backward":
+                out.backward(torch.ones_like(out).detach().to_sparse())
+            else:
+                F.embedding(torch.tensor([1, 1, 2]), out.view(4, -1) if out.dim() == 2 else out.view(-1, 1), sparse=True).sum().backward()
+        except (RuntimeError, NotImplementedError) as e:  # eager's ops refuse some
+            return type(e).__name__, str(e).partition("\n")[0]
+        return [(g.layout, g.to_dense()) if g is not None else None for g in (x.grad, y.grad)]
+    results = [run(f) for f in (program, vitrify.compile(program))]
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["eager_calls"] == 0 and vitrify.counters["kernels_launched"] > 0
+    if isinstance(results[0], tuple):
+        assert results[0] == results[1]
+        return
+    for a, b in zip(*results):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a[0] == b[0]
+            torch.testing.assert_close(a[1], b[1])
