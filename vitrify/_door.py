@@ -2,7 +2,6 @@
 import difflib
 import functools
 import inspect
-import os
 import threading
 import time
 import types
@@ -62,7 +61,7 @@ class Door:
         self.original, self.root = original, root
         self.state = _C.make_state(original, self.miss)
         self.state.settings = self.settings
-        if self.settings["disable"] or os.environ.get("VITRIFY_DISABLE_ALL") == "1":
+        if self.settings["disable"] or _C.environment_flag("VITRIFY_DISABLE_ALL"):
             _C.state_off(self.state, True)
         return self.state
 
@@ -134,7 +133,7 @@ class Door:
         if outcome is READY and compiled:
             _C.count("recompiles")
         elif isinstance(outcome, Failed):
-            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return outcome
 
     def is_live(self, group, key):
@@ -234,10 +233,12 @@ class Door:
             return EAGER
         try:
             graph = self.build(session, program)
+        except _C.CaptureError as e:  # it costs more than a compile may
+            return Failed(e, str(e), True)
         except (_C.CompilerError, MemoryError, RuntimeError) as e:
             return self.compiler_failed(e, program, signature, sources)
         result.forget_tensors()
-        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, self.options.get("backend") == "aten")
+        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where)
         return READY
 
     def capture(self, session, signature, sources, marks, tensors, floats):
@@ -256,7 +257,7 @@ class Door:
             session.declare_generator(g)
         placeholders = Tensors(fakes)
         args, kwargs = signature.rebuild(fakes)
-        session.start()
+        session.start(self.options.get("compile_budget_s"))
         floats.replace(session)
         held = [self.original(*args, **kwargs)]
         now = signature.same_tree(args, kwargs)
@@ -298,7 +299,7 @@ class Door:
             raise error from e
         _C.count("fallbacks")
         _messages.warn(message)
-        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
+        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return EAGER
 
 

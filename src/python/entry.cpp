@@ -77,12 +77,7 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
 }
 
 void run_graph(const Entry* e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out, at::ArrayRef<double> floats) {
-  if (e->debug_aten) {
-    const Program& p = e->graph->program();
-    std::vector<at::Tensor> all = all_inputs(p, in, floats);
-    auto values = interpret(*p.graph, all);
-    for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
-  } else if (e->release_gil) {
+  if (e->release_gil) {
     pybind11::gil_scoped_release no_gil;
     e->graph->run_live(in, out, floats);
   } else {
