@@ -2,7 +2,6 @@
 import difflib
 import functools
 import inspect
-import os
 import threading
 import time
 import types
@@ -62,7 +61,7 @@ class Door:
         self.original, self.root = original, root
         self.state = _C.make_state(original, self.miss)
         self.state.settings = self.settings
-        if self.settings["disable"] or os.environ.get("VITRIFY_DISABLE_ALL") == "1":
+        if self.settings["disable"] or _C.environment_flag("VITRIFY_DISABLE_ALL"):
             _C.note_eager("compilation is off")
             _C.state_off(self.state, True)
         return self.state
@@ -137,7 +136,7 @@ class Door:
         if outcome is READY and compiled:
             _C.count("recompiles")
         elif isinstance(outcome, Failed):
-            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return outcome
 
     def is_live(self, group, key):
@@ -240,10 +239,12 @@ class Door:
             return EAGER
         try:
             graph = self.build(session, program)
+        except _C.CaptureError as e:  # it costs more than a compile may
+            return Failed(e, str(e), True)
         except (_C.CompilerError, MemoryError, RuntimeError) as e:
             return self.compiler_failed(e, program, signature, sources)
         result.forget_tensors()
-        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, self.options.get("backend") == "aten")
+        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where)
         return READY
 
     def capture(self, session, signature, sources, marks, tensors, floats):
@@ -262,7 +263,7 @@ class Door:
             session.declare_generator(g)
         placeholders = Tensors(fakes)
         args, kwargs = signature.rebuild(fakes)
-        session.start()
+        session.start(self.options.get("compile_budget_s"))
         floats.replace(session)
         held = [self.original(*args, **kwargs)]
         now = signature.same_tree(args, kwargs)
@@ -305,7 +306,7 @@ class Door:
         _C.count("fallbacks")
         _C.note_eager(f"internal error while compiling: {what}")
         _messages.warn(message)
-        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], False)
+        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return EAGER
 
 

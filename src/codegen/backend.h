@@ -1,6 +1,7 @@
 // What the pipeline asks of a code generator. The LLVM backend lives in libvitrify_llvm.so, opened on the first compile;
 // src/codegen/interp runs the loop IR directly and is the oracle.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,9 +11,11 @@
 namespace vitrify::codegen {
 
 struct TargetOptions {
-  std::string target = "native";  // "native", "x86-64-v2", "x86-64-v3", "x86-64-v4"
-  int threads = 0;                // compile threads; 0: all cores
-  bool keep_asm = false;          // fill Compiled::listing
+  std::string target = "native";        // "native", "x86-64-v2", "x86-64-v3", "x86-64-v4"
+  int threads = 0;                      // compile threads; 0: all cores
+  bool keep_asm = false;                // fill Compiled::listing
+  bool verify = false;                  // verify what is given to the code generator
+  std::function<void(uint64_t)> spend;  // called now and then by the thread that compiles, with the work since; may throw
 };
 
 // Owns the code: functions stay valid while it lives.

@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "sym/measure.h"
+
 namespace vitrify::loop {
 
 std::string_view to_string(Op op) {
@@ -112,9 +114,15 @@ class Canon {
       return;
     }
     sym::View v = sym::view(e);
+    if (v.op == sym::ExprOp::Symbol) {
+      put(1 + uint64_t(v.op));
+      return symbol(e);
+    }
+    if (sym::weight(e) > 16) {  // written once: its parts may repeat in each other
+      const auto [it, fresh] = exprs_.emplace(e, exprs_.size());
+      if (!fresh) return put(it->second << 8 | 0xff);
+    }
     put(1 + uint64_t(v.op));
-    if (v.op == sym::ExprOp::Symbol) return symbol(e);
-    if (v.op == sym::ExprOp::Const) return put(uint64_t(v.value));
     put(v.args.size());
     for (Int a : v.args) expr(a);
   }
@@ -137,6 +145,7 @@ class Canon {
   const Kernel& k_;
   std::vector<uint64_t> words_;
   std::unordered_map<uint32_t, uint64_t> symbols_;
+  std::unordered_map<Int, uint64_t> exprs_;
   std::unordered_map<uint32_t, int32_t> paired_;
   std::unordered_map<int32_t, uint64_t> values_;
 };

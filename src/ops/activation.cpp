@@ -69,15 +69,14 @@ bool lower_softplus(const Args& a, std::vector<Tensor>& r) {
          });
 }
 bool lower_threshold(const Args& a, std::vector<Tensor>& r) {
-  const DType t = compute_type(a.out().dtype);
-  if (!number_fits(a.n.args[1], t) || !number_fits(a.n.args[2], t)) return false;
+  if (!number_converts(a.n.args[1], a.out().dtype) || !number_converts(a.n.args[2], a.out().dtype)) return false;
   return activation<1, true>(a, r, 2, [lim = a.n.args[1], val = a.n.args[2]](Body& b, Val* v) {
     return where(v[0] <= number(b, lim, v[0].type), number(b, val, v[0].type), v[0]);
   });
 }
 bool lower_hardtanh(const Args& a, std::vector<Tensor>& r) {
-  const DType t = compute_type(a.out().dtype);
-  if (!number_fits(a.n.args[1], t) || !number_fits(a.n.args[2], t) || t == DType::Bool) return false;
+  const DType t = a.out().dtype;
+  if (!number_converts(a.n.args[1], t) || !number_converts(a.n.args[2], t) || t == DType::Bool) return false;
   return activation<1, true>(a, r, 2, [lo = a.n.args[1], hi = a.n.args[2]](Body& b, Val* v) {
     return minimum(maximum(v[0], number(b, lo, v[0].type)), number(b, hi, v[0].type));
   });

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/lowering.h"
+#include "support/budget.h"
 #include "support/hash.h"
 
 namespace vitrify::ops {
@@ -42,6 +43,7 @@ bool is_comparison(loop::Op o) {
 }  // namespace
 
 Val Body::emit(Instr i, DType result_type) {
+  Budget::spend(1);
   const bool mergeable = i.op != loop::Op::store && i.op != loop::Op::store_add && i.op != loop::Op::reduce;
   uint64_t h = 0;
   if (mergeable) {

@@ -158,8 +158,8 @@ bool lower_add(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg& alpha = a.n.args[2];
   const DType t = computed(a);
   if (!is_number(alpha) || !number_converts(alpha, a.out().dtype) || (sign < 0 && t == Bool)) return false;
-  for (size_t i : {0, 1})  // eager refuses to subtract masks, of numbers too
-    if (sign < 0 && a.is_tensor(i) && a.tensor(i).dtype == Bool && (!a.is_tensor(1 - i) || a.tensor(1 - i).sizes.empty())) return false;
+  for (size_t i : {0, 1})  // eager refuses to subtract masks, and to subtract from them
+    if (sign < 0 && (a.is_tensor(i) ? a.tensor(i).dtype == Bool : std::holds_alternative<bool>(a.n.args[i]))) return false;
   const bool plain = a.scalar(2) == 1.0;
   return binary_with(a, r, plain ? 1 : 2, [plain, alpha, t](Body& b, Val x, Val y) {
     if (swap) std::swap(x, y);
@@ -249,7 +249,7 @@ bool lower_minmax(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_xlogy(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
-  return binary_with<false>(a, r, 14, [](Body& b, Val x, Val y) {
+  return binary_with(a, r, 14, [](Body& b, Val x, Val y) {
     Val v = where(eq(x, x.lit(0)), x.lit(0), x * unary(LOp::log, y));
     return where(b.op(LOp::isnan, y.type, y), y, v);
   });

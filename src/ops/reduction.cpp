@@ -60,7 +60,11 @@ bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   if (!dims || out == DType::Bool) return false;
   const DType acc = is_float(out) ? compute_type(out) : DType::I64;
-  const auto converted = [x, acc, converts = x.dtype != out](Val v) { return cast(converts ? stored(x, v) : v, acc); };  // before it is summed
+  const auto converted = [x, acc, out](Val v) {  // to the type of the result, and that before it is summed
+    if (x.dtype == out) return cast(v, acc);
+    v = stored(x, v);
+    return cast(is_float(out) ? cast(v, out) : v, acc);
+  };
   if (dims->empty()) {
     r.push_back(map1(a.L, x, out, [converted, out](Body&, Val v) { return cast(sum_of_one<kind>(converted(v)), compute_type(out)); }));
     return true;

@@ -12,6 +12,7 @@
 #include "passes/dce.h"
 #include "passes/settle.h"
 #include "schedule/schedule.h"
+#include "support/budget.h"
 #include "support/counters.h"
 #include "support/fault.h"
 #include "support/resident.h"
@@ -42,6 +43,14 @@ bool wants_dump(const Options& o, std::string_view what) {
 
 }  // namespace
 
+bool name_stages(const std::vector<Stage>& stages) {
+  for (const Stage& s : stages) add_stage_names({s.name.c_str()});
+  return true;
+}
+namespace {
+const bool named = name_stages(graph_stages());
+}
+
 const std::vector<Stage>& graph_stages() {
   static const std::vector<Stage> stages{
       {"canonicalize", "first: identities and copies hide equal values from the passes behind it", passes::canonicalize},
@@ -64,6 +73,8 @@ void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
 
 std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra,
                                        const schedule::Destinations& destinations) {
+  Budget budget(o.compile_budget_s);
+  counters().nodes_compiled += graph->nodes().size();
   if (wants_dump(o, "graph")) dump(o, "capture", "graph", ir::print(*graph));
   passes::settle(*graph);
   if (o.verify) ir::verify(*graph);
@@ -88,6 +99,8 @@ std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const O
     to.target = o.target;
     to.threads = static_cast<int>(o.threads);
     to.keep_asm = wants_dump(o, "llvm");
+    to.verify = o.verify;
+    to.spend = &Budget::spend;
     std::vector<const loop::Kernel*> kernels;
     for (auto& k : sched.kernels) kernels.push_back(&k);
     std::shared_ptr<codegen::Compiled> code = [&] {

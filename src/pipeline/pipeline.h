@@ -20,6 +20,7 @@ struct Stage {
   GraphPass run;
 };
 const std::vector<Stage>& graph_stages();
+bool name_stages(const std::vector<Stage>&);  // makes their names known to the option `disable`
 
 // Skips if disabled by name, times, runs, verifies and dumps when it changed something.
 void run_stage(const Stage&, ir::Graph&, const Options&);

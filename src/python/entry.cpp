@@ -79,12 +79,7 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
 
 // Without the GIL another thread's failure may take the entry's graph: `graph` is the caller's own.
 void run_graph(CompiledGraph& graph, const Entry& e, at::ArrayRef<at::Tensor> in, std::vector<at::Tensor>& out, at::ArrayRef<double> floats) {
-  if (e.debug_aten) {
-    const Program& p = graph.program();
-    std::vector<at::Tensor> all = all_inputs(p, in, floats);
-    auto values = interpret(*p.graph, all);
-    for (auto& r : p.results) out.push_back(r.kind == ResultSpec::Kind::Input ? all[r.index] : values[r.index]);
-  } else if (e.release_gil) {
+  if (e.release_gil) {
     pybind11::gil_scoped_release no_gil;
     graph.run_live(in, out, floats);
   } else {

@@ -48,7 +48,6 @@ struct Entry {
   bool stale = false;                // recorded wrongly: to be captured again
   uint64_t served = 0, refused = 0;  // calls that ran, and that content led another way
   bool release_gil = false;
-  bool debug_aten = false;  // run the captured graph op by op instead
 
   // Fixes metadata checks to what the program depends on.
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,

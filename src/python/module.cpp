@@ -8,9 +8,12 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include <thread>
+
 #include "pipeline/pipeline.h"
 #include "python/entry.h"
 #include "python/errors.h"
+#include "support/budget.h"
 #include "support/counters.h"
 #include "support/eager.h"
 #include "support/fault.h"
@@ -30,6 +33,7 @@ namespace {
 struct Session {
   std::shared_ptr<Tracer> tracer;
   std::vector<at::Generator> generators;  // that the program can reach
+  std::unique_ptr<Budget> budget;         // of the capture, on its thread
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
   Session(py::object mode, const std::string& name)
       : tracer(new Tracer(tracer_options(mode, name)), [mode](Tracer* t) mutable {
@@ -345,9 +349,14 @@ void bind_capture(py::module_& m) {
       .def("note_grad",
            [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
-      .def("start", [](Session& s) { s.tracer->start(); })
+      .def("start",
+           [](Session& s, double budget) {
+             s.budget = std::make_unique<Budget>(budget, false);
+             s.tracer->start();
+           })
       .def("finish",
            [](Session& s, py::list tensors) {
+             const auto budget = std::move(s.budget);
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<Program>(s.tracer->finish(out));
@@ -357,6 +366,7 @@ void bind_capture(py::module_& m) {
       // With gradients where they are needed; "needs_grad" says whether they are.
       .def("finish_joint",
            [](Session& s, py::list tensors) {
+             const auto budget = std::move(s.budget);
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<JointProgram>(s.tracer->finish_joint(out));
@@ -364,7 +374,10 @@ void bind_capture(py::module_& m) {
              return p;
            })
       .def_property_readonly("failure", [](Session& s) { return s.tracer->failure(); })
-      .def("abort", [](Session& s) { s.tracer->abort(); });
+      .def("abort", [](Session& s) {
+        s.budget.reset();
+        s.tracer->abort();
+      });
   py::class_<CompiledGraph, std::shared_ptr<CompiledGraph>>(m, "Graph")
       .def("describe", &CompiledGraph::describe)
       .def_property_readonly("estimated_us", &CompiledGraph::estimated_us)
@@ -376,11 +389,13 @@ void bind_capture(py::module_& m) {
   m.def("compile", [](Program& p, const Options& o) {
     Program copy = p;  // the door keeps its own for the reproducer
     py::gil_scoped_release no_gil;
+    Budget budget(o.compile_budget_s);
     return CompiledGraph::compile(std::move(copy), o);
   });
   m.def("compile_training", [](JointProgram& p, Session& s, const Options& o) {
     JointProgram copy = p;
     py::gil_scoped_release no_gil;
+    Budget budget(o.compile_budget_s);
     return compile_training(std::move(copy), s.tracer, o);
   });
   m.def("replay", [](const std::string& text, const Options& o) {
@@ -399,7 +414,16 @@ void bind_capture(py::module_& m) {
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }
 
+// Ctrl-C while a compile goes on: Python runs signal handlers on its main thread only, when it is asked to.
+void check_signals() {
+  static const auto main_thread = std::this_thread::get_id();
+  if (std::this_thread::get_id() != main_thread) return;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() < 0) throw py::error_already_set();
+}
+
 void bind_options(py::module_& m) {
+  m.def("environment_flag", [](const std::string& variable) { return environment_flag(variable.c_str()); });
   py::class_<Options>(m, "Options")
       .def(py::init([] { return Options::from_environment(); }))
       .def("set", [](Options& o, const std::string& name, py::object v) { set_option(o, name, from_python(name, v)); })
@@ -486,11 +510,10 @@ void bind_states(py::module_& m) {
   });
   m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
                            std::shared_ptr<Result> result, const std::vector<at::Tensor>& grads,
-                           const std::vector<std::tuple<py::object, py::object, int64_t>>& floats, bool debug_aten) {
+                           const std::vector<std::tuple<py::object, py::object, int64_t>>& floats) {
     std::vector<Live::Float> live;
     for (auto& [dict, key, index] : floats) live.push_back({Ref::borrow(dict.ptr()), Ref::borrow(key.ptr()), index});
     auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live));
-    e->debug_aten = debug_aten;
     auto& entries = get(h).entries;
     entries.insert(entries.begin(), std::move(e));
   });
@@ -521,6 +544,8 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator([](std::exception_ptr p) {
     if (p) set_python_error(p);
   });
+  check_signals();  // says which thread is the main one
+  vitrify::set_interrupt_check(check_signals);
   bind_options(m);
   bind_signature(m);
   bind_guards(m);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "schedule/loop_vars.h"
+#include "support/budget.h"
 
 namespace vitrify::schedule {
 
@@ -302,6 +303,7 @@ class Fuser {
 
   // Of groups whose spaces may match and that do not need each other through a third one.
   bool try_merge(size_t a, size_t b) {
+    Budget::spend(1 + static_cast<uint64_t>(groups_[a].instrs + groups_[b].instrs) / 4);
     // A map may walk a reduction's space rows first or columns first: where both are at the same place of memory at the same time. Columns first only
     // for what is reduced: what follows from the result is better off with rows of its own.
     Group first, second;

@@ -6,6 +6,7 @@
 #include "ir/faults.h"
 #include "ir/node_map.h"
 #include "ops/reads.h"
+#include "ops/rules.h"
 #include "ops/shapes.h"
 #include "runtime/extern_table.h"
 #include "schedule/nests.h"
@@ -17,6 +18,10 @@ using ir::Value;
 namespace {
 
 constexpr int kMaxInlineOps = 64, kMaxInlineReads = 8;  // beyond, an expression is realised even for one reader
+constexpr int kMaxDivisions = 12;                       // the same, of index arithmetic, which takes longer than the memory that it spares
+constexpr uint32_t kMaxWeight = 1000;
+constexpr int kMaxDepth = 200;  // maps that read each other recurse
+constexpr int kManySteps = 12;  // ops since the last look at how large the indices are
 
 class GraphLowering final : public Nests {
  public:
@@ -49,8 +54,9 @@ class GraphLowering final : public Nests {
     for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
       ir::Node& n = **it;
       const Reads reads = reads_of(n.op->name);
-      bool all = reads == Reads::All || may_fault(n);
-      for (uint32_t i = 0; i < n.outs.size() && !all; ++i) all = whole_.contains(n.out(i));
+      const bool none = std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return known_empty(o.sizes); });
+      bool all = (reads == Reads::All && !none) || may_fault(n);
+      for (uint32_t i = 0; i < n.outs.size() && !all && !none; ++i) all = whole_.contains(n.out(i));
       if (all && reads != Reads::Some) ir::for_each_input(n, [&](Value& v) { whole_.insert(v); });
       // A custom op may look at the strides of a view, which it has where what it is a view of lies in memory as in eager.
       if ((n.op->flags & ir::kEffect) && sees_layout(n.op->name))
@@ -140,22 +146,43 @@ class GraphLowering final : public Nests {
     if (same_by_guards(t.sizes, type.sizes)) t.sizes = type.sizes;  // of another operand, with symbols of its own
     VT_CHECK(t.dtype == type.dtype && t.sizes == type.sizes, "{} lowered to {}[{}] instead of {}[{}]", v.node->op->name, to_string(t.dtype),
              show(t.sizes), to_string(type.dtype), show(type.sizes));
+    int steps = 1;
     if (t.buffer < 0 && t.lazy < 0) {
       // a view of a map: give it an identity, so that realising it happens once
       t = map(t.dtype, t.sizes, t.at, t.cost, t.reads);
+      steps = 3;
     }
     if (t.lazy >= 0 && !lazies_[t.lazy].realized) {
       if (lazies_[t.lazy].strides.empty() && is_dense(type)) lazies_[t.lazy].strides = type.strides;
       const bool again = uses(v) >= 2;
+      count_steps(v, t, steps);
       if (in_memory_.contains(v)) {
         t = realize(t);
       } else if (again || t.cost > kMaxInlineOps / 4 || t.reads > kMaxInlineReads / 2) {  // estimates: far from the limits it need not be known
         const Price p = price(t);
         const bool many = again && (p.reads >= 2 || p.heavy || p.ops > 4);
-        if (many || p.ops > kMaxInlineOps || p.reads > kMaxInlineReads) t = realize(t);
+        if (many || p.ops > kMaxInlineOps || p.reads > kMaxInlineReads || large(p, t)) t = realize(t);
+      } else if (lazies_[t.lazy].steps > kManySteps) {
+        lazies_[t.lazy].steps = 0;  // looked at
+        if (large(price(t), t)) t = realize(t);
       }
     }
     values_[v] = t;
+  }
+
+  // Views cost nothing at first; what has gone through many of them may have indices that cost more than the value.
+  void count_steps(const Value& v, const Tensor& t, int own) {
+    int steps = own;
+    ir::for_each_input(*v.node, [&](Value& in) {
+      const Tensor* x = values_.find(in);
+      if (x && x->lazy >= 0 && !lazies_[x->lazy].realized) steps += lazies_[x->lazy].steps;
+    });
+    lazies_[t.lazy].steps = std::max(lazies_[t.lazy].steps, std::min(steps, 1 << 20));
+  }
+  bool large(Price p, const Tensor& t) {
+    const auto over = [&] { return p.divisions > kMaxDivisions || p.weight > kMaxWeight; };
+    if (over()) price_indices(probe_in_nest(t), p);
+    return over() || p.depth > kMaxDepth;
   }
 
   static std::string show(const Dims& d) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 
 #include "ops/shapes.h"
+#include "sym/measure.h"
 
 namespace vitrify::schedule {
 
@@ -93,7 +95,15 @@ Tensor Nests::map(DType dtype, Dims sizes, Elem f, int cost, int reads) {
   t.lazy = id;
   t.cost = cost;
   t.reads = reads;
-  t.at = [this, id](Body& b, const Index& i) { return lazies_[id].realized ? lazies_[id].realized->at(b, i) : lazies_[id].f(b, i); };
+  t.at = [this, id](Body& b, const Index& i) {
+    if (lazies_[id].realized) return lazies_[id].realized->at(b, i);
+    deepest_ = std::max(deepest_, ++depth_);
+    struct Leave {
+      int& depth;
+      ~Leave() { --depth; }
+    } leave{depth_};
+    return lazies_[id].f(b, i);
+  };
   return t;
 }
 
@@ -267,10 +277,35 @@ Dims Nests::natural_strides(const Tensor& t) {
   return plain;
 }
 
+Body Nests::probe_in_nest(const Tensor& t) {
+  Body b;
+  b.ctx = ctx_;
+  Index i;
+  for (Int s : t.sizes) {
+    const size_t place = i.size();
+    i.push_back(s.is(1) ? Int(0) : vars_.at(LoopSide::Outer, place, s).var);
+  }
+  t.at(b, i);
+  return b;
+}
+
+void Nests::price_indices(const Body& b, Price& p) {
+  std::unordered_set<Int> seen;
+  p.weight = 0;
+  for (auto& in : b.instrs) {
+    sym::divisions(in.at, seen);
+    p.weight = std::max(p.weight, sym::weight(in.at));
+  }
+  p.divisions = static_cast<int>(seen.size());
+}
+
 Nests::Price Nests::price(const Tensor& t) {
   if (t.buffer >= 0) return {0, 1, false};
+  deepest_ = 0;
   const Body b = probe(t);
   Price p;
+  p.depth = deepest_;
+  price_indices(b, p);
   for (auto& in : b.instrs) {
     if (loop::is_load(in.op))
       ++p.reads;

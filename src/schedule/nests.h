@@ -24,13 +24,17 @@ class Nests : public Lowering {
   struct Lazy {
     Elem f;
     std::optional<Tensor> realized;
-    Dims strides;  // wanted when realised
+    Dims strides;   // wanted when realised
+    int steps = 0;  // ops it has gone through since somebody looked at its indices
   };
 
   // How much an expression costs for each element.
   struct Price {
     int ops = 0, reads = 0;
     bool heavy = false;
+    int divisions = 0;    // and other index arithmetic beside sums and products, each once
+    uint32_t weight = 0;  // of the largest index
+    int depth = 0;        // of the maps it is made of
   };
 
   Nests(std::shared_ptr<sym::Context> ctx, const LowerOptions& o) : options_(o), vars_(ctx) {
@@ -48,6 +52,9 @@ class Nests : public Lowering {
   void push(LoopNode n);
   // One element of t, in a body of its own: dim d of its index is probe_[d].
   Body probe(const Tensor& t);
+  // The same with the loops of a nest, whose extents are known.
+  Body probe_in_nest(const Tensor& t);
+  static void price_indices(const Body&, Price&);
   // Dense strides in the order of what t is made of: nests that read both walk them alike, and fuse.
   Dims natural_strides(const Tensor& t);
   Price price(const Tensor& t);
@@ -69,6 +76,7 @@ class Nests : public Lowering {
   std::deque<Lazy> lazies_;
   std::unordered_map<Int, size_t> loop_dim_;
   std::vector<Int> probe_;
+  int depth_ = 0, deepest_ = 0;        // maps whose element is being made
   Dims concat_strides_;                // of the result that is lowered
   const ir::Node* current_ = nullptr;  // that is lowered
 };

@@ -17,6 +17,8 @@ using runtime::TensorRef;
 
 namespace {
 
+const bool named = add_stage_names({"fuse"});
+
 std::vector<Int> to_vector(const Dims& d) { return {d.begin(), d.end()}; }
 
 struct PlanBuilder {

@@ -1,6 +1,7 @@
 #include "support/options.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 
 #include "support/error.h"
@@ -99,7 +100,8 @@ uint64_t mix(uint64_t h, int64_t v) { return hash_mix(h, static_cast<uint64_t>(v
 
 // Values an option of type str, or each item of a list, may have; empty: any.
 std::vector<std::string> choices(std::string_view name) {
-  if (name == "fusion") return {"default", "off", "aggressive"};
+  if (name == "disable") return stage_names();
+  if (name == "fusion") return {"default", "off"};
   if (name == "gemm") return {"auto", "onednn", "mkl", "vitrify", "aten"};
   if (name == "backend") return {"llvm", "interp"};
   if (name == "dump") return {"graph", "loops", "llvm"};
@@ -110,10 +112,11 @@ std::vector<std::string> choices(std::string_view name) {
 void check_choice(std::string_view name, const std::string& v) {
   const auto valid = choices(name);
   if (!valid.empty() && std::find(valid.begin(), valid.end(), v) == valid.end())
-    throw OptionError(fmt::format("option '{}' cannot be \"{}\": {}", name, v, suggestion(v, valid)));
+    throw OptionError(fmt::format("option '{}' cannot be \"{}\": valid are {}", name, v, join(valid)));
 }
 void check(std::string_view, bool) {}
 void check(std::string_view name, double v) {
+  if (name == "compile_budget_s" && !(v > 0)) throw OptionError(fmt::format("option '{}' is a time above 0, got {}", name, v));
   if (name == "memory_budget" && !(v >= 0 && v <= 1)) throw OptionError(fmt::format("option '{}' is a share, from 0 to 1, got {}", name, v));
 }
 void check(std::string_view name, int64_t v) {
@@ -175,27 +178,37 @@ OptionValue get_option(const Options& o, std::string_view name) {
   unknown(name);
 }
 
+std::vector<std::string>& stage_names() {
+  static auto* names = new std::vector<std::string>;
+  return *names;
+}
+
+bool environment_flag(const char* variable) {
+  const char* v = std::getenv(variable);
+  std::string s = v ? v : "";
+  for (char& c : s) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char* off : {"", "0", "false", "no", "off"})
+    if (s == off) return false;
+  for (const char* on : {"1", "true", "yes", "on"})
+    if (s == on) return true;
+  throw OptionError(fmt::format("environment variable {} cannot be \"{}\": valid are 1, true, yes, on, 0, false, no, off", variable, v));
+}
+
 Options Options::from_environment() {
   Options o;
   auto read = [&](const char* variable, std::string_view option) {
     const char* v = std::getenv(variable);
     if (!v || !*v) return;
     try {
-      if (option == "verify") {
-        const std::string_view s = v;
-        if (s != "0" && s != "1") throw OptionError("0 or 1 expected");
-        set_option(o, option, s == "1");
-      } else {
-        set_option(o, option, std::string(v));
-      }
+      set_option(o, option, std::string(v));
     } catch (const OptionError& e) {
       throw OptionError(fmt::format("environment variable {}: {}", variable, e.what()));
     }
   };
+  if (environment_flag("VITRIFY_VERIFY")) o.verify = true;
   read("VITRIFY_DISABLE", "disable");
   read("VITRIFY_DUMP", "dump");
   read("VITRIFY_DUMP_DIR", "dump_dir");
-  read("VITRIFY_VERIFY", "verify");
   read("VITRIFY_BACKEND", "backend");
   return o;
 }

@@ -1,6 +1,7 @@
 // Options of one compile, from the table options.def. Environment variables are read once, in from_environment().
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,5 +28,13 @@ const std::vector<OptionInfo>& option_table();
 // Throws OptionError naming the option and the nearest valid names (or the type expected).
 void set_option(Options&, std::string_view name, const OptionValue&);
 OptionValue get_option(const Options&, std::string_view name);
+
+// What `disable` may name: each list of stages adds its own while the process starts.
+std::vector<std::string>& stage_names();
+inline bool add_stage_names(std::initializer_list<const char*> names) {
+  return stage_names().insert(stage_names().end(), names.begin(), names.end()), true;
+}
+// A variable that is on or off. Throws OptionError for anything else.
+bool environment_flag(const char* variable);
 
 }  // namespace vitrify

@@ -1,4 +1,5 @@
 // Normal forms: construction, order, + - *.
+#include "support/budget.h"
 #include "support/hash.h"
 #include "sym/node.h"
 
@@ -65,8 +66,6 @@ uint64_t hash_node(const Node& n) {
   }
   return hash_int(n.b, hash_int(n.a, h));
 }
-
-uint64_t mask_of(Int i) { return i.is_const() ? 0 : i.node()->symbols_mask; }
 
 const Node* find_kind(const Term& t, Kind k) {
   for (const Node* a : t.atoms)
@@ -136,16 +135,34 @@ bool NodeEqual::operator()(const Node* x, const Node* y) const {
   return true;
 }
 
+namespace {
+constexpr uint16_t kDeepest = 400;
+constexpr size_t kMostTerms = 1000;
+
+void include(Node& n, const Node* part) {
+  n.symbols_mask |= part->symbols_mask;
+  n.has_loops = n.has_loops || part->has_loops;
+  n.depth = std::max<uint16_t>(n.depth, part->depth + 1);
+  n.weight = std::min(n.weight + part->weight, kHeavy);
+}
+}  // namespace
+
 const Node* Context::Impl::intern(Node&& n) {
   n.ctx = this;
   n.hash = hash_node(n);
+  Budget::spend(1);
   if (auto it = table.find(&n); it != table.end()) return *it;
   if (n.kind == Kind::Symbol) {
     n.symbols_mask = uint64_t{1} << (n.symbol % 64);
+    const SymbolKind k = symbols[n.symbol].kind;
+    n.has_loops = k == SymbolKind::Loop || k == SymbolKind::Indirect;
   } else {
-    n.symbols_mask = mask_of(n.a) | mask_of(n.b);
+    for (Int i : {n.a, n.b})
+      if (!i.is_const()) include(n, i.node());
     for (const Term& t : n.sum.terms)
-      for (const Node* a : t.atoms) n.symbols_mask |= a->symbols_mask;
+      for (const Node* a : t.atoms) include(n, a);
+    // Walks recurse, and a product has the terms of its factors times each other.
+    if (n.depth > kDeepest || n.sum.terms.size() > kMostTerms) throw CaptureError("its sizes are expressions too large to reason about");
   }
   nodes.push_back(std::move(n));
   table.insert(&nodes.back());

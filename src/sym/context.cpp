@@ -106,6 +106,7 @@ void record(Context::Impl& c, Guard::Kind kind, Int e) {
   for (const Guard& old : c.guards)
     if (old.kind == g.kind && old.expr == g.expr) return;
   c.guards.push_back(g);
+  ++c.epoch;
   learn(c, g);
 }
 

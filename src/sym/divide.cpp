@@ -170,12 +170,9 @@ std::optional<Int> exact_quotient(Int a, Int b) {
   return from_poly(ctx, std::move(q));
 }
 
-Int floordiv(Int a, Int b) {
-  if (a.is_const() && b.is_const()) return floordiv_const(a.value(), b.value());
-  VT_CHECK(!b.is(0), "division by zero");
-  if (a.is(0) || b.is(1)) return a;
-  if (a == b) return 1;
-  if (b.is_const() && b.value() < 0) return floordiv(-a, -b);
+namespace {
+
+Int make_floordiv(Int a, Int b) {
   Reduced r = reduce(a, b);
   if (r.u.is(0)) return r.q;
   if (r.factored()) return r.q + floordiv(r.u, r.b2);
@@ -194,11 +191,7 @@ Int floordiv(Int a, Int b) {
   return r.q + ctx->atom(Kind::FloorDiv, r.u, b);
 }
 
-Int mod(Int a, Int b) {
-  if (a.is_const() && b.is_const()) return mod_const(a.value(), b.value());
-  VT_CHECK(!b.is(0), "division by zero");
-  if (a.is(0) || b.is(1) || a == b) return 0;
-  if (b.is_const() && b.value() < 0) return -mod(-a, -b);
+Int make_mod(Int a, Int b) {
   if (b.is_const() && known_multiple(a, b.value())) return 0;
   Reduced r = reduce(a, b);
   if (r.u.is(0)) return r.rest;
@@ -207,6 +200,39 @@ Int mod(Int a, Int b) {
   if (!r.u.is_const())
     if (auto inner = drop_inner_mod(ctx, r.u, b)) return mod(*inner, b);
   return ctx->atom(Kind::Mod, r.u, b);
+}
+
+// What was made of the same operands from the same facts.
+Int once(Kind kind, Int a, Int b, Int (*make)(Int, Int)) {
+  Context::Impl* ctx = context_of(a, b);
+  if (ctx->divisions_epoch != ctx->epoch) {
+    ctx->divisions.clear();
+    ctx->divisions_epoch = ctx->epoch;
+  }
+  const Context::Impl::Division d{kind, a, b};
+  if (auto it = ctx->divisions.find(d); it != ctx->divisions.end()) return it->second;
+  const Int r = make(a, b);
+  if (ctx->divisions_epoch == ctx->epoch && ctx->proof_depth == 0) ctx->divisions.emplace(d, r);  // a proof inside another gives up earlier
+  return r;
+}
+
+}  // namespace
+
+Int floordiv(Int a, Int b) {
+  if (a.is_const() && b.is_const()) return floordiv_const(a.value(), b.value());
+  VT_CHECK(!b.is(0), "division by zero");
+  if (a.is(0) || b.is(1)) return a;
+  if (a == b) return 1;
+  if (b.is_const() && b.value() < 0) return floordiv(-a, -b);
+  return once(Kind::FloorDiv, a, b, make_floordiv);
+}
+
+Int mod(Int a, Int b) {
+  if (a.is_const() && b.is_const()) return mod_const(a.value(), b.value());
+  VT_CHECK(!b.is(0), "division by zero");
+  if (a.is(0) || b.is(1) || a == b) return 0;
+  if (b.is_const() && b.value() < 0) return -mod(-a, -b);
+  return once(Kind::Mod, a, b, make_mod);
 }
 
 Int ceildiv(Int a, Int b) {

@@ -1,6 +1,7 @@
 // What is known of an expression: intervals, divisibility, and proofs of e >= 0.
 #include <numeric>
 
+#include "support/budget.h"
 #include "sym/node.h"
 
 namespace vitrify::sym {
@@ -102,7 +103,7 @@ Range node_range(const Node* n) {
 // Some divisor of k that divides e.
 int64_t divisor(Int e, int64_t k);
 int64_t node_divisor(const Node* n, int64_t k) {
-  if (k == 1) return 1;
+  if (k == 1 || n->weight > 4 * kLight) return 1;
   switch (n->kind) {
     case Kind::Symbol:
       return std::gcd(std::max<int64_t>(n->ctx->symbols[n->symbol].multiple_of, 1), k);
@@ -131,21 +132,27 @@ int64_t divisor(Int e, int64_t k) {
   return d;
 }
 
-bool is_loop(const Node* n) {
-  if (n->kind != Kind::Symbol) return false;
-  SymbolKind k = n->ctx->symbols[n->symbol].kind;
-  return k == SymbolKind::Loop || k == SymbolKind::Indirect;
+bool has_loops(Int e) { return !e.is_const() && e.node()->has_loops; }
+
+// One step of a proof; false when it has taken enough. Proofs go through the parts of an expression again and again.
+constexpr int kProofSteps = 3000;
+bool step(Context::Impl* ctx) {
+  if (ctx->proof_steps >= kProofSteps) return false;
+  ++ctx->proof_steps;
+  Budget::spend(1);
+  return true;
 }
-bool has_loops(Int e) {
-  if (e.is_const()) return false;
-  const Node* n = e.node();
-  if (n->kind == Kind::Symbol) return is_loop(n);
-  if (n->kind != Kind::Sum) return has_loops(n->a) || has_loops(n->b);
-  for (const Term& t : n->sum.terms)
-    for (const Node* a : t.atoms)
-      if (has_loops(Int(a))) return true;
-  return false;
-}
+// Proofs inside this one share its steps.
+class Proof {
+ public:
+  explicit Proof(Context::Impl* ctx) : ctx_(ctx) { ++ctx->proof_depth; }
+  ~Proof() {
+    if (--ctx_->proof_depth == 0) ctx_->proof_steps = 0;
+  }
+
+ private:
+  Context::Impl* ctx_;
+};
 
 // The sign of e where it is proved: 1 for e >= 0, -1 for e <= 0, 0 for unknown.
 int sign(Int e) {
@@ -178,9 +185,10 @@ std::optional<std::pair<Int, Int>> collect(const Poly& p, const Node* n) {
 // Loops go first: their bounds are sizes, which cancel against the sizes already there.
 Int extreme(Int e, bool upper, bool stop_when_nonneg) {
   std::vector<const Node*> tried;
-  auto step = [&](const Poly& p, bool loops) -> std::optional<Int> {
+  auto replace = [&](const Poly& p, bool loops) -> std::optional<Int> {
     for (const Term& t : p.terms) {
       for (const Node* n : t.atoms) {
+        if (!step(n->ctx)) return {};
         if (has_loops(Int(n)) != loops || std::find(tried.begin(), tried.end(), n) != tried.end()) continue;
         tried.push_back(n);
         const bool nonlinear = std::any_of(p.terms.begin(), p.terms.end(), [&](const Term& x) {
@@ -200,8 +208,8 @@ Int extreme(Int e, bool upper, bool stop_when_nonneg) {
   for (int i = 0; i < 16 && !e.is_const(); ++i) {
     if (stop_when_nonneg && range_of(e).lo >= 0) return e;
     const Poly p = poly(e);
-    auto next = step(p, true);
-    if (!next && stop_when_nonneg) next = step(p, false);
+    auto next = replace(p, true);
+    if (!next && stop_when_nonneg) next = replace(p, false);
     if (!next) break;
     e = *next;
   }
@@ -260,11 +268,7 @@ bool prove_nonneg(Int e) {
     if (g.kind == Guard::Kind::EqZero && (d = e + g.expr).is_const() && d.value() >= 0) return true;
   }
   if (ctx->proof_depth >= 4) return false;
-  ++ctx->proof_depth;
-  struct Leave {
-    int& d;
-    ~Leave() { --d; }
-  } leave{ctx->proof_depth};
+  Proof proof(ctx);
   return range_of(extreme(e, false, true)).lo >= 0;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <boost/container/small_vector.hpp>
 #include <deque>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "support/error.h"
@@ -30,7 +31,10 @@ struct Poly {
 
 struct Node {
   Kind kind = Kind::Sum;
-  bool exact = false;  // FloorDiv without remainder, proved
+  bool exact = false;      // FloorDiv without remainder, proved
+  bool has_loops = false;  // a loop or indirect symbol inside
+  uint16_t depth = 0;
+  uint32_t weight = 1;  // nodes of the tree that it stands for, at most kHeavy
   uint32_t symbol = 0;
   Context::Impl* ctx = nullptr;
   uint64_t hash = 0;
@@ -40,6 +44,9 @@ struct Node {
   mutable Range range;
   mutable uint32_t range_epoch = 0;  // 0: not computed
 };
+
+constexpr uint32_t kHeavy = 1u << 20;
+constexpr uint32_t kLight = 64;  // trees up to this weight are walked as such; of the others each node is visited once
 
 struct NodeHash {
   size_t operator()(const Node* n) const { return n->hash; }
@@ -57,6 +64,18 @@ struct Context::Impl {
   std::vector<Guard> guards;
   uint32_t epoch = 1;  // of the facts; bumped when one changes
   int proof_depth = 0;
+  int proof_steps = 0;  // of the proof under way; beyond a bound nothing more is proved
+  // Quotients and remainders made since the facts changed last.
+  struct Division {
+    Kind kind;
+    Int a, b;
+    bool operator==(const Division&) const = default;
+  };
+  struct DivisionHash {
+    size_t operator()(const Division& d) const { return (d.a.hash() * 31 + d.b.hash()) * 2 + (d.kind == Kind::Mod); }
+  };
+  std::unordered_map<Division, Int, DivisionHash> divisions;
+  uint32_t divisions_epoch = 0;
 
   const Node* intern(Node&&);
   Int atom(Kind, Int a, Int b);
@@ -77,6 +96,17 @@ int64_t checked_add(int64_t, int64_t);  // throw Error on overflow
 int64_t checked_mul(int64_t, int64_t);
 int64_t floordiv_const(int64_t, int64_t);
 int64_t mod_const(int64_t, int64_t);
+
+// Nodes that a walk has met. Small trees are walked as trees, which costs less than to keep a set.
+class Seen {
+ public:
+  explicit Seen(const Node* root) : on_(root->weight > kLight) {}
+  bool again(const Node* n) { return on_ && !set_.insert(n).second; }
+
+ private:
+  bool on_;
+  std::unordered_set<const Node*> set_;
+};
 
 // --- divide.cpp
 std::optional<Int> exact_quotient(Int a, Int b);  // a / b when b divides a as polynomials (b one monomial)

@@ -1,6 +1,7 @@
 // Walks: evaluation, substitution, structure.
 #include <unordered_map>
 
+#include "sym/measure.h"
 #include "sym/node.h"
 
 namespace vitrify::sym {
@@ -10,58 +11,74 @@ bool is_symbol(Int e) { return !e.is_const() && e.node()->kind == Kind::Symbol; 
 namespace {
 
 template <class F>
-bool any_symbol(const Node* n, F&& f);
-template <class F>
-bool any_symbol(Int e, F&& f) {
-  return !e.is_const() && any_symbol(e.node(), f);
-}
-template <class F>
-bool any_symbol(const Node* n, F&& f) {
+bool any_symbol(const Node* n, Seen& seen, F&& f) {
   if (n->kind == Kind::Symbol) return f(n);
-  if (n->kind != Kind::Sum) return any_symbol(n->a, f) || any_symbol(n->b, f);
+  if (seen.again(n)) return false;
+  if (n->kind != Kind::Sum) return (!n->a.is_const() && any_symbol(n->a.node(), seen, f)) || (!n->b.is_const() && any_symbol(n->b.node(), seen, f));
   for (const Term& t : n->sum.terms)
     for (const Node* a : t.atoms)
-      if (any_symbol(a, f)) return true;
+      if (any_symbol(a, seen, f)) return true;
   return false;
+}
+template <class F>
+bool any_symbol(Int e, F&& f) {
+  if (e.is_const()) return false;
+  Seen seen(e.node());
+  return any_symbol(e.node(), seen, f);
 }
 
 int64_t wrap_mul(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
 int64_t wrap_add(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
 
+// Values of the nodes of a large expression; a small one is walked as a tree.
+using Values = std::unordered_map<const Node*, int64_t>;
+
 // Wraps like the machine code it stands for when `checked` is false; throws on overflow otherwise.
 template <bool checked, class F>
-int64_t eval_node(Int e, const F& value) {
+int64_t eval_node(Int e, const F& value, Values* known) {
   if (e.is_const()) return e.value();
   const Node* n = e.node();
   if (n->kind == Kind::Symbol) return value(n->symbol);
-  if (n->kind == Kind::Sum) {
-    int64_t sum = n->sum.k;
-    for (const Term& t : n->sum.terms) {
-      int64_t m = t.coef;
-      for (const Node* a : t.atoms) {
-        int64_t x = eval_node<checked>(Int(a), value);
-        m = checked ? checked_mul(m, x) : wrap_mul(m, x);
+  if (known)
+    if (auto it = known->find(n); it != known->end()) return it->second;
+  const int64_t v = [&]() -> int64_t {
+    if (n->kind == Kind::Sum) {
+      int64_t sum = n->sum.k;
+      for (const Term& t : n->sum.terms) {
+        int64_t m = t.coef;
+        for (const Node* a : t.atoms) {
+          int64_t x = eval_node<checked>(Int(a), value, known);
+          m = checked ? checked_mul(m, x) : wrap_mul(m, x);
+        }
+        sum = checked ? checked_add(sum, m) : wrap_add(sum, m);
       }
-      sum = checked ? checked_add(sum, m) : wrap_add(sum, m);
+      return sum;
     }
-    return sum;
-  }
-  int64_t a = eval_node<checked>(n->a, value), b = eval_node<checked>(n->b, value);
-  switch (n->kind) {
-    case Kind::FloorDiv:
-      return !checked && b == -1 ? wrap_mul(a, -1) : floordiv_const(a, b);
-    case Kind::Mod:
-      return mod_const(a, b);
-    case Kind::Min:
-      return std::min(a, b);
-    default:
-      return std::max(a, b);
-  }
+    int64_t a = eval_node<checked>(n->a, value, known), b = eval_node<checked>(n->b, value, known);
+    switch (n->kind) {
+      case Kind::FloorDiv:
+        return !checked && b == -1 ? wrap_mul(a, -1) : floordiv_const(a, b);
+      case Kind::Mod:
+        return mod_const(a, b);
+      case Kind::Min:
+        return std::min(a, b);
+      default:
+        return std::max(a, b);
+    }
+  }();
+  if (known) known->emplace(n, v);
+  return v;
+}
+template <bool checked, class F>
+int64_t eval_all(Int e, const F& value) {
+  if (e.is_const() || e.node()->weight <= kLight) return eval_node<checked>(e, value, nullptr);
+  Values known;
+  return eval_node<checked>(e, value, &known);
 }
 
 }  // namespace
 
-int64_t eval(Int e, const std::function<int64_t(uint32_t)>& value) { return eval_node<false>(e, value); }
+int64_t eval(Int e, const std::function<int64_t(uint32_t)>& value) { return eval_all<false>(e, value); }
 
 bool has_hint(Int e) {
   return !any_symbol(e, [](const Node* n) { return !n->ctx->symbols[n->symbol].hint; });
@@ -70,7 +87,7 @@ bool has_hint(Int e) {
 int64_t hint(Int e) {
   if (e.is_const()) return e.value();
   const auto& symbols = e.node()->ctx->symbols;
-  return eval_node<true>(e, [&](uint32_t id) {
+  return eval_all<true>(e, [&](uint32_t id) {
     VT_CHECK(symbols[id].hint.has_value(), "symbol {} has no hint", id);
     return *symbols[id].hint;
   });
@@ -80,6 +97,29 @@ bool contains(Int e, Int s) {
   VT_CHECK(is_symbol(s), "contains() asks about symbols");
   if (e.is_const() || !(e.node()->symbols_mask & s.node()->symbols_mask)) return false;
   return any_symbol(e, [&](const Node* n) { return n == s.node(); });
+}
+
+uint32_t weight(Int e) { return e.is_const() ? 1 : e.node()->weight; }
+
+namespace {
+void collect_divisions(Int e, std::unordered_set<Int>& out, Seen& seen) {
+  if (e.is_const() || e.node()->kind == Kind::Symbol || seen.again(e.node())) return;
+  const Node* n = e.node();
+  if (n->kind == Kind::Sum) {
+    for (const Term& t : n->sum.terms)
+      for (const Node* a : t.atoms) collect_divisions(Int(a), out, seen);
+    return;
+  }
+  if (n->has_loops) out.insert(e);
+  collect_divisions(n->a, out, seen);
+  collect_divisions(n->b, out, seen);
+}
+}  // namespace
+
+void divisions(Int e, std::unordered_set<Int>& out) {
+  if (e.is_const() || !e.node()->has_loops) return;
+  Seen seen(e.node());
+  collect_divisions(e, out, seen);
 }
 
 void free_symbols(Int e, std::vector<Int>& out) {

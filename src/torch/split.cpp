@@ -23,6 +23,8 @@ namespace vitrify {
 
 namespace {
 
+const bool named = add_stage_names({"conv_layout"});
+
 using ir::Value;
 
 constexpr uint32_t kUnordered = ir::kRandom | ir::kEffect;

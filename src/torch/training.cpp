@@ -133,6 +133,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (joint_.program.graph->ctx().dynamic()) backward_for(all);
     built_ = true;
+    options_.compile_budget_s = 1e9;  // a backward is needed once its forward has run
   }
 
   std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> args) override {

@@ -14,12 +14,14 @@
 #include <llvm/Transforms/Scalar.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "codegen/llvm/emitter.h"
+#include "support/budget.h"
 #include "support/resident.h"
 
 namespace vitrify::codegen::x86 {
@@ -139,10 +141,17 @@ class LlvmBackend final : public Backend {
     std::vector<std::string> listings(threads + 1);
     std::vector<size_t> bytes(threads + 1);
     std::vector<std::exception_ptr> errors(threads);
-    code->units.resize(threads + 1);
-    auto build_unit = [&](int unit, const std::vector<size_t>& mine) {
-      code->units[unit] = std::make_unique<Memory>();
-      build(kernels, mine, target, *code->units[unit], code->functions, options.keep_asm ? &listings[unit] : nullptr, bytes[unit]);
+    std::mutex units;
+    std::atomic<bool> stop{false};
+    auto build_unit = [&](int thread, const std::vector<size_t>& mine) {
+      auto memory = std::make_unique<Memory>();
+      const size_t work =
+          build(kernels, mine, target, options.verify, *memory, code->functions, options.keep_asm ? &listings[thread] : nullptr, bytes[thread]);
+      {
+        std::lock_guard lock(units);
+        code->units.push_back(std::move(memory));
+      }
+      if ((thread == 0 || thread == threads) && options.spend) options.spend(work);
     };
     // What LLVM keeps for good is allocated by the caller's thread: for little else the arena of another would stay in memory.
     size_t first = 0;
@@ -154,10 +163,15 @@ class LlvmBackend final : public Backend {
     auto work = [&](int t) {
       try {
         std::vector<size_t> mine;
-        for (size_t i = first + t; i < kernels.size(); i += threads) mine.push_back(i);
-        if (!mine.empty()) build_unit(t, mine);
+        for (size_t i = first + t; i < kernels.size() && !stop; i += threads) {
+          mine.push_back(i);
+          if (mine.size() < kUnit && i + threads < kernels.size()) continue;
+          build_unit(t, mine);
+          mine.clear();
+        }
       } catch (...) {
         errors[t] = std::current_exception();
+        stop = true;
       }
     };
     {
@@ -177,8 +191,13 @@ class LlvmBackend final : public Backend {
   }
 
  private:
-  void build(const std::vector<const loop::Kernel*>& kernels, const std::vector<size_t>& mine, const Target& target, Memory& memory,
-             std::vector<loop::KernelFn>& out, std::string* listing, size_t& bytes) {
+  static constexpr size_t kUnit = 48;                // kernels that are compiled without a look at what else goes on
+  static constexpr size_t kLargestKernel = 150'000;  // instructions; passes over larger ones take minutes
+  static constexpr size_t kInstructionCost = 15;     // units of support/budget.h
+
+  // Returns what it cost.
+  size_t build(const std::vector<const loop::Kernel*>& kernels, const std::vector<size_t>& mine, const Target& target, bool verify, Memory& memory,
+               std::vector<loop::KernelFn>& out, std::string* listing, size_t& bytes) {
     auto tm = make_target_machine(target);
     llvm::LLVMContext cx;
     llvm::Module m("kernels", cx);
@@ -191,9 +210,18 @@ class LlvmBackend final : public Backend {
       std::lock_guard lock(emitting);
       for (size_t i : mine) KernelEmitter(*kernels[i], m, target, resolve_, symbols).emit("k" + std::to_string(i));
     }
+    size_t instructions = 0;
+    for (const llvm::Function& f : m) {
+      const size_t n = f.getInstructionCount();
+      if (n > kLargestKernel) throw BudgetError(fmt::format("one of its kernels would have {} instructions", n));
+      instructions += n;
+    }
     std::string problem;
     llvm::raw_string_ostream os(problem);
-    VT_CHECK(!verify_ || !llvm::verifyModule(m, &os), "invalid IR: {}", problem);
+#ifndef NDEBUG
+    verify = true;
+#endif
+    VT_CHECK(!verify || !llvm::verifyModule(m, &os), "invalid IR: {}", problem);
     optimize(m, *tm);
     if (listing) {
       llvm::raw_string_ostream text(*listing);
@@ -223,16 +251,12 @@ class LlvmBackend final : public Backend {
     }
     for (auto& s : (*file)->sections())
       if (s.isText()) bytes += s.getSize();
+    return instructions * kInstructionCost;
   }
 
   VectorMath::Resolve resolve_;
   Target native_;
   std::once_flag opened_;
-#ifdef NDEBUG
-  bool verify_ = getenv("VITRIFY_VERIFY") != nullptr;
-#else
-  bool verify_ = true;
-#endif
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "codegen/llvm/emitter.h"
+#include "sym/measure.h"
 
 namespace vitrify::codegen::x86 {
 
@@ -35,7 +36,15 @@ bool KernelEmitter::varies(Int e) const {
   return false;
 }
 
-std::pair<__int128, __int128> KernelEmitter::range_of(Int e) const {
+KernelEmitter::Bounds KernelEmitter::range_of(Int e) const {
+  if (e.is_const()) return {e.value(), e.value()};
+  if (auto it = ranges_.find(e); it != ranges_.end()) return it->second;
+  const Bounds r = find_range(e);
+  ranges_.emplace(e, r);
+  return r;
+}
+
+KernelEmitter::Bounds KernelEmitter::find_range(Int e) const {
   sym::View v = sym::view(e);
   auto arg = [&](size_t i) { return range_of(v.args[i]); };
   switch (v.op) {
@@ -90,6 +99,12 @@ std::pair<__int128, __int128> KernelEmitter::range_of(Int e) const {
 
 // Arithmetic modulo 2^32 gives the right value when the arguments of every operation that is not a ring operation fit.
 bool KernelEmitter::fits32(Int e) const {
+  if (e.is_const()) return true;
+  if (auto it = fits32_.find(e); it != fits32_.end()) return it->second;
+  return fits32_[e] = find_fits32(e);
+}
+
+bool KernelEmitter::find_fits32(Int e) const {
   sym::View v = sym::view(e);
   for (Int a : v.args) {
     if (!fits32(a)) return false;
@@ -110,8 +125,28 @@ Value* KernelEmitter::floor_div(Value* a, Value* b, bool non_negative, bool want
   return b_.CreateSelect(fix, b_.CreateSub(q, llvm::ConstantInt::get(q->getType(), 1)), q);
 }
 
+// Parts of one index are made once, however often they occur in each other. They stay in one basic block while it is made.
+class KernelEmitter::IndexScope {
+ public:
+  explicit IndexScope(KernelEmitter& k) : k_(k) { ++k.index_depth_; }
+  ~IndexScope() {
+    if (--k_.index_depth_ == 0) k_.made_.clear();
+  }
+
+ private:
+  KernelEmitter& k_;
+};
+
 Value* KernelEmitter::scalar_index(Int e, int u) {
   if (e.is_const()) return i64(e.value());
+  if (sym::weight(e) < 8) return make_scalar_index(e, u);
+  IndexScope scope(*this);
+  const auto key = std::tuple(e.node(), u, static_cast<llvm::Type*>(nullptr));
+  if (auto it = made_.find(key); it != made_.end()) return it->second;
+  return made_[key] = make_scalar_index(e, u);
+}
+
+Value* KernelEmitter::make_scalar_index(Int e, int u) {
   sym::View v = sym::view(e);
   switch (v.op) {
     case ExprOp::Const:
@@ -164,6 +199,14 @@ Value* KernelEmitter::scalar_index(Int e, int u) {
 }
 
 Value* KernelEmitter::vector_index(Int e, int u, llvm::Type* element) {
+  if (sym::weight(e) < 8) return make_vector_index(e, u, element);
+  IndexScope scope(*this);
+  const auto key = std::tuple(e.node(), u, element);
+  if (auto it = made_.find(key); it != made_.end()) return it->second;
+  return made_[key] = make_vector_index(e, u, element);
+}
+
+Value* KernelEmitter::make_vector_index(Int e, int u, llvm::Type* element) {
   int lanes = block_.lanes;
   if (!varies(e)) return b_.CreateVectorSplat(lanes, b_.CreateSExtOrTrunc(scalar_index(e, u), element));
   sym::View v = sym::view(e);

@@ -9,6 +9,8 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <tuple>
+#include <unordered_map>
 
 #include "codegen/llvm/target.h"
 #include "loop/loop.h"
@@ -134,8 +136,14 @@ class KernelEmitter {
   bool varies(Int) const;
   Value* scalar_index(Int, int u);
   Value* vector_index(Int, int u, llvm::Type* element);
-  std::pair<__int128, __int128> range_of(Int) const;
+  Value* make_scalar_index(Int, int u);
+  Value* make_vector_index(Int, int u, llvm::Type* element);
+  class IndexScope;
+  using Bounds = std::pair<__int128, __int128>;
+  Bounds range_of(Int) const;
+  Bounds find_range(Int) const;
   bool fits32(Int) const;
+  bool find_fits32(Int) const;
   Value* floor_div(Value* a, Value* b, bool non_negative, bool want_mod);
   Multi load(const Instr&);
   Multi load_bit(const Instr&);
@@ -208,9 +216,13 @@ class KernelEmitter {
   std::vector<Value*> buffers_;
   Value* fault_ = nullptr;
   Value* dummy_ = nullptr;
-  std::map<uint32_t, Value*> symbols_;          // scalar i64 by symbol id
-  std::map<uint32_t, Int> extents_;             // of loop symbols
-  std::map<uint32_t, int32_t> indirect_;        // SSA id by symbol id
+  std::map<uint32_t, Value*> symbols_;    // scalar i64 by symbol id
+  std::map<uint32_t, Int> extents_;       // of loop symbols
+  std::map<uint32_t, int32_t> indirect_;  // SSA id by symbol id
+  mutable std::unordered_map<Int, Bounds> ranges_;
+  mutable std::unordered_map<Int, bool> fits32_;
+  std::map<std::tuple<const sym::Node*, int, llvm::Type*>, Value*> made_;  // parts of the index that is made
+  int index_depth_ = 0;
   std::vector<llvm::MDNode*> scope_, noalias_;  // by buffer
   std::vector<bool> read_only_;
   std::vector<const Instr*> ahead_;     // loads of the next row that the loop being emitted asks for

@@ -17,4 +17,8 @@ std::vector<pipeline::Stage> torch_stages(std::shared_ptr<PassState> s) {
   };
 }
 
+namespace {
+const bool named = pipeline::name_stages(torch_stages(nullptr));
+}
+
 }  // namespace vitrify

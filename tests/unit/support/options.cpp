@@ -43,10 +43,19 @@ TEST(Options, messages) {
   EXPECT_EQ(message("threads", true), "option 'threads' takes a value of type int, got bool");
   EXPECT_EQ(message("verify", int64_t{1}), "option 'verify' takes a value of type bool, got int");
   EXPECT_EQ(message("threads", int64_t{-1}), "option 'threads' cannot be negative, got -1");
-  EXPECT_EQ(message("fusion", std::string("agressive")), "option 'fusion' cannot be \"agressive\": did you mean 'aggressive'?");
+  EXPECT_EQ(message("fusion", std::string("aggressive")), "option 'fusion' cannot be \"aggressive\": valid are default, off");
+  EXPECT_NE(message("compile_budget_s", 0.0), "");
   EXPECT_NE(message("backend", std::string("gcc")), "");
-  EXPECT_NE(message("dump", std::vector<std::string>{"graph", "loop"}).find("'loops'"), std::string::npos);
+  EXPECT_NE(message("dump", std::vector<std::string>{"graph", "loop"}).find("valid are graph, loops, llvm"), std::string::npos);
   EXPECT_THROW(get_option(Options(), "nothing"), OptionError);
+}
+
+TEST(Options, names_to_disable_are_those_of_stages) {
+  const auto before = stage_names();
+  add_stage_names({"fuse", "cse"});
+  EXPECT_EQ(message("disable", std::vector<std::string>{"cse"}), "");
+  EXPECT_EQ(message("disable", std::vector<std::string>{"cs"}), "option 'disable' cannot be \"cs\": valid are fuse, cse");
+  stage_names() = before;
 }
 
 TEST(Options, a_refused_value_changes_nothing) {
@@ -87,7 +96,15 @@ TEST(Options, environment) {
   EXPECT_TRUE(o.disabled("dce"));
   EXPECT_TRUE(o.verify);
   EXPECT_EQ(o.backend, "interp");
-  setenv("VITRIFY_VERIFY", "yes", 1);
+  for (const char* on : {"1", "true", "Yes", "ON"}) {
+    setenv("VITRIFY_VERIFY", on, 1);
+    EXPECT_TRUE(Options::from_environment().verify) << on;
+  }
+  for (const char* off : {"", "0", "false", "No", "OFF"}) {
+    setenv("VITRIFY_VERIFY", off, 1);
+    EXPECT_FALSE(Options::from_environment().verify) << off;
+  }
+  setenv("VITRIFY_VERIFY", "2", 1);
   EXPECT_THROW(Options::from_environment(), OptionError);
   for (const char* v : {"VITRIFY_DISABLE", "VITRIFY_VERIFY", "VITRIFY_BACKEND"}) unsetenv(v);
   EXPECT_EQ(Options::from_environment().key(), Options().key());

@@ -1,0 +1,213 @@
+"""Programs whose index expressions, sizes or chains would grow without bound: they compile in a time that their size explains, with eager's results."""
+import sys
+import threading
+import time
+import warnings
+
+import compile_times
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+T = torch.arange
+
+
+def data(*size):
+    return T(1.0, 1 + torch.Size(size).numel()).reshape(size) / 7
+
+
+def transposes(x):
+    for _ in range(30):
+        x = x.transpose(0, 1).reshape(x.shape)
+    return x + 1
+
+
+def windows(x, shift=(1, 2), n=12):
+    for _ in range(n):
+        x = torch.roll(x, shift, (1, 2))
+        b, h, w, c = x.shape
+        x = x.view(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 2, 2, c)
+        x = x.view(b, h // 2, w // 2, 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+    return x + 1
+
+
+def scrambled_windows(x):
+    for _ in range(12):
+        x = torch.roll(torch.roll(x, 1, 1), 3, 2)
+        b, h, w, c = x.shape
+        x = x.view(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+    return x + 1
+
+
+def chain(step, n):
+    def f(x):
+        for _ in range(n):
+            x = step(x)
+        return x + 1
+    return f
+
+
+def two_uses(x):
+    for _ in range(60):
+        x = x + x.flip(0) * 0.5
+    return x
+
+
+def two_views(x):
+    for _ in range(25):
+        a, b = x.t().reshape(x.shape), x.flip(1)
+        x = torch.stack([a, b])[0] + torch.cat([b, a])[: x.shape[0]] * 0.25
+    return x
+
+
+def sizes_of_sizes(x):
+    for _ in range(40):
+        n = x.shape[0]
+        x = torch.cat([x[: n // 2], x[n // 3:], x[: n // 5]])[: n]
+    return x * 2
+
+
+def many_parts(x):
+    return torch.cat([x[i % 7: i % 7 + 1] * i for i in range(500)])
+
+
+def cat_of_cats(x):
+    parts = [x]
+    for k in range(7):
+        parts = [torch.cat([p, p.flip(0)]) for p in parts for _ in range(2)][:8]
+    return torch.cat(parts)
+
+
+CASES = {
+    "transpose_reshape": (transposes, lambda: data(6, 10)),
+    "roll_window": (windows, lambda: data(1, 8, 8, 4)),
+    "roll_window_scrambled": (scrambled_windows, lambda: data(2, 8, 8, 4)),
+    "unfold": (chain(lambda x: x.unfold(0, 5, 1).reshape(-1)[: x.numel()][::2].repeat(2)[: x.numel()], 12), lambda: data(64)),
+    "as_strided": (chain(lambda x: (x + 1).as_strided((10, 6), (1, 10)).reshape(6, 10), 20), lambda: data(6, 10)),
+    "flip_roll": (chain(lambda x: x.flip(0).roll(3).reshape(5, 12).t().reshape(-1), 25), lambda: data(60)),
+    "cat_pad": (chain(lambda x: F.pad(torch.cat([x[3:], x[:3]]).reshape(6, 10).t().reshape(-1), (1, 1))[1:-1], 20), lambda: data(60)),
+    "reflect": (chain(lambda x: F.pad(x, (2, 2), mode="reflect")[..., 1:-3], 25), lambda: data(2, 3, 40)),
+    "repeat_interleave": (chain(lambda x: x.repeat_interleave(3).reshape(3, -1).t().reshape(-1)[::3], 20), lambda: data(60)),
+    "pixel_shuffle": (chain(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2).transpose(2, 3), 2), 15), lambda: data(1, 8, 4, 4)),
+    "index": (chain(lambda x: x[T(x.numel() - 1, -1, -1)].reshape(6, 10).t().reshape(-1), 20), lambda: data(60)),
+    "gather": (chain(lambda x: x.gather(0, (x.argsort() + 1) % 60), 12), lambda: data(60)),
+    "two_uses": (two_uses, lambda: data(16) / 1e3),
+    "two_views": (two_views, lambda: data(6, 10)),
+    "where": (chain(lambda x: torch.where(x > 3, x.t().reshape(x.shape) * 0.5, torch.where(x < 1, x + 1, x.flip(0))), 25), lambda: data(6, 10)),
+    "cumsum": (chain(lambda x: x.cumsum(0).reshape(6, 10).t().reshape(-1) / 60, 12), lambda: data(60)),
+    "sizes": (sizes_of_sizes, lambda: data(97, 2)),
+    "many_parts": (many_parts, lambda: data(8, 3)),
+    "cat_of_cats": (cat_of_cats, lambda: data(3, 2)),
+    "views": (chain(lambda x: x.unsqueeze(0).transpose(0, 1).squeeze(1).view(2, -1).view(-1), 500), lambda: data(64)),
+    "pointwise": (chain(lambda x: (x * 0.5 + 1).sin(), 650), lambda: data(64)),
+}
+
+
+def program(name):
+    f, make = CASES[name]
+    return f, make
+
+
+SECONDS, PER_NODE = 0.5, 2e-3  # of the processor: others use the machine as well
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_in_time_and_as_eager(name, dynamic):
+    f, make = CASES[name]
+    with torch.no_grad():
+        vitrify.compile(lambda x: torch.roll(x, (1, 2), (0, 1)) + 1)(torch.ones(3, 4))  # what the first compile of a process loads
+        want, x = f(make()), make()
+    compiled, before = vitrify.compile(f, dynamic=dynamic), dict(vitrify.counters)
+    with warnings.catch_warnings(), torch.no_grad(), compile_times.Recorder() as record:
+        warnings.simplefilter("error")
+        start = time.process_time()
+        out = compiled(x)
+        seconds = time.process_time() - start
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["kernels_launched"] > 0 and did["eager_calls"] == 0
+    assert seconds < max(SECONDS, record.nodes * PER_NODE), record
+
+
+def test_nothing_runs_out_of_stack():
+    def f(x):
+        for _ in range(4000):
+            x = x.t().unsqueeze(0).squeeze(0)
+        return x + 1
+    found = []
+
+    def run():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found.append(torch.equal(vitrify.compile(f)(data(6, 10)), f(data(6, 10))))
+    size = threading.stack_size(2 << 20)
+    try:
+        t = threading.Thread(target=run)
+        t.start()
+        t.join()
+    finally:
+        threading.stack_size(size)
+    assert found == [True]
+
+
+@pytest.mark.parametrize("option", [{}, {"fullgraph": True}])
+def test_beyond_its_budget_a_program_runs_eagerly_and_says_why(option):
+    f = chain(lambda x: (x.t() @ x.exp()).cumsum(0).reshape(x.shape), 60)
+    x = data(6, 6) / 100
+    compiled = vitrify.compile(f, options={"compile_budget_s": 1e-6}, **option)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        if option:
+            with pytest.raises(vitrify.CaptureError, match="compile_budget_s"):
+                compiled(x)
+            return
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), f(x), equal_nan=True)
+    assert len(log) == 1 and "compile_budget_s is 1e-06" in str(log[0].message)
+
+
+def test_budget_is_counted_in_work():
+    f = chain(lambda x: x.exp().cumsum(0).sin().cumsum(1), 20)
+    vitrify.compile(f, options={"compile_budget_s": 60}, fullgraph=True)(data(6, 6))
+
+
+def test_ctrl_c_ends_a_compile_and_the_next_call_compiles():
+    import _thread
+    n = 3000
+    f = chain(lambda x: (x * 1.0001 + 1).sin().cumsum(0), n)
+    x = data(16)
+    compiled = vitrify.compile(f)
+    stop = threading.Event()
+
+    def interrupt():  # once the capture is done
+        while vitrify.counters["captures"] == before:
+            time.sleep(1e-3)
+            if stop.is_set():
+                return
+        _thread.interrupt_main()
+    for _ in range(2):
+        before = vitrify.counters["captures"]
+        stop.clear()
+        t = threading.Thread(target=interrupt)
+        t.start()
+        start = time.time()
+        try:
+            with pytest.raises(KeyboardInterrupt), torch.no_grad():
+                compiled(x)
+        finally:
+            stop.set()
+            t.join()
+    ran = vitrify.counters["kernels_launched"]
+    g = vitrify.compile(lambda x: x * 3)
+    assert torch.equal(g(x), x * 3) and vitrify.counters["kernels_launched"] > ran
+    assert "captures" in vitrify.counters and sys.exc_info()[0] is None and start
+
+
+def test_outliers_are_found_by_size():
+    records = [(f"small {i}", 4 + i % 4, 0.01) for i in range(20)] + [(f"large {i}", 64 + i, 0.2) for i in range(20)]
+    assert compile_times.outliers(records) == []
+    assert compile_times.outliers(records + [("slow", 5, 0.3), ("fine", 70, 0.3)]) == [("slow", 5, 0.3, 0.01)]
+    assert compile_times.outliers(records + [("known", 0, 9.0)]) == []  # nothing was compiled
+    assert "| 4-7 | 20 | 10.0 ms | 10.0 ms |" in compile_times.table(records)

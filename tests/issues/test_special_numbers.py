@@ -1,0 +1,114 @@
+"""Numbers and sizes at the edge of what an op takes, and errors whose place in the result nobody reads: values, signs, types and exceptions as eager's."""
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+T, INF, NAN = torch.tensor, float("inf"), float("nan")
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+def run(f, args):
+    try:
+        return f(*args), None
+    except Exception as e:
+        return None, e
+
+
+def flat(out):
+    return [x for o in out for x in flat(o)] if isinstance(out, (tuple, list)) else [out]
+
+
+def same(f, *make):
+    """Eager's results and inputs, or its error; without an error kernels ran, or only calls where the op has no kernel."""
+    ours, eager = ([m.clone() if isinstance(m, torch.Tensor) else m for m in make] for _ in range(2))
+    before = dict(vitrify.counters)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (got, error), (want, expected) = run(vitrify.compile(f), ours), run(f, eager)
+    assert type(error) is type(expected) and str(error).partition("\n")[0] == str(expected).partition("\n")[0], (error, expected)
+    if expected is None:
+        assert vitrify.counters["compiled_calls"] > before["compiled_calls"]
+        for a, b in zip(flat(got) + ours, flat(want) + eager, strict=True):
+            if isinstance(b, torch.Tensor):
+                assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+                wide = b.dtype in (torch.float32, torch.float64)  # sums in another order
+                torch.testing.assert_close(a, b, rtol=1e-6 if wide else 0, atol=0, equal_nan=True)
+    return expected
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2])
+@pytest.mark.parametrize("name", ["var_mean", "std_mean", "var", "std"])
+def test_moments_of_nothing(name, correction):
+    for (size, dims), keep, dtype in itertools.product([((0,), [0]), ((3, 0), [0, 1, (0, 1)]), ((2, 0, 3), [1, (0, 2), None])], [False, True], FLOATS):
+        for d in dims:
+            same(lambda x: getattr(torch, name)(x, dim=d, correction=correction, keepdim=keep), torch.zeros(size, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "nansum", "cumsum", "cumprod", "mean"])
+def test_a_reduction_converts_first(name):
+    x = T([1.5, -2.7, 3.9, 0.5, -0.5, 2.5, 100.7, -3.3])
+    for dtype, to in itertools.product([*FLOATS, torch.int8, torch.int64], [*FLOATS, torch.uint8, torch.int16]):
+        for dim in ([0, 1] if name.startswith("cum") else [None, 0, 1]):
+            if name in ("mean", "prod") and to in (torch.float16, torch.bfloat16):
+                continue  # eager rounds in between, farther from fp64
+            same(lambda x: getattr(x, name)(dtype=to) if dim is None else getattr(x, name)(dim, dtype=to), x.to(dtype).reshape(2, 4))
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTS + [torch.bool], ids=str)
+def test_clamp(dtype):
+    v = T([1.0, -1.0, NAN, INF, -INF, 0.0, 2.5, 300.0, -129.0, 6e4])
+    x = (v if dtype.is_floating_point else v.nan_to_num(3, 100, -100)).to(dtype)
+    for kw in [dict(min=NAN), dict(max=NAN), dict(min=NAN, max=1.0), dict(min=1, max=0), dict(min=1e30), dict(max=-1e30), dict(min=INF), dict(min=-INF, max=INF), dict(min=1.5), dict(max=300), dict(min=-200), dict(min=True), dict(min=2**40)]:
+        same(lambda x: x.clamp(**kw), x)
+        same(lambda x: x.clamp_(**kw), x)
+        same(lambda x, o: torch.clamp(x, out=o, **kw), x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("s", [1e30, -1e30, 70000, -70000, INF, NAN, 65504, 0.1])
+def test_numbers_that_half_types_do_not_hold(s):
+    for dtype, f in itertools.product([torch.float16, torch.bfloat16], [lambda x: F.hardtanh(x, -1, s), lambda x: F.threshold(x, 0, s), lambda x: F.threshold(x, s, 0), lambda x: x.masked_fill(x > 0, s), lambda x: torch.full_like(x, s),
+                                                                         lambda x: x.eq(s), lambda x: x.clamp_min(s), lambda x: F.pad(x, (1, 1), value=s)]):
+        same(f, T([1.0, -1.0, INF, NAN, 0.0, 3.0], dtype=dtype))
+    x = T([0.0, 1.0], dtype=torch.float16)
+    assert abs(s) < 65520 or s != s or torch.xlogy(x, abs(s))[1] == INF == vitrify.compile(lambda x: torch.xlogy(x, abs(s)))(x)[1]
+
+
+def test_bools_are_not_subtracted():
+    x = T([1.0, 2.0])
+    for f in (lambda x: x - True, lambda x: True - x, lambda x: x - (x > 1), lambda x: (x > 1) - x, lambda x: x.sub_(True), lambda x: (x > 1) - (x > 0), lambda x: torch.rsub(x, True)):
+        assert same(f, x) is not None
+
+
+def test_logsumexp():
+    for d, keep, size, v in itertools.product([(), 0, -1, (0, 1), (0, -1)], [False, True], [(4, 3), (1,), (0, 3), (2, 0)], [1.0, INF, -INF, NAN]):
+        same(lambda x: torch.logsumexp(x, d, keepdim=keep).isinf().reshape(-1), torch.full(size, v))
+
+
+CUTS = {
+    "slice": lambda r, a: r[:1], "behind": lambda r, a: r[2:], "unused": lambda r, a: a + 1, "select": lambda r, a: r[0], "nothing": lambda r, a: r[:0], "expanded_to_nothing": lambda r, a: r.expand(0, 4), "repeated_never": lambda r, a: r.repeat(0, 1),
+    "sum": lambda r, a: (r * 0)[:1].sum(), "flip": lambda r, a: r.flip(0)[:1], "cat": lambda r, a: torch.cat([r[:1], a]), "reshape": lambda r, a: r.reshape(2, 2)[0], "mask": lambda r, a: torch.where(a == a, 0, r), "size": lambda r, a: a + r.shape[0],
+    "gather": lambda r, a: r.gather(0, T([0])), "index": lambda r, a: r[T([0, 2])], "index_select": lambda r, a: r.index_select(0, T([0, 2])), "strided": lambda r, a: r.as_strided((2,), (2,)), "diagonal": lambda r, a: r.reshape(2, 2).diagonal(), "tril": lambda r, a: r.reshape(2, 2).tril(-1),
+    "float": lambda r, a: r.float().exp()[:1], "two": lambda r, a: (r[:1], a * 2), "unfold": lambda r, a: r.unfold(0, 2, 2)[:1], "pad": lambda r, a: F.pad(r, (0, -3)), "chunk": lambda r, a: r.chunk(2)[0], "copy": lambda r, a: a.copy_(r)[:1],
+}
+DIVISIONS = {"floor": lambda a, b: a // b, "remainder": lambda a, b: a % b, "fmod": torch.fmod, "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "number": lambda a, b: a // 0, "in_place": lambda a, b: a.floor_divide_(b)}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_division_by_zero_is_seen_wherever_it_is(cut):
+    for dtype, (name, op) in itertools.product([torch.uint8, torch.int64], DIVISIONS.items()):
+        same(lambda a, b: CUTS[cut](op(a, b), a), T([4, 5, 6, 7], dtype=dtype), T([2, 0, 3, 1], dtype=dtype))
+
+
+LOOKUPS = {"index": lambda x, i: x[i], "index_select": lambda x, i: x.index_select(0, i), "gather": lambda x, i: x.gather(0, i), "take": lambda x, i: x.take(i), "embedding": lambda x, i: F.embedding(i, x.reshape(4, 1)).reshape(-1),
+           "index_put": lambda x, i: x.index_put((i,), T(1.0)), "index_add": lambda x, i: x.index_add(0, i, x), "scatter": lambda x, i: x.scatter(0, i, 1.0), "scatter_add": lambda x, i: x.scatter_add(0, i, x)}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_index_out_of_range_is_seen_wherever_it_is(cut):
+    for i, (name, op) in itertools.product([[1, 9, 0, 0], [0, -9, 0, 0], [0, 0, 0, 4], [3, 2, 1, 0]], LOOKUPS.items()):
+        same(lambda x, i: CUTS[cut](op(x, i), x), T([1.0, 2.0, 3.0, 4.0]), T(i))
