@@ -272,7 +272,7 @@ class Compiled final : public CompiledGraph {
             if (sym::is_symbol(i)) r.insert(sym::view(i).symbol->id);
       return r;
     }();
-    for (const sym::Guard& guard : g.ctx().guards()) {
+    for (const sym::Guard& guard : g.shared_ctx()->guards()) {
       std::vector<sym::Int> symbols;
       sym::free_symbols(guard.expr, symbols);
       for (sym::Int s : symbols)
