@@ -83,6 +83,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     FakeImpl* f = as_fake(self);
     auto sizes = capture::static_value(args[1], true).toIntVector(), strides = capture::static_value(args[2], true).toIntVector();
     int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
+    if (!args[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
     if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
       Stack view{self};
       run_view(*ops.find("aten::alias"), &view);

@@ -1,7 +1,10 @@
 // as_strided looks at memory, which values have none of: passes and the schedule choose where their elements lie. It is recorded as what it means,
 // a choice among all elements of the memory in the order in which eager has them there.
+#include <torch/library.h>
+
 #include <algorithm>
 
+#include "torch/learned.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -104,6 +107,14 @@ Value Tracer::Impl::from_elements(const Memory& m, Value v) {
   return v;
 }
 
+// The program counts from where the memory begins: what it reads depends on where in it the input lies.
+void Tracer::Impl::assume_offset(uint32_t input) {
+  const Value x = graph->inputs[input].value;
+  const std::vector<ir::Arg> args{x, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)};
+  const ir::Op* op = graph->op("vitrify::assume_offset", ir::kEffect);
+  if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; })) graph->append(op, args, {})->source = source;
+}
+
 // What `child` looks at.
 Value Tracer::Impl::read_strided(View& child) {
   const View& parent = *child.parent;
@@ -145,6 +156,12 @@ Value Tracer::Impl::write_strided(View& child, const Memory& m, Value value) {
     v = append("aten::slice_scatter", {all, v, sym::Int(0), range[0], range[1], sym::Int(1)}, {dense_type(all.type(), {all.type().sizes[0].value()})})
             ->out();
   return from_elements(m, v);
+}
+
+TORCH_LIBRARY_FRAGMENT(vitrify, m) {
+  m.def("assume_offset(Tensor x, int offset) -> ()", [](const at::Tensor& x, int64_t offset) {
+    if (x.storage_offset() != offset) throw capture::RunRefused("aten::as_strided of an argument that lies elsewhere in its memory");
+  });
 }
 
 }  // namespace vitrify

@@ -164,6 +164,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<ResultSpec::ViewOp> path_of(const View&) const;
 
   // --- as_strided (strided.cpp)
+  void assume_offset(uint32_t input);
   struct Memory {
     View* of = nullptr;  // all of it, in this type and order of dims
     ir::TensorType type;

@@ -574,6 +574,7 @@ TEST_F(DoorTest, VersionsOfWrittenArguments) {
 }
 
 TEST_F(DoorTest, StorageOffsets) {
+  expects::eager("lies elsewhere in its memory");
   auto fn = [](Tensor x) { return x.as_strided({2}, {1}, 0) + x.slice(0, 1, 3); };
   auto fast = compile(fn);
   Tensor base = torch::arange(10.);

@@ -18,7 +18,8 @@ int64_t due_at = 0;
 Which which = Which::Memory;
 Often often = Often::Once;
 
-// Where our libraries lie.
+// Where libvitrify lies. Not the code generator: LLVM is built without exceptions and frees nothing on the way of one, so that memory which fails inside
+// of it ends the process, or worse.
 struct Range {
   uintptr_t begin, end;
 };
@@ -26,7 +27,7 @@ Range ranges[16];
 size_t range_count = 0;
 
 int note_library(dl_phdr_info* info, size_t, void*) {
-  if (!info->dlpi_name || !std::strstr(info->dlpi_name, "libvitrify")) return 0;
+  if (!info->dlpi_name || !std::strstr(info->dlpi_name, "libvitrify.so")) return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& h = info->dlpi_phdr[i];
     if (h.p_type == PT_LOAD && (h.p_flags & PF_X) && range_count < 16)
