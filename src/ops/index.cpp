@@ -305,7 +305,7 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
   for (size_t k = 1; k < source.sizes.size(); ++k)  // of the first dim no stride depends
     if (ctx.guard_eq(source.sizes[k], 0)) contiguous = false;
   for (size_t k = 0; k < x->sizes.size(); ++k)
-    if (index_at(k) && ctx.guard_eq(x->sizes[k], 0)) return {};  // every index is out of range
+    if (index_at(k) && x->sizes[k].is(0)) return {};  // every index is out of range; of a size that is not known yet the run sees that
   if (contiguous) return one(contiguous_type(x->dtype, x->device, source.sizes));
 
   std::vector<TensorType> operands{source};

@@ -60,7 +60,7 @@ OPS = {
     "size_arithmetic": (lambda x: x.reshape(-1)[: x.shape[0] * 2] + x.numel() // 3, lambda n: (torch.randn(n, 4),), 1),
     "cat": (lambda x, y: torch.cat([x, y * 2, x], 0).relu(), lambda n: (torch.randn(n, 4), torch.randn(n + 2, 4)), 1),
     "cat_last": (lambda x, y: torch.cat([x, y], -1).sum(-1), lambda n: (torch.randn(5, n), torch.randn(5, n + 3)), 1),
-    "split": (lambda x: [c * i for i, c in enumerate(x.split([x.shape[0] - 2, 2]))], lambda n: (torch.randn(n, 4),), 2),
+    "split": (lambda x: [c * i for i, c in enumerate(x.split([x.shape[0] - 2, 2]))], lambda n: (torch.randn(n, 4),), 1),
     "chunk_columns": (lambda x: torch.sigmoid(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], lambda n: (torch.randn(n, 8),), 1),
     "transpose_view": (lambda x: (x.transpose(1, 2).reshape(x.shape[0], -1) + 1).view(-1), lambda n: (torch.randn(n, 3, 5),), 1),
     "matmul": (lambda x, y: torch.relu(x @ y.t()).sum(0), lambda n: (torch.randn(n, 8), torch.randn(2 * n, 8)), 1),
