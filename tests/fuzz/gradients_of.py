@@ -41,7 +41,7 @@ DRIVERS = {
     "hooks": "for t in leaves(args): t.register_hook(lambda g: g * 2)\nout = f(*args)\nheads(out)[0].register_hook(lambda g: g + 1)\nweighed(heads(out)).backward()",
     "accumulated": "told = []\nfor t in leaves(args): t.register_post_accumulate_grad_hook(lambda t: told.append(t.grad.clone()))\nout = f(*args)\nweighed(heads(out)).backward()",
     "module hooks": "told = []\nhandles = [net.register_forward_hook(lambda m, a, r: told.append(len(a))), net.register_full_backward_hook(lambda m, gi, go: None)] if net is not None else []\nout = f(*args)\nweighed(heads(out)).backward()\nfor h in handles: h.remove()",
-    "batched": "out = f(*args)\nh = heads(out)[0]\ntold = torch.autograd.grad(h, leaves(args), torch.eye(h.numel(), dtype=h.dtype)[:3].view(-1, *h.shape), is_grads_batched=True, allow_unused=True)",
+    "batched": "out = f(*args)\nh = heads(out)[0]\ntold = torch.autograd.grad(h, leaves(args), torch.eye(min(3, h.numel()), h.numel(), dtype=h.dtype).view(-1, *h.shape), is_grads_batched=True, allow_unused=True)",
     "jacobian": "out = f(*args)\ntold = torch.autograd.functional.jacobian(lambda t: f(t, *args[1:]), args[0])\n",
     "autocast": "with torch.autocast('cpu', BF16): out = f(*args)\nweighed(heads(out)).backward()",
     "sgd": "steps(lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), f, net, args)\nout = f(*args)",

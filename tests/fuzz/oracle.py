@@ -276,7 +276,7 @@ def check(program, reference) -> dict:
     if not total or not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
         return {"kind": "raises"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
-        reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}"
+        reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
     if not total.get("kernels_launched"):
         native = native_results(program)
