@@ -4,6 +4,7 @@ import threading
 import time
 import warnings
 
+import bounds
 import compile_times
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_compiles_in_time_and_as_eager(name, dynamic):
         start = time.process_time()
         out = compiled(x)
         seconds = time.process_time() - start
-    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, want, **bounds.DEEP)
     did = {k: v - before[k] for k, v in vitrify.counters.items()}
     assert did["kernels_launched"] > 0 and did["eager_calls"] == 0
     assert seconds < max(SECONDS, record.nodes * PER_NODE), record
