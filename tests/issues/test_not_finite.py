@@ -135,6 +135,7 @@ def test_products(after, value):
 POINT = frozen(nn.Conv2d(32, 32, 1))
 
 
+@pytest.mark.compiled("a convolution and its post-ops are one call of oneDNN, or ATen's in its place")
 @AFTER
 @pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
 def test_post_ops_of_convolutions(after, value):
