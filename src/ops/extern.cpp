@@ -101,6 +101,19 @@ Shape shape_convolution(sym::Context& ctx, ArgSpan args) {
   return one(t);
 }
 
+// --- channel_shuffle(input, groups): ATen's Meta kernel does not say that the result is laid out like the input
+Shape shape_channel_shuffle(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto groups = int_arg(ctx, args, 1);
+  if (!x || !groups || *groups < 1 || x->sizes.size() < 3 || x->device.kind != DeviceKind::CPU || !ctx.guard_eq(sym::mod(x->sizes[1], *groups), 0))
+    return {};
+  for (auto& s : x->sizes)
+    if (ctx.guard_eq(s, 0)) return {};
+  TensorType t = contiguous_type(x->dtype, x->device, x->sizes);
+  t.strides = strides_for(suggest_memory_format(ctx, *x), x->sizes);
+  return one(t);
+}
+
 // --- attention on the CPU: the result is laid out like the query
 Shape shape_flash_cpu(sym::Context& ctx, ArgSpan args) {
   const TensorType *q = tensor_arg(args, 0), *k = tensor_arg(args, 1), *v = tensor_arg(args, 2);
@@ -155,6 +168,7 @@ const OpRow kRows[] = {
     {"aten::linear", 0, shape_linear, nullptr},
     {"aten::convolution", 0, shape_convolution, nullptr},
     {"aten::convolution_backward", 0, shape_convolution_backward, nullptr},
+    {"aten::channel_shuffle", 0, shape_channel_shuffle, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", 0, shape_flash_cpu, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", 0, shape_flash_cpu_backward, nullptr},
     {"aten::cumsum", 0, shape_scan, nullptr},

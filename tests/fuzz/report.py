@@ -5,12 +5,13 @@ import collections
 import os
 import platform
 import re
-import statistics
 import subprocess
 import time
 from pathlib import Path
 
-INCONCLUSIVE, NOT_COMPILED, LEFT, SLOW = 0.01, 0.02, 0.03, 20
+import compile_times
+
+INCONCLUSIVE, NOT_COMPILED, LEFT = 0.01, 0.02, 0.03
 KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
          "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
 
@@ -37,25 +38,16 @@ def about(reason):
     return re.sub(r" \(<fuzz.*", "", re.sub(r"vitrify: \S+ runs eagerly: ", "", reason)).partition("\n")[0]
 
 
-def slow(results):
-    """(result, microseconds a capture, the median of its size class), of those that took over twenty times as long."""
-    classes = collections.defaultdict(list)
-    for r in results:
-        if r.get("captures"):
-            classes[r["nodes"].bit_length()].append((r["compile_us"] / r["captures"], r))
-    medians = {size: statistics.median(us for us, _ in rows) for size, rows in classes.items()}
-    return medians, [(r, us, medians[size]) for size, rows in classes.items() if len(rows) >= 20 for us, r in rows if us > SLOW * medians[size]]
-
-
 class Verdict:
     def __init__(self, args, results, seconds):
         self.args, self.results, self.seconds = args, results, seconds
         self.counts = collections.Counter(r["kind"] for r in results)
-        self.medians, self.slow = slow(results)
+        self.compiles = [(f"seed {r['seed']}", r["compiled_nodes"], r["compile_s"]) for r in results if "compile_s" in r]
+        self.slow = compile_times.outliers(self.compiles)
         n = max(1, len(results))
         # of a handful nothing can be said in percent
         self.why = [why for bad, why in ((self.counts["failed"], "programs failed"), (self.counts["inconclusive"] > max(1, INCONCLUSIVE * n), f"more than {INCONCLUSIVE:.0%} inconclusive"),
-                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (self.slow, f"compiles took over {SLOW} times their size class's median")) if bad]
+                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (self.slow, f"compiles took over {compile_times.FACTOR} times their size class's median")) if bad]
         self.passed = not self.why
 
     def line(self):
@@ -73,7 +65,7 @@ class Verdict:
         for r in self.results:
             themes[r.get("theme", "?")][r["kind"]] += 1
         parts.append(table(("made mostly of", *KINDS), [(theme, *(themes[theme][k] for k in KINDS)) for theme in sorted(themes)]))
-        parts.append(table(("nodes below", "median compile, ms a capture"), [(2 ** size, f"{us / 1000:.1f}") for size, us in sorted(self.medians.items())]))
+        parts.append("Compile time of a program's graphs together, by their nodes:\n\n" + compile_times.table(self.compiles))
         for title, kind, key in (("Not compiled", "eager", "reason"), ("Left to eager on purpose", "left", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message")):
             found = collections.defaultdict(list)
             for r in self.results:
@@ -83,7 +75,7 @@ class Verdict:
                 parts.append(f"## {title}\n\n" + table(("why", "seeds"), [(why.replace("|", "/"), ", ".join(map(str, seeds[:12])) + (f" and {len(seeds) - 12} more" if len(seeds) > 12 else ""))
                                                                         for why, seeds in sorted(found.items(), key=lambda item: -len(item[1]))]))
         if self.slow:
-            parts.append("## Slow to compile\n\n" + table(("seed", "nodes", "ms a capture", "median"), [(r["seed"], r["nodes"], f"{us / 1000:.0f}", f"{m / 1000:.1f}") for r, us, m in self.slow]))
+            parts.append("## Slow to compile\n\n" + table(("program", "nodes", "seconds", "median"), [(name, nodes, f"{s:.2f}", f"{m:.3f}") for name, nodes, s, m in self.slow]))
         return "\n\n".join(parts) + "\n"
 
 

@@ -107,7 +107,7 @@ def test_versions_are_compared(monkeypatch):
 
 
 def result(**more):
-    return {"seed": 0, "theme": "mixed", "kind": "ok", "nodes": 10, "captures": 1, "compile_us": 1000, **more}
+    return {"seed": 0, "theme": "mixed", "kind": "ok", "nodes": 10, "compiled_nodes": 10, "compile_s": 0.01, **more}
 
 
 def verdict(results):
@@ -117,7 +117,7 @@ def verdict(results):
 def test_verdict():
     good = [result() for _ in range(200)]
     assert verdict(good).passed and "c0ffee" in verdict(good).text()
-    for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_us=30000)]):
+    for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_s=0.3)]):
         v = verdict(good + bad)
         assert not v.passed and "Failed" in v.text() and "FAILED" in v.line()
 

@@ -39,6 +39,7 @@ def made(task):
 
 
 def one(task) -> dict:
+    import compile_times
     import oracle
     import vitrify
     from compare import Mismatch
@@ -51,14 +52,14 @@ def one(task) -> dict:
     if task.get("describe"):
         result["program"] = p.describe()
     vitrify.reset()
-    before, captures = sum(vitrify.metrics()["compile_us"].values()), vitrify.counters["captures"]
-    try:
-        result |= oracle.check(p, reference)
-    except Mismatch as wrong:
-        result |= {"kind": "failed", "message": str(wrong), "program": p.describe()}
-    except Exception:
-        result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
-    result |= {"compile_us": sum(vitrify.metrics()["compile_us"].values()) - before, "captures": vitrify.counters["captures"] - captures, "seconds": round(time.time() - start, 2)}
+    with compile_times.Recorder() as record:
+        try:
+            result |= oracle.check(p, reference)
+        except Mismatch as wrong:
+            result |= {"kind": "failed", "message": str(wrong), "program": p.describe()}
+        except Exception:
+            result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
+    result |= {"compiled_nodes": record.nodes, "compile_s": round(record.seconds, 4), "seconds": round(time.time() - start, 2)}
     vitrify.reset()
     return result
 

@@ -4,7 +4,9 @@ import threading
 import time
 import warnings
 
+import bounds
 import compile_times
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,7 +127,7 @@ def test_compiles_in_time_and_as_eager(name, dynamic):
         start = time.process_time()
         out = compiled(x)
         seconds = time.process_time() - start
-    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, want, **bounds.DEEP)
     did = {k: v - before[k] for k, v in vitrify.counters.items()}
     assert did["kernels_launched"] > 0 and did["eager_calls"] == 0
     assert seconds < max(SECONDS, record.nodes * PER_NODE), record
@@ -157,6 +159,10 @@ def test_beyond_its_budget_a_program_runs_eagerly_and_says_why(option):
     f = chain(lambda x: (x.t() @ x.exp()).cumsum(0).reshape(x.shape), 60)
     x = data(6, 6) / 100
     compiled = vitrify.compile(f, options={"compile_budget_s": 1e-6}, **option)
+    if option:
+        expects.no_kernels("the program raises")
+    else:
+        expects.eager("compiling it takes more than it may (compile_budget_s is 1e-06)")
     with torch.no_grad(), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         if option:
@@ -205,6 +211,7 @@ def test_ctrl_c_ends_a_compile_and_the_next_call_compiles():
     assert "captures" in vitrify.counters and sys.exc_info()[0] is None and start
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_outliers_are_found_by_size():
     records = [(f"small {i}", 4 + i % 4, 0.01) for i in range(20)] + [(f"large {i}", 64 + i, 0.2) for i in range(20)]
     assert compile_times.outliers(records) == []

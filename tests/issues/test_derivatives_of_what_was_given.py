@@ -1,6 +1,7 @@
 """A derivative of the user's that gives what it was given, or a view of it, stands between the two: gradients go through it."""
 import warnings
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -48,6 +49,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("leaf", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name, leaf):
+    if name not in ("computed with", "of what was computed"):
+        expects.eager("returns what it was given, or a view of it, by a derivative of its own")
     results = []
     for compiled in (False, True):
         f = vitrify.compile(PROGRAMS[name]) if compiled else PROGRAMS[name]

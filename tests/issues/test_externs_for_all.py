@@ -4,6 +4,7 @@ Programs work elementwise before and after the op, so that generated kernels sho
 import collections
 import warnings
 
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -336,9 +337,13 @@ BAD = {
 }
 
 
-@pytest.mark.eager("a value that the program reads is another")
+CHECKED = {"one_hot", "gaussian_nll_loss", "cov"}  # by the program, on the host; by ATen's kernels otherwise
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_data(name):
+    if name in CHECKED:
+        expects.eager("a value that the program reads is another")
     fn, good, bad = BAD[name]
     compiled = vitrify.compile(fn)
     for x in (good, bad, good):

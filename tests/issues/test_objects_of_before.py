@@ -77,6 +77,7 @@ def test_what_it_holds_may_change_between_calls():
     assert vitrify.counters["kernels_launched"] > 0
 
 
+@pytest.mark.eager("it writes Python state on every call: self.dict.y", "it writes Python state, as caches do at first: self.dict.y")
 def test_written_and_returned():
     """A program that writes it runs eagerly."""
     class Caches(Holds):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -166,14 +167,20 @@ def compile_budget_s(tmp_path):
 
 
 ROWS = [recompile_limit, error_on_recompile, fusion, disable, target, threads, verify, dump, dump_dir, backend, gemm, memory_budget, packed_weight_mb, winograd, compile_budget_s]
+WITHOUT_KERNELS = {verify: "only a graph's text is replayed", compile_budget_s: "the program raises", **dict.fromkeys((gemm, packed_weight_mb, winograd), "layers alone are calls of libraries")}
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_every_option_has_its_row():
     assert {r.__name__ for r in ROWS} == {o[0] for o in vitrify.options()}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[r.__name__ for r in ROWS])
 def test_every_option_changes_something(row, tmp_path):
+    if row in WITHOUT_KERNELS:
+        expects.no_kernels(WITHOUT_KERNELS[row])
+    if row is recompile_limit:
+        expects.eager("recompile_limit is reached")
     row(tmp_path)
 
 
@@ -182,12 +189,14 @@ REFUSED = [({"fusion": "aggressive"}, "valid are default, off"), ({"backend": "a
            ({"target": "arm"}, "valid are native"), ({"gemm": "blas"}, "valid are auto"), ({"compile_budget_s": 0.0}, "above 0"), ({"compile_budget_s": float("nan")}, "above 0")]
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 @pytest.mark.parametrize("options, what", REFUSED, ids=[str(o) for o, _ in REFUSED])
 def test_what_an_option_cannot_be_is_refused(options, what):
     with pytest.raises(vitrify.OptionError, match=what):
         vitrify.compile(lambda x: x, options=options)
 
 
+@pytest.mark.no_kernels("nothing is compiled")
 def test_each_stage_can_be_disabled():
     for name in ("canonicalize", "cse", "dce", "fold_batch_norm", "fuse_conv", "fuse_linear", "small_matmul", "own_attention", "fuse_segments", "hoist_frozen", "conv_layout", "fuse"):
         vitrify.compile(lambda x: x, options={"disable": [name]})
@@ -200,11 +209,13 @@ def in_environment(code, **environment):
 GIVEN = "import vitrify; print(vitrify._C.Options().get('verify'))"
 
 
+@pytest.mark.no_kernels("runs in a process of its own")
 @pytest.mark.parametrize("text, on", [("0", False), ("false", False), ("No", False), ("off", False), ("", False), ("1", True), ("TRUE", True), ("yes", True), ("on", True)])
 def test_a_flag_of_the_environment(text, on):
     assert in_environment(GIVEN, VITRIFY_VERIFY=text).stdout.strip() == str(on)
 
 
+@pytest.mark.no_kernels("runs in a process of its own")
 @pytest.mark.parametrize("variable, text, valid", [("VITRIFY_VERIFY", "2", "valid are 1, true"), ("VITRIFY_DISABLE", "nonsense", "canonicalize"), ("VITRIFY_BACKEND", "aten", "llvm, interp"), ("VITRIFY_DUMP", "loop", "graph, loops, llvm")])
 def test_what_the_environment_cannot_say_is_refused(variable, text, valid):
     r = in_environment(GIVEN, **{variable: text})

@@ -1,6 +1,7 @@
 """A product's result of some MiB came from malloc: small blocks were carved out of what it had left, the next lay at the heap's end, and the peak of
 memory grew from call to call. Such results of inference have blocks of their own, used again."""
 import bounds
+import expects
 import pytest
 import torch
 import vitrify
@@ -10,6 +11,7 @@ from vitrify import measure
 @pytest.mark.parametrize("gemm", ["auto", "aten", "onednn", "mkl", "vitrify"])
 @pytest.mark.parametrize("relu", [False, True], ids=["product", "kernel"])
 def test_a_large_result_has_the_place_of_the_last(gemm, relu):
+    expects.compiled("a product, with its relu, is one call of a library")
     torch.manual_seed(0)
     m = torch.nn.Linear(64, 32768)
     f = (lambda x: m(x).relu()) if relu else m

@@ -25,6 +25,7 @@ def test_products_with_zeros(name, values):
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
 
 
+@pytest.mark.eager("run eagerly: chooses the derivative of a determinant by whether it is zero")
 @pytest.mark.parametrize("matrix", [torch.eye(3), torch.diag(torch.tensor([1.0, 2, 0])), torch.stack([torch.eye(2), torch.ones(2, 2)]), torch.tensor([[2.0, 1], [0, 3]])],
                          ids=["identity", "singular", "both", "invertible"])
 def test_determinants(matrix):

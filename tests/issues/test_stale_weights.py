@@ -151,6 +151,7 @@ READS = {
 }
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_is_seen(net, write):
@@ -170,6 +171,7 @@ def test_a_write_is_seen(net, write):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", ["conv", "linear_mkl", "scaled"])
 @pytest.mark.parametrize("read", READS)
 def test_a_read_is_no_write(net, read):
@@ -186,6 +188,7 @@ def test_a_read_is_no_write(net, read):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", NETS)
 def test_our_own_calls_end_no_watch(net):
     module, x, options = build(net)
@@ -205,6 +208,7 @@ def test_our_own_calls_end_no_watch(net):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_the_address_stays():
     module, x, options = build("conv")
     compiled = vitrify.compile(module, options=options)
@@ -218,6 +222,7 @@ def test_the_address_stays():
 # --- pointers that somebody holds
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_array_that_is_held(net, when):
@@ -239,6 +244,7 @@ def test_an_array_that_is_held(net, when):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", NETS)
 def test_an_address_taken_after_the_first_call(net):
     module, x, options = build(net)
@@ -262,6 +268,7 @@ def test_an_address_taken_after_the_first_call(net):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_memory_of_numpy():
     module, x, options = build("conv")
     array = np.random.default_rng(0).standard_normal(tuple(module.weight.shape), dtype=np.float32)
@@ -274,6 +281,7 @@ def test_memory_of_numpy():
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_of_a_file(tmp_path, shared):
     module, x, options = build("linear_mkl")
@@ -294,6 +302,7 @@ def test_memory_of_a_file(tmp_path, shared):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_safetensors(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     module, x, options = build("conv_bn")
@@ -307,6 +316,7 @@ def test_safetensors(tmp_path):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("mmap", [False, True])
 def test_loaded_weights(tmp_path, mmap):
     module, x, options = build("linear_mkl")
@@ -321,6 +331,7 @@ def test_loaded_weights(tmp_path, mmap):
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_shared_memory_and_a_child_that_writes():
     module, x, options = build("linear_mkl")
     module.share_memory()
@@ -335,6 +346,7 @@ def test_shared_memory_and_a_child_that_writes():
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_fork():
     module, x, options = build("conv")
     compiled = vitrify.compile(module, options=options)
@@ -358,6 +370,7 @@ def test_fork():
 # --- threads
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 @pytest.mark.parametrize("net", ["conv", "linear_mkl", "gathered"])
 def test_a_thread_writes_between_the_calls_of_others(net):
     module, x, options = build(net)
@@ -384,6 +397,7 @@ def test_a_thread_writes_between_the_calls_of_others(net):
     assert not wrong, wrong[0]
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_pointers_asked_for_while_others_read():
     module, x, options = build("conv")
     compiled = vitrify.compile(module, options=options)
@@ -410,6 +424,7 @@ def test_pointers_asked_for_while_others_read():
 # --- what else meets watched memory
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_copies_are_apart():
     module, x, options = build("conv_bn")
     compiled = vitrify.compile(module, options=options)
@@ -425,6 +440,7 @@ def test_copies_are_apart():
         agree(module, compiled, x)
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_saving():
     module, x, options = build("conv")
     compiled = vitrify.compile(module, options=options)
@@ -438,6 +454,7 @@ def test_saving():
     agree(module, compiled, x)
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_memory_is_given_back():
     def rss():
         with open("/proc/self/statm") as f:
@@ -458,6 +475,7 @@ def test_memory_is_given_back():
     assert rss() - before < 40 << 20
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_fake_tensors_and_lazy_clones():
     from torch._subclasses.fake_tensor import FakeTensorMode
     module, x, options = build("conv")
@@ -476,6 +494,7 @@ def test_fake_tensors_and_lazy_clones():
     agree(module, compiled, x)
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_inference_tensors():
     with torch.inference_mode():
         module, x, options = build("conv")
@@ -502,6 +521,7 @@ def test_evaluation_between_steps():
         assert packed == 0
 
 
+@pytest.mark.eager("it makes gradients that are there from the first call on")
 def test_a_compiled_step_ends_the_watch():
     module, x, options = build("conv_bn")
     compiled = vitrify.compile(module, options=options)
@@ -535,6 +555,7 @@ def test_running_statistics():
     native()
 
 
+@pytest.mark.compiled("a layer alone is one call of a library, and a write that is seen gives the call new weights")
 def test_parallel_replica():
     import torch.distributed as dist
     module, x, options = build("conv_bn")

@@ -1,6 +1,7 @@
 """Bugs of training, once fixed."""
 import warnings
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -145,6 +146,7 @@ def test_gradients_through_one_result_where_work_is_done_twice():
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
 
 
+@pytest.mark.eager("it writes Python state, as caches do at first: self.ready, self.inner._forward_hooks")
 def test_hooks_that_a_forward_installs_stay_whole():
     """The capture that saw them installed is undone: an OrderedDict that lost a key by the back door raises when it is iterated."""
     class Lazy(torch.nn.Module):
@@ -218,6 +220,8 @@ AS_EAGER = {
 @pytest.mark.parametrize("name", AS_EAGER)
 def test_as_eager(name):
     fn, make = AS_EAGER[name]
+    if name == "the same as_strided":
+        expects.compiled("it is a view")
     compiled = vitrify.compile(fn)
     for _ in range(2):
         runs = []
@@ -234,6 +238,7 @@ def test_as_eager(name):
     assert vitrify.counters["eager_calls"] == vitrify.counters["fallbacks"] == 0
 
 
+@pytest.mark.eager("returns one of several views of what it has written to since")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_one_of_several_views_of_what_was_written_since():
     """Made around the compiled call it would be made after the write; in eager it has no gradient."""
@@ -263,6 +268,7 @@ def test_an_extremum_is_found_again():
     assert vitrify.counters["kernels_launched"] > 0
 
 
+@pytest.mark.eager("returns a detached tensor that gradients come back through")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_a_detached_tensor_that_is_written_to():
     """It has a history of its own, and the memory of another."""
@@ -319,6 +325,7 @@ def test_a_derivative_that_looks_at_values(name, special):
 @pytest.mark.parametrize("fn", [torch.matrix_exp, lambda x: torch.linalg.eigh(x).eigenvalues, lambda x: torch.ormqr(x.detach(), x[0].detach(), x)], ids=["matrix_exp", "eigh", "ormqr"])
 def test_formulas_write_where_eagers_do(fn):
     """They ask whether there is a dispatch mode, and would write nothing in place under ours: other strides came of it."""
+    expects.compiled("ATen computes all of it")
     x = torch.randn(5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     grads = []
     for f in (fn, vitrify.compile(fn, fullgraph=True)):
@@ -335,12 +342,11 @@ def test_formulas_write_where_eagers_do(fn):
 def test_python_in_a_backward_has_its_own_mode_above():
     """Ops of a backward() written in Python are seen by a mode that it puts on, and captured all the same."""
     from torch.utils._python_dispatch import TorchDispatchMode
-    seen = []
 
-    class Names(TorchDispatchMode):
+    class Threefold(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
+            return out * 3 if func is torch.ops.aten.mul.Tensor else out
 
     class Double(torch.autograd.Function):
         @staticmethod
@@ -349,7 +355,7 @@ def test_python_in_a_backward_has_its_own_mode_above():
 
         @staticmethod
         def backward(ctx, g):
-            with Names():
+            with Threefold():
                 return g * 2
 
     def fn(x):
@@ -357,8 +363,7 @@ def test_python_in_a_backward_has_its_own_mode_above():
     x = torch.arange(4.0).requires_grad_()
     out = vitrify.compile(fn)(x)
     out.sum().backward()
-    torch.testing.assert_close(x.grad, 2 * (2 * x.detach()).cos())
-    assert any("mul" in name for name in seen)
+    torch.testing.assert_close(x.grad, 6 * (2 * x.detach()).cos())
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
 
 
@@ -383,6 +388,7 @@ def test_a_view_of_what_was_written_since_is_made_from_the_whole(then):
     assert vitrify.counters["kernels_launched"] > 0
 
 
+@pytest.mark.eager("program run eagerly: reads a tensor's value: ")
 def test_gradients_of_gradients_that_run_eagerly_say_so_once():
     index = torch.tensor([0, 1, 0])
 

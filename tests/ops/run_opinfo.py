@@ -5,10 +5,13 @@ run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--sha
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +21,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a package built for another torch
 
+import compile_times  # noqa: E402
+
 
 def worker(args):
+    faulthandler.enable()
     import torch
     import compare
     import opinfo
@@ -37,11 +43,23 @@ def worker(args):
         print("RESULT " + json.dumps(result.json()), flush=True)
 
 
+def tail_of(text):
+    """What a worker said at its end: from where the fault handler reports, or its last lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines) - 9)
+    return " / ".join(lines[max(0, fatal - 3):])[:1500] or "nothing on its standard error"
+
+
 def serve(names, args, deadline, done):
     """Feeds one worker after another: a new one when it died."""
     import queue
     import threading
-    process = lines = None
+    process = lines = errors = None
+
+    def ended(what):
+        code = process.wait()
+        errors.seek(0)
+        return {"op": name, "failures": [f"{what} (exit {code}, after {', '.join(ran[-3:]) or 'no other op'}): {tail_of(errors.read())}"], "samples": 1, "passed": 0}
     while True:
         try:
             name = names.get_nowait()
@@ -51,9 +69,10 @@ def serve(names, args, deadline, done):
             done({"op": name, "failures": ["not run: time limit"], "samples": 0, "passed": 0, "skipped": True})
             continue
         if process is None:
+            errors = tempfile.TemporaryFile("w+", errors="replace")
             process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads), "--grad", str(args.grad)],
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            lines = queue.Queue()
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            lines, ran = queue.Queue(), []
 
             def pump(stream=process.stdout, into=lines):
                 for line in stream:
@@ -68,16 +87,16 @@ def serve(names, args, deadline, done):
             while result is None:
                 line = lines.get(timeout=max(0.1, end - time.time()))
                 if line is None:
-                    result = {"op": name, "failures": [f"crashed the process (exit {process.wait()})"], "samples": 1, "passed": 0}
+                    result = ended("crashed the process")
                 elif line.startswith("RESULT "):
                     result = json.loads(line[7:])
         except queue.Empty:
-            result = {"op": name, "failures": [f"no end in {args.op_limit:.0f} s"], "samples": 1, "passed": 0}
-            process.kill()
+            process.send_signal(signal.SIGABRT)  # prints where it is
+            result = ended(f"no end in {args.op_limit:.0f} s")
         except OSError:
-            result = {"op": name, "failures": ["crashed the process"], "samples": 1, "passed": 0}
-        if process.poll() is not None or "no end" in " ".join(result["failures"]):
-            process.wait()
+            result = ended("crashed the process")
+        ran.append(name)
+        if process.poll() is not None:
             process = None
         done(result)
     if process is not None:
@@ -101,12 +120,19 @@ def report(rows, args, seconds) -> str:
            compared, "",
            f"**{clean} of {len(rows)} ops without a difference; {total['passed']} of {total['samples']} samples pass**{f' ({seconds:.0f} s)' if seconds else ''}.",
            "Samples by how they ran: " + ", ".join(f"{total[c]} {c}" for c in columns) + ".", "",
-           "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: samples and error inputs that raise as in eager. A sample that runs eagerly is a failure, but for ops that give no dense tensor (`EAGER` in `tests/ops/opinfo.py`).", "",
+           "native: generated kernels only; mixed: kernels and extern calls; extern: ATen calls only; fallback: eager, wholly or after a break; views: nothing to run; errors: samples and error inputs that raise as in eager. A sample that runs eagerly is a failure, but for what eager must run, op by op and with the reason that the engine gives (`EAGER` in `tests/ops/opinfo.py`).", "",
            "| op | samples | passed | " + " | ".join(columns) + " | first difference |", "|---|--:|--:|" + "--:|" * len(columns) + "---|"]
     for r in sorted(rows, key=lambda r: (not r["failures"], r["op"])):
         first = r["failures"][0].replace("|", "\\|").replace("\n", " ")[:160] if r["failures"] else ""
         out.append(f"| {r['op']} | {r['samples']} | {r['passed']} | " + " | ".join(str(r.get(c, 0)) for c in columns) + f" | {first} |")
+    records = compiles(rows)
+    out += ["", "## Compile times", "", f"Of a sample's graphs together, by their nodes. Over {compile_times.FACTOR} times the median of its size:", "",
+            *([f"* {name}: {nodes} nodes, {s:.2f} s, median {median:.3f} s" for name, nodes, s, median in compile_times.outliers(records)] or ["* none"]), "", compile_times.table(records)]
     return "\n".join(out) + "\n"
+
+
+def compiles(rows):
+    return [(f"{r['op']} {label}", nodes, s) for r in rows for label, nodes, s in r.get("compiles", [])]
 
 
 def reasons(rows) -> str:
@@ -165,7 +191,7 @@ def main():
 
     def done(row):
         rows.append(row)
-        mark = "ok" if not row["failures"] else row["failures"][0][:150]
+        mark = "ok" if not row["failures"] else row["failures"][0][:1500]
         print(f"[{len(rows)}/{len(wanted)}] {row['op']}: {row['passed']}/{row['samples']} {mark}", flush=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         for future in [pool.submit(serve, names, args, start + args.limit, done) for _ in range(args.jobs)]:
@@ -175,11 +201,13 @@ def main():
         Path(args.report).write_text(text)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
-    bad = sum(bool(r["failures"]) for r in rows)
+    slow = compile_times.outliers(compiles(rows))
     print("\n".join(text.splitlines()[5:7]))
+    for name, nodes, s, median in slow:
+        print(f"{name}: {nodes} nodes compiled in {s:.2f} s, {s / median:.0f} times the median of its size")
     if args.reasons:
         print(reasons(rows))
-    return 1 if bad else 0
+    return 1 if slow or any(r["failures"] for r in rows) else 0
 
 
 if __name__ == "__main__":
