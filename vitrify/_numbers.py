@@ -64,6 +64,9 @@ class Number:
     def neg(self):
         return Number(self.numbers, self.numbers.step("neg", self.step, self.step))
 
+    def abs(self):
+        return self.sym_max(self.neg()).add(self.wrap_float(0.0))  # adding turns -0.0 into 0.0
+
     def compare(self, how, a, b):
         if self.numbers.traced(a) or self.numbers.traced(b):
             self._refuse()

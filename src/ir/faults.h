@@ -7,10 +7,12 @@ namespace vitrify::ir {
 
 // Beside OpFlags.
 enum FaultFlags : uint32_t {
-  kFaults = 1 << 4,   // whatever the types
-  kDivides = 1 << 5,  // integers, where the second operand is zero
+  kFaults = 1 << 4,     // whatever the types
+  kDivides = 1 << 5,    // integers, where the second operand is zero
+  kNamesDims = 1 << 6,  // where the list of dims that is the second argument is empty, of a tensor that has some
 };
 
+// Any op may that has a number which the type of its result cannot hold.
 bool may_fault(const Node&);
 
 // At the end of a capture: takes what else is dead off the ops that may fault. From then on one that nothing reads is the program's, which

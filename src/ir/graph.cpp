@@ -1,6 +1,8 @@
 #include "ir/graph.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include "ir/faults.h"
@@ -174,8 +176,50 @@ void Graph::erase(Node* n) {
   n->args.clear();
 }
 
+// A number that is beyond what the type holds. Of types that hold less than a float or an int does.
+static bool out_of_range(const Arg& a, DType type) {
+  double most = 0;
+  switch (type) {
+    case DType::F16:
+      most = 65504;
+      break;
+    case DType::BF16:
+      most = 3.3895313892515355e38;
+      break;
+    case DType::F32:
+      most = std::numeric_limits<float>::max();
+      break;
+    case DType::U8:
+      most = 255;
+      break;
+    case DType::I8:
+      most = 127;
+      break;
+    case DType::I16:
+      most = 32767;
+      break;
+    case DType::I32:
+      most = 2147483647;
+      break;
+    default:
+      return false;
+  }
+  if (auto* i = std::get_if<Int>(&a))  // huge ones are ends of slices
+    return i->is_const() && std::abs(static_cast<double>(i->value())) > most && std::abs(static_cast<double>(i->value())) < 0x1p62;
+  auto* d = std::get_if<double>(&a);
+  return d && std::abs(*d) > most && (is_int(type) || std::isfinite(*d));
+}
+
 bool may_fault(const Node& n) {
   if (n.op->flags & kFaults) return true;
+  if (n.op->flags & kNamesDims) {
+    auto* dims = n.args.size() > 1 ? std::get_if<std::vector<Int>>(&n.args[1]) : nullptr;
+    auto* x = std::get_if<Value>(&n.args[0]);
+    return dims && dims->empty() && x && *x && x->type().dim() > 0;
+  }
+  if (!n.outs.empty() && !(n.op->flags & kView))
+    for (const Arg& a : n.args)
+      if (out_of_range(a, n.outs[0].dtype)) return true;
   if (!(n.op->flags & kDivides) || n.outs.empty() || !is_int(n.outs[0].dtype) || n.args.size() < 2) return false;
   const Arg* divisor = &n.args[1];
   if (auto* v = std::get_if<Value>(divisor); v && *v && v->node->op->name == "aten::scalar_tensor") divisor = &v->node->args[0];

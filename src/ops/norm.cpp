@@ -169,6 +169,24 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
   return L.reshape(x, s);
 }
 
+// normalized() as eager writes it where weights belong to channels: infinite ones give its NaNs.
+Tensor scaled(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias, DType out) {
+  const DType t = compute_type(x.dtype);
+  Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
+  Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
+  const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
+  return a.L.map(
+      out, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val scale = cast(s.at(b, i), t);
+        if (w) scale = scale * cast(w.at(b, i), t);
+        Val shift = -scale * cast(m.at(b, i), t);
+        if (c) shift = shift + cast(c.at(b, i), t);
+        return cast(fma(scale, cast(x.at(b, i), t), shift), compute_type(out));
+      },
+      x.cost + m.cost + s.cost + 5, reads);
+}
+
 bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const int64_t groups = a.constant_int(6);
@@ -184,7 +202,7 @@ bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   };
   Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{},
          b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
-  r.push_back(normalized(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
+  r.push_back(scaled(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
   return true;

@@ -376,7 +376,8 @@ bool lower_lerp(const Args& a, std::vector<Tensor>& r) {
   done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, computed(a), out.dtype, out.sizes, 4,
                       [](Body&, Val* v) {
                         Val x = v[0], y = v[1], w = v[2], d = y - x;
-                        return where(unary(LOp::abs, w) < w.lit(0.5), fma(w, d, x), fma(w - w.lit(1), d, y));
+                        // the sign of a zero: end - d * (1 - w)
+                        return where(unary(LOp::abs, w) < w.lit(0.5), fma(w, d, x), fma(w.lit(1) - w, -d, y));
                       }));
   return true;
 }
@@ -426,6 +427,12 @@ Shape shape_of(sym::Context& ctx, ArgSpan args) {
 constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
 constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>;
 
+// A product with a number, which decides the strides as a second operand.
+Shape shape_angle_unit(sym::Context& ctx, ArgSpan args) {
+  if (args.empty()) return {};
+  const ir::Arg both[] = {args[0], 1.0};
+  return pointwise_shape(ctx, both, P::Float, 2);
+}
 Shape shape_where(sym::Context& ctx, ArgSpan args) {
   const TensorType *c = tensor_arg(args, 0), *x = tensor_arg(args, 1), *y = tensor_arg(args, 2);
   if (!c || !x || !y || (c->dtype != Bool && c->dtype != U8)) return {};
@@ -540,8 +547,8 @@ const OpRow kRows[] = {
     {"aten::trunc", 0, not_bool, lower<unary_same<LOp::trunc, true>>},
     {"aten::square", 0, nullptr, lower<lower_square>},
     {"aten::frac", 0, shape_of<P::FloatOnly, 1>, lower<lower_frac>},
-    {"aten::deg2rad", 0, float1, lower<lower_angle_unit<true>>},
-    {"aten::rad2deg", 0, float1, lower<lower_angle_unit<false>>},
+    {"aten::deg2rad", 0, shape_angle_unit, lower<lower_angle_unit<true>>},
+    {"aten::rad2deg", 0, shape_angle_unit, lower<lower_angle_unit<false>>},
     {"aten::logit", 0, float1, lower<lower_logit>},
     {"aten::nan_to_num", 0, shape_preserved, lower<lower_nan_to_num>},
     {"aten::isnan", 0, bool1, lower<lower_isnan>},

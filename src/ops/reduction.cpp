@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ir/faults.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -289,7 +290,7 @@ const OpRow kRows[] = {
     {"aten::norm.ScalarOpt_dim", 0, shape_of<R::Float, 2, 3>, lower<lower_norm_dim>},
     {"aten::norm.ScalarOpt_dim_dtype", 0, nullptr, lower<lower_norm_dim>},
     {"aten::norm.Scalar", 0, shape_of<R::Float, 99, 99>, lower<lower_norm_all>},
-    {"aten::logsumexp", 0, nullptr, lower<lower_logsumexp>},
+    {"aten::logsumexp", ir::kNamesDims, nullptr, lower<lower_logsumexp>},
     {"aten::count_nonzero.dim_IntList", 0, nullptr, lower<lower_count_nonzero>},
     {"aten::count_nonzero", 0, nullptr, lower<lower_count_nonzero>},
 };

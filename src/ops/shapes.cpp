@@ -204,11 +204,11 @@ std::vector<size_t> stride_order(sym::Context& ctx, const Dims& sizes, std::span
   auto compare = [&](size_t p, size_t q) {
     for (auto& st : strides) {
       if (ctx.guard_eq(st[p], 0) || ctx.guard_eq(st[q], 0)) continue;
-      if (st[p] == st[q]) {
-        if (ctx.guard_lt(sizes[q], sizes[p])) return 1;
-      } else {
-        return ctx.guard_lt(st[p], st[q]) ? -1 : ctx.guard_lt(st[q], st[p]) ? 1 : 0;
+      if (!(st[p] == st[q])) {
+        if (ctx.guard_lt(st[p], st[q])) return -1;
+        if (ctx.guard_lt(st[q], st[p])) return 1;
       }
+      if (ctx.guard_lt(sizes[q], sizes[p])) return 1;
     }
     return 0;
   };

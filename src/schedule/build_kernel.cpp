@@ -316,14 +316,24 @@ class Builder {
     return subst.empty() ? at : sym::substitute(at, subst);
   }
 
+  // What lies in memory is rounded to its type: who reads the register instead must see the same number as who reads the memory.
+  int32_t as_stored(loop::Stage& st, uint32_t b, int32_t value) {
+    const DType have = program_.buffers[b].dtype;
+    if ((have != DType::F16 && have != DType::BF16) || !stored(b)) return value;
+    const int32_t v = emit(st, {.op = loop::Op::cast, .type = have, .a = value});
+    rounded_.emplace(v, have);
+    return v;
+  }
+
   int32_t load(loop::Stage& st, Instr i, int stage) {
     const uint32_t b = i.buf;
     auto p = producer_.find(b);
     if (p != producer_.end() && !group_.parts[p->second].node.scatter) {
       auto v = forwarded_.find(b);
       if (v != forwarded_.end() && (v->second.stage == stage || v->second.everywhere)) {
-        if (i.a == kNoValue) return v->second.value;
-        return emit(st, {.op = loop::Op::where, .type = i.type, .a = i.a, .b = v->second.value, .c = i.b});
+        const int32_t value = as_stored(st, b, v->second.value);
+        if (i.a == kNoValue) return value;
+        return emit(st, {.op = loop::Op::where, .type = i.type, .a = i.a, .b = value, .c = i.b});
       }
       i.at = address(b, i.at);
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "schedule/loop_vars.h"
@@ -111,15 +112,37 @@ class Fuser {
     writers_.resize(program_.buffers.size());
     touched_.resize(program_.items.size());
     std::optional<size_t> last_effect;
+    std::unordered_set<uint32_t> given;  // symbols that inputs have
+    for (const BufferInfo& b : program_.buffers)
+      if (b.role == BufferRole::Input)
+        for (Int s : b.sizes)
+          if (!s.is_const() && sym::is_symbol(s)) given.insert(sym::view(s).symbol->id);
+    std::unordered_map<uint32_t, size_t> finders;  // by symbol: the call that finds the size
+    std::vector<Int> symbols;
     for (size_t k = 0, first = 0; k < program_.items.size(); ++k) {
       if (program_.items[k].ext) first = k + 1;
       after_call_.push_back(first);
       const Item& it = program_.items[k];
       auto& d = deps_[k];
       auto need = [&](uint32_t b) { d.insert(d.end(), writers[b].begin(), writers[b].end()); };
+      auto need_size = [&](Int size) {
+        if (finders.empty() || size.is_const()) return;
+        symbols.clear();
+        sym::free_symbols(size, symbols);
+        for (Int s : symbols)
+          if (auto f = finders.find(sym::view(s).symbol->id); f != finders.end()) d.push_back(f->second);
+      };
       if (it.ext) {
         for (auto& t : it.ext->operands) need(static_cast<uint32_t>(t.buffer));
+        for (const ir::Arg& a : it.ext->node->args) {
+          if (auto* i = std::get_if<Int>(&a)) need_size(*i);
+          if (auto* l = std::get_if<std::vector<Int>>(&a)) std::ranges::for_each(*l, need_size);
+        }
         for (uint32_t b : it.ext->results) writers[b].push_back(k);
+        if (it.ext->node->op->flags & (ir::kDataDependent | ir::kEffect))
+          for (const ir::TensorType& t : it.ext->node->outs)
+            for (Int s : t.sizes)
+              if (!s.is_const() && sym::is_symbol(s) && !given.contains(sym::view(s).symbol->id)) finders.try_emplace(sym::view(s).symbol->id, k);
         if (it.ext->node->op->flags & (ir::kRandom | ir::kEffect)) {
           if (last_effect) d.push_back(*last_effect);
           last_effect = k;
@@ -132,6 +155,7 @@ class Fuser {
         t.insert(t.end(), it.loop->writes.begin(), it.loop->writes.end());
         std::sort(t.begin(), t.end());
         t.erase(std::unique(t.begin(), t.end()), t.end());
+        for (uint32_t b : t) need_size(program_.buffers[b].extent);
       }
       std::sort(d.begin(), d.end());
       d.erase(std::unique(d.begin(), d.end()), d.end());

@@ -51,10 +51,14 @@ void for_each_tensor(c10::ArrayRef<IValue> args, F&& f) {
 bool hides_sizes(const std::string& name) {
   return name == "aten::_embedding_bag" || name == "aten::_embedding_bag_forward_only" || name == "aten::mkldnn_rnn_layer";
 }
-// Of dims of one element Meta says other strides than the kernel gives.
+// Meta says other strides than the kernel gives. What is large is left to the run to find out.
 bool hides_strides(const std::string& name, const std::vector<at::Tensor>& results, c10::Device device) {
-  return name == "aten::_fft_r2c" && device.is_cpu() &&
-         std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && std::count(t.sizes().begin(), t.sizes().end(), 1); });
+  constexpr int64_t kMostElements = 1 << 16;
+  return (name == "aten::_fft_r2c" || name == "aten::_linalg_svd" || name == "aten::linalg_eig") && device.is_cpu() &&
+         std::ranges::all_of(results, [&](const at::Tensor& t) {
+           const bool one = t.defined() && name == "aten::_fft_r2c" && std::count(t.sizes().begin(), t.sizes().end(), 1);
+           return !t.defined() || one || t.numel() <= kMostElements;
+         });
 }
 // Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
 // but of empty ones asking costs nothing.
@@ -696,7 +700,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
         for (const at::Tensor& w : targets)
-          if (const FakeImpl* f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
+          if (const FakeImpl *f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
                                                                 (writes_out || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(),
                                                                                          to->storage_offset(), to->hint_sizes(), to->hint_strides())))
             fail(fmt::format("{} writes over an argument", info.name));

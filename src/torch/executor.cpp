@@ -83,7 +83,7 @@ bool met_invalid() {
   const int64_t threads = threads_now();
   if (threads == 1) return take();
   bool met = false;
-#pragma omp parallel num_threads(static_cast <int>(threads)) reduction(|| : met)
+#pragma omp parallel num_threads(static_cast<int>(threads)) reduction(|| : met)
   met = take() || met;
   return met;
 #else
@@ -344,7 +344,7 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
   if (c.threads == 1) {
     run_chunk(f, i, 0, 0, s.iterations);
   } else {
-#pragma omp parallel num_threads(static_cast <int>(c.threads))
+#pragma omp parallel num_threads(static_cast<int>(c.threads))
     {
       // The runtime may give fewer threads than asked for.
       const int64_t team = omp_get_num_threads();
@@ -368,16 +368,11 @@ void PlanRun::run_chunk(Frame& f, uint32_t i, int thread, int64_t b, int64_t e) 
   const runtime::KernelRef& k = plan_->kernels[l.kernel];
   if (!k.scratch_bytes) return k.fn(s.args.data(), s.sizes.data(), b, e);
   const size_t at = l.slots.size() + k.may_fault;
-  constexpr size_t kInline = 64;
-  void* local[kInline];
-  std::unique_ptr<void*[]> heap;
-  void** args = local;
-  if (at + 1 > kInline) {
-    heap = std::make_unique<void*[]>(at + 1);
-    args = heap.get();
-  }
+  // The thread's arguments lie behind its scratch: nothing may fail here, inside of a parallel region.
+  char* scratch = scratch_.data() + static_cast<size_t>(thread) * scratch_stride_;
+  void** args = reinterpret_cast<void**>(scratch + scratch_stride_ - arguments_bytes(l));
   std::copy_n(s.args.data(), at, args);
-  args[at] = scratch_.data() + static_cast<size_t>(thread) * scratch_stride_;
+  args[at] = scratch;
   k.fn(args, s.sizes.data(), b, e);
 }
 
@@ -433,7 +428,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
     while (ended < k) end_step(ended++, owned);
   };
   begin_until_next_wait();
-#pragma omp parallel num_threads(static_cast <int>(threads))
+#pragma omp parallel num_threads(static_cast<int>(threads))
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     int64_t first = 0;  // whose turn it is: small launches go round
@@ -536,6 +531,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
         t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
   }
+  if (e.node->outs[r].wrapped_number && !t.dim()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   tensors_[slot] = std::move(t);
   if (strided && input_pointer_[slot]) set_pointer(f, slot, const_cast<void*>(tensors_[slot].const_data_ptr()));  // perhaps a view of an input
 }

@@ -128,6 +128,7 @@ class PlanRun {
   void begin_step(Frame&, size_t step);                              // makes the results that come into being with it
   void end_step(size_t step, std::vector<at::Tensor>* owned) const;  // lets go of the inputs that it was the last to read
   bool run_together(Frame&, size_t step, size_t count, std::vector<at::Tensor>* owned);
+  static size_t arguments_bytes(const runtime::Launch& l) { return (l.slots.size() * sizeof(void*) + 127) / 64 * 64; }  // two more than slots
   void reserve_scratch(int64_t threads);
   void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void call_extern(Frame&, uint32_t ext);

@@ -68,13 +68,15 @@ bool PlanRun::prepare_slot(Frame& f, uint32_t slot) {
 bool PlanRun::prepare_launch(Frame& f, uint32_t i, bool patch) {
   const runtime::Launch& l = plan_->launches[i];
   LaunchState& s = f.launches[i];
+  for (uint32_t slot : l.slots)  // one that runs a known number of times may write to memory of a size that is yet to be found
+    if (!f.slots[slot].ready) return false;
   auto iterations = f.symbols.eval(l.iterations);
   if (!iterations || !f.symbols.eval(l.sizes, s.sizes)) return false;
   auto scratch = f.symbols.eval(l.scratch_bytes);
   if (!scratch) return false;
-  if (*scratch > 0 && (static_cast<size_t>(*scratch) + 127) / 64 * 64 > scratch_stride_) {
-    scratch_stride_ = (static_cast<size_t>(*scratch) + 127) / 64 * 64;
-    scratch_threads_ = 0;
+  if (plan_->kernels[l.kernel].scratch_bytes) {
+    const size_t bytes = (static_cast<size_t>(std::max<int64_t>(*scratch, 0)) + 127) / 64 * 64 + arguments_bytes(l);
+    if (bytes > scratch_stride_) scratch_stride_ = bytes, scratch_threads_ = 0;
   }
   s.iterations = *iterations;
   s.args.assign(l.slots.size() + 2, nullptr);

@@ -38,10 +38,13 @@ void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark
   if (!any) return;
   std::vector<size_t> order(sizes.size());
   for (size_t d = 0; d < order.size(); ++d) order[d] = order.size() - 1 - d;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  // Of one stride, dims of one element come first: they leave the product as it is.
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] == 1 && sizes[b] != 1; });
   sym::Int product = 1;
   int64_t hint = 1;
   for (size_t d : order) {
+    if (strides[d] != hint && sizes[d] == 1) continue;
     if (strides[d] != hint) break;
     type.strides[d] = product;
     product *= type.sizes[d];

@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import vitrify
 from beside import check
 
 
@@ -37,3 +38,17 @@ def test_strides(op, layout):
         torch.manual_seed(1)
         return [LAYOUTS[layout](torch.randn(shape))]
     check(f, given, launches=op not in ("bicubic", "fold", "channel_shuffle"))  # those are calls
+
+
+ANGLES = {"deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg, "number": lambda x: x + 2.0, "sin": torch.sin, "self": lambda x: x + x}
+VIEWS = {"transposed": lambda: torch.randn(8, 4, 1, 7).mT, "unsqueezed": lambda: torch.randn(3, 33, 7, 7).permute(3, 2, 1, 0).unsqueeze(0), "one between": lambda: torch.randn(3, 1, 5, 2).permute(3, 2, 1, 0), "far": lambda: torch.randn(4, 5, 6)[:, :1].permute(2, 1, 0)}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("op", ANGLES)
+def test_strides_of_dims_of_one_element(op, view, dynamic):
+    compiled = vitrify.compile(ANGLES[op], dynamic=dynamic)
+    for _ in range(2):
+        x = VIEWS[view]()
+        assert compiled(x).stride() == ANGLES[op](x).stride()

@@ -115,3 +115,44 @@ LOOKUPS = {"index": lambda x, i: x[i], "index_select": lambda x, i: x.index_sele
 def test_an_index_out_of_range_is_seen_wherever_it_is(cut):
     for i, (name, op) in itertools.product([[1, 9, 0, 0], [0, -9, 0, 0], [0, 0, 0, 4], [3, 2, 1, 0]], LOOKUPS.items()):
         same(lambda x, i: CUTS[cut](op(x, i), x), T([1.0, 2.0, 3.0, 4.0]), T(i))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(3, 4, 4, 1), (3, 4, 16, 16), (2, 4, 5)], ids=str)
+def test_group_norm_of_infinite_weights(size, dtype):
+    torch.manual_seed(2)
+    x, w, b = torch.randn(size, dtype=dtype), T([1.0, INF, -INF, 2.0], dtype=dtype), T([0.5, 0.0, INF, -INF], dtype=dtype)
+    for groups in (1, 2, 4):
+        ours, eager = (r(lambda x, w, b: [F.group_norm(x, groups, *p) for p in [(w,), (w, b), (None, b), ()]])(x, w, b) for r in (vitrify.compile, lambda f: f))
+        for p, q in zip(ours, eager):
+            torch.testing.assert_close(p, q, equal_nan=True)
+
+
+@pytest.mark.parametrize("w", [0, 0.0, 0.25, 0.5, 1, 1.0, 2.0])
+def test_signs_of_zeros_of_lerp(w):
+    x, y = T([-0.0, 0.0, -0.0, 0.0, 1.0]), T([-0.0, -0.0, 0.0, 0.0, -1.0])
+    same(lambda x, y: 1 / torch.lerp(x, y, w), x, y)
+    same(lambda x, y, w: 1 / torch.lerp(x, y, w), x, y, torch.full_like(x, w))
+
+
+@pytest.mark.no_kernels("the program raises", some=True)
+@pytest.mark.parametrize("f", [lambda x: x.half().clamp(min=1e30), lambda x: x.half().masked_fill(x > 0, 1e30), lambda x: torch.logsumexp(x, ()), lambda x: x.int().clamp(max=2**40), lambda x: F.threshold(x.half(), 0, 1e30)])
+def test_errors_of_numbers_that_nobody_reads(f):
+    def unread(x):
+        f(x)
+        return x + 1
+    same(unread, torch.arange(6.0).view(2, 3))
+
+
+def test_a_number_of_python_keeps_its_place_in_calls():
+    x = T(2 + 1j, dtype=torch.complex64)
+    ours = vitrify.compile(lambda x: (x * 1j, x - 2.5j, 1j / x, x.real + 1))
+    for _ in range(2):
+        for a, b in zip(ours(x), (x * 1j, x - 2.5j, 1j / x, x.real + 1), strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b)
+
+
+def test_abs_of_a_number_that_is_read():
+    for v in (T([1.5, -4.0]), T([0.0, -0.0]), T([NAN, 1.0])):
+        same(lambda x: torch.copysign(x, abs(x.sum().item())) + abs(x.sum().item()), v)

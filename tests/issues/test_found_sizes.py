@@ -1,0 +1,23 @@
+"""Sizes that the run finds: kernels whose memory depends on one run after the call that finds it."""
+import pytest
+import torch
+from beside import check
+
+CASES = {
+    "cat of what is found and the rest": (lambda x: torch.cat([x[x > 0], x.reshape(-1)]), lambda: [torch.arange(-20, 20, dtype=torch.int32).view(5, 8)]),
+    "cat before it": (lambda x: torch.cat([x.reshape(-1) * 2, x[x > 0], x.reshape(-1) + 1]), lambda: [torch.arange(-20.0, 20.0).view(5, 8)]),
+    "pad of it": (lambda x: torch.cat([torch.nn.functional.pad(x[x > 0], (1, 2)), x.reshape(-1)]), lambda: [torch.arange(-20.0, 20.0).view(5, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_of_a_found_size(name):
+    check(*CASES[name])
+
+
+def test_one_element_joined_with_a_number():
+    def f(x):
+        v = x.reshape(-1)[(x.reshape(-1) > 0).nonzero().squeeze(1)]
+        w = torch.broadcast_to(v, (2, *v.shape))
+        return torch.hstack([x, w[w > 2]])
+    check(f, lambda: [torch.tensor(5)])
