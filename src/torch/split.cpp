@@ -380,11 +380,22 @@ struct Splitter {
     std::vector<Value> known;
     std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
     for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
-    for (Value v : carriers(*joint, known))
+    for (Value v : carriers(*joint, known, symbols_of_backward()))
       if (!parts.backward[v.node->id]) {
         sizes_only.insert(v);
         parts.saved.push_back(v);
       }
+  }
+
+  std::unordered_set<uint32_t> symbols_of_backward() const {
+    const std::vector<Value> grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
+    const std::vector<ir::Node*> also = unordered(true);
+    std::vector<Value> read = grads, inputs = parts.saved;
+    for (const ir::Node* n : also) read.push_back(const_cast<ir::Node*>(n)->out());
+    const ir::NodeSet behind = nodes_behind(*joint, read, inputs);
+    for (const ir::Input& in : joint->inputs)
+      if (behind.contains(in.value.node)) inputs.push_back(in.value);
+    return symbols_in(*extract(*joint, grads, inputs, also));
   }
 
   Value copy_of(Value v) {
