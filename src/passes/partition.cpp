@@ -134,7 +134,7 @@ Partition partition(const JointView& j) {
       const Value v = n->out(i);
       // In memory already: it costs that it stays. Otherwise the forward would have to write it as well.
       const bool there = input || visible.contains(v) || j.materialized(*n);
-      const bool copied = input && j.may_copy && !j.may_save(v) && j.may_copy(v);
+      const bool copied = j.may_copy && !(input && j.may_save(v)) && j.may_copy(v);
       int64_t cost = input && !copied ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there && !copied ? 1 : 2));
       if (copied) cost += kLaunch;
       if ((n->op->flags & ir::kView) || !(copied || j.may_save(v))) cost = kNever;  // a view is kept as what it looks at

@@ -490,7 +490,9 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     failure.reset();
     OldVersions versions;
     for (Source& s : sources)
-      if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) versions.set(s.real, s.real_version);
+      // As the program has left it: what it wrote, autograd saved with the versions of that.
+      if (s.fake.defined() && s.real.defined() && !s.real.is_inference())
+        versions.set(s.real, s.real_version + s.bumps - static_cast<int64_t>(s.fake._version()));
     resume();
     in_backward = true;
     last_forward_states = states();

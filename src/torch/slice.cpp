@@ -153,13 +153,14 @@ std::unordered_set<uint32_t> symbols_in(const Graph& g) {
   return ids;
 }
 
-std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given) {
+std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given, const std::unordered_set<uint32_t>& symbols) {
   std::unordered_set<uint32_t> known;
   std::vector<Value> r;
   auto look = [&](const Value& v) {
     bool fresh = false;
     for (sym::Int i : v.type().sizes)
-      if (!i.is_const() && sym::is_symbol(i)) fresh = known.insert(sym::view(i).symbol->id).second || fresh;
+      if (!i.is_const() && sym::is_symbol(i) && symbols.contains(sym::view(i).symbol->id))
+        fresh = known.insert(sym::view(i).symbol->id).second || fresh;
     return fresh;
   };
   for (const Value& v : given) look(v);

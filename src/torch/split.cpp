@@ -18,6 +18,7 @@
 #include "torch/bits.h"
 #include "torch/passes/layout.h"
 #include "torch/slice.h"
+#include "torch/snapshots.h"
 
 namespace vitrify {
 
@@ -142,6 +143,9 @@ struct Splitter {
   std::vector<char> returned;        // by output: users see it
   std::unordered_set<Value> fixed;   // users see it, and eager's backward would not keep it
   std::unordered_set<Value> sizes_only;
+  ir::ValueMap<Value> snapshots;  // of what users can change, as the backward computes again with it: what it is in the forward
+  ir::NodeSet held;               // of the copy: not computed again, since eager has saved the result itself, or since it is a copy to be kept
+  ir::ValueMap<Normalized> rows;  // what rows of layer norms can be made of
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
 
@@ -238,6 +242,43 @@ struct Splitter {
     for_each_unread([&](Value v) { fixed.insert({v, root_of(v)}); });
   }
 
+  // What is computed again reads inputs and results as they were, whatever is written to them unseen by versions in between. But for calls that only
+  // a memory budget lets run twice: copies of their weights would be what it saves.
+  void find_snapshots() {
+    std::vector<char> written(num_given());
+    for (const Mutation& m : j.program.mutations) written[m.input] = 1;
+    ir::NodeSet visible(*joint);
+    for (size_t i = 0; i < num_given(); ++i)
+      if (!written[i] && is_input(*j.given[i].node)) visible.insert(given(i).node);
+    for (uint32_t o = 0; o < j.num_forward; ++o)
+      if (const Value v = joint->outputs[o];
+          v && returned[o] && !fixed.contains(v) && v == root_of(v) && !is_input(*v.node) && recorded_as.contains(v)) {
+        visible.insert(v.node);
+        held.insert(v.node);
+      }
+    Snapshots as_it_was(*joint, layouts, [&](Value v, ir::Node* before) -> Value {
+      if (!visible.contains(v.node) || (held.contains(v.node) && result_of(v) == j.num_forward) || v.type().dtype == DType::Opaque) return {};
+      const bool made = !is_input(*v.node) && recomputable(*v.node);
+      const Value w = made ? again_before(*joint, before, v) : copy_before(*joint, before, v);
+      snapshots.emplace(w, v);
+      if (!made) held.insert(w.node);
+      // A copy of another has strides of its own.
+      if (ops::is_dense(joint->ctx(), v.type())) recorded_as.emplace(w, Value(recorded_as.at(v)));
+      if (const Normalized* of = rows.find(v)) rows.emplace(w, Normalized(*of));
+      return w;
+    });
+    const std::vector<ir::Node*> order = joint->nodes();
+    for (ir::Node* n : order) {
+      if (late.contains(n)) continue;
+      if (Normalized of(n->out(0)); of.x) {
+        for (Value* v : {&of.x, &of.weight, &of.bias})
+          if (*v) *v = as_it_was.of(*v, n);
+        rows.emplace(n->out(0), of);
+      }
+      if (recomputable(*n)) as_it_was.redirect(n);
+    }
+  }
+
   // Of values that are neither given nor results.
   double kept_bytes(const passes::Partition& p) const {
     double bytes = 0;
@@ -299,17 +340,23 @@ struct Splitter {
           // What a call reads in the forward and in the backward is cheaper kept than made twice.
           .recomputable =
               [&](const ir::Node& n) {
+                if (held.contains(&n)) return false;
                 return twice.contains(&n) || layouts.contains(&n) ||
                        (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
               },
           .materialized = [&](const ir::Node& n) { return ops::is_extern(n.op->name) || read_by_calls.contains(&n); },
           .may_save = [&](Value v) { return !fixed.contains(v) && recorded_as.contains(v); },
-          // A bias is often all that is missing to make a large value again; eager raises no error when it changes, so that it must be ours.
-          .may_copy = [&](Value v) { return recorded_as.contains(v) && v.type().is_contiguous() && v.type().dtype != DType::Opaque; },
+          // A bias is often all that is missing to make a large value again.
+          .may_copy =
+              [&](Value v) {
+                if (!recorded_as.contains(v) || v.type().dtype == DType::Opaque) return false;
+                return snapshots.contains(v) || (is_input(*v.node) && v.type().is_contiguous());
+              },
           .made_of =
               [&](Value v) {
                 const bool called = read_by_calls.contains(v.node) && read_by_late_calls.contains(v.node);
-                return called ? std::vector<Value>() : Normalized(v).operands();
+                const Normalized* of = rows.find(v);
+                return !of || called || (held.contains(v.node) && !snapshots.contains(v)) ? std::vector<Value>() : of->operands();
               },
       });
     };
@@ -333,11 +380,22 @@ struct Splitter {
     std::vector<Value> known;
     std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
     for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
-    for (Value v : carriers(*joint, known))
+    for (Value v : carriers(*joint, known, symbols_of_backward()))
       if (!parts.backward[v.node->id]) {
         sizes_only.insert(v);
         parts.saved.push_back(v);
       }
+  }
+
+  std::unordered_set<uint32_t> symbols_of_backward() const {
+    const std::vector<Value> grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
+    const std::vector<ir::Node*> also = unordered(true);
+    std::vector<Value> read = grads, inputs = parts.saved;
+    for (const ir::Node* n : also) read.push_back(const_cast<ir::Node*>(n)->out());
+    const ir::NodeSet behind = nodes_behind(*joint, read, inputs);
+    for (const ir::Input& in : joint->inputs)
+      if (behind.contains(in.value.node)) inputs.push_back(in.value);
+    return symbols_in(*extract(*joint, grads, inputs, also));
   }
 
   Value copy_of(Value v) {
@@ -367,7 +425,9 @@ struct Splitter {
         s.index = static_cast<uint32_t>(forward_outputs.size()) - j.num_forward;
         out.kept_bytes += passes::likely_bytes(type_kept(v));
         s.bits = keeps_bits(v);
-        forward_outputs.push_back(s.bits ? packed(v) : fixed.contains(v) ? copy_of(v) : v);
+        const Value* now = snapshots.find(v);
+        s.snapshot = now && !fixed.contains(*now);
+        forward_outputs.push_back(s.bits ? packed(v) : now ? copy_of(*now) : fixed.contains(v) ? copy_of(v) : v);
       }
       out.saved.push_back(s);
       saved_values.push_back(v);
@@ -387,7 +447,12 @@ struct Splitter {
     for (size_t i = 0; i < num_given(); ++i) inputs.push_back(given(i));
     f.num_args = j.program.num_args;
     f.captured = j.program.captured;
-    f.graph = extract(*joint, forward_outputs, inputs, unordered(false));
+    ir::ValueMap<Value> copies, now;
+    f.graph = extract(*joint, forward_outputs, inputs, unordered(false), &copies);
+    for (auto& [was, is] : snapshots)
+      if (const Value* copy = copies.find(was)) now.emplace(*copy, Value(copies.at(is)));
+    f.graph->replace_uses(now);
+    f.graph->remove_dead();
     for (uint32_t o = 0; o < forward_outputs.size(); ++o) {
       ResultSpec r;
       r.index = o;
@@ -402,7 +467,7 @@ struct Splitter {
     for (Value v : parts.remade) {
       const auto& order = joint->nodes();
       ir::Node* after = *std::next(std::find(order.begin(), order.end(), v.node));
-      joint->replace_uses(v, Normalized(v).again(*joint, after, v.type()));
+      joint->replace_uses(v, rows.find(v)->again(*joint, after, v.type()));
     }
     parts.backward.resize(joint->next_id());
   }
@@ -431,6 +496,7 @@ struct Splitter {
   Split run() {
     copy();
     find_fixed();
+    find_snapshots();
     cut();
     keep();
     make_forward();
@@ -443,6 +509,33 @@ struct Splitter {
 }  // namespace
 
 Split split(const JointProgram& j, const Options& options) { return Splitter{j, options}.run(); }
+
+namespace {
+
+// As Splitter::find_snapshots, with what is kept. `given`: values of `saved`, which become those that stand for them.
+void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
+  ir::ValueMap<Value> kept(g);
+  std::unordered_set<Value> results;
+  const std::vector<ir::Node*> order = g.nodes();
+  for (size_t k = 0; k < saved.size(); ++k) {
+    if (saved[k].kind == Saved::Kind::Result) results.insert(given[k]);
+    if (!saved[k].snapshot) continue;
+    const auto next = is_input(*given[k].node) ? std::ranges::find_if(order, [](const ir::Node* n) { return !n->op->name.starts_with("graph::"); })
+                                               : std::next(std::ranges::find(order, given[k].node));
+    if (next == order.end()) continue;
+    const Value was = copy_before(g, *next, given[k]);
+    kept.emplace(given[k], was);
+    given[k] = was;
+  }
+  Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
+    if (const Value* was = kept.find(v)) return *was;
+    return results.contains(v) && recomputable(*v.node) ? again_before(g, before, v) : Value();
+  });
+  for (ir::Node* n : order)
+    if (!late.contains(n)) as_it_was.redirect(n);
+}
+
+}  // namespace
 
 BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<Value>& tangents,
                               std::vector<Gradient> gradients, const std::vector<Value>& values, uint32_t first) {
@@ -475,6 +568,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
   // A user's own formula may read what it does not read where all results have gradients.
   const size_t kept = saved.size() + j.given.size();
+  read_snapshots(*whole, saved, given, late);
   for (Value v : tangents)
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;

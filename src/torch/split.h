@@ -15,6 +15,7 @@ struct Saved {
   ir::Value value;                                                   // in the graph as recorded
   ir::Dims strides;                                                  // as kept: passes may have chosen others than were recorded
   bool bits = false;                                                 // kept as bits (torch/bits.h)
+  bool snapshot = false;  // private, and what was computed of it is computed again; the derivative itself reads what users have
 };
 
 struct BackwardProgram {

@@ -430,7 +430,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
-      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes)
+      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes && !below.saved_[s].snapshot)
         o.given[at] = laid_as_recorded(below.saved_[s], call->unpack(s, node.getptr()));
     }
     size_t k = 0;
@@ -584,7 +584,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Value> kept;
     for (const Saved& s : saved_)
-      if (s.kind != Saved::Kind::Sizes) kept.push_back(s.value);
+      if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     auto [at, fresh] = next_.try_emplace(how);
     if (fresh) try {
         at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);

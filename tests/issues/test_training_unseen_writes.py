@@ -1,0 +1,103 @@
+"""What is written between forward and backward where no version counts it: eager's derivative reads what it has saved, and what it computed is as it was."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+import gradients  # noqa: E402
+from gradients import check, leaf  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+
+N = (7, 33)
+
+# Of x (input, needs gradients), w and b (parameters), s (a buffer). Results of a list are written too.
+CHAINS = {
+    "a quotient of a chain": lambda x, w, b, s: torch.addcdiv(x, x, torch.abs(x) + 1),
+    "two functions": lambda x, w, b, s: x.sin().cos(),
+    "a long chain": lambda x, w, b, s: ((x * w + b).tanh() * s).exp().sin(),
+    "a mask": lambda x, w, b, s: (x * w).masked_fill(s > 1.0, 0.0).sin(),
+    "a mask that is where": lambda x, w, b, s: torch.where(s.cos() > 0.2, x * w, b.sin()),
+    "a buffer's function": lambda x, w, b, s: (x * s.exp()).sin() + b,
+    "rows of a layer norm": lambda x, w, b, s: F.layer_norm(x, N[1:], w, b).sin(),
+    "rows of a layer norm into a product": lambda x, w, b, s: F.layer_norm(x.sin(), N[1:], w, b) @ w.unsqueeze(1),
+    "rows of a layer norm of an input into a product": lambda x, w, b, s: F.layer_norm(x, N[1:], w, b) @ w.unsqueeze(1),
+    "weight of a norm": lambda x, w, b, s: F.linear(x, (w * (s / s.norm())).expand(3, -1).contiguous()),
+    "views": lambda x, w, b, s: (x.t()[1:20].t().sin().cos() * w[1:20].exp()).tanh(),
+    "a product": lambda x, w, b, s: (x.cos() @ (w.unsqueeze(1) * s.unsqueeze(1).sin())).sin(),
+    "a result that is read": lambda x, w, b, s: [(y := (x * w).exp()), y.sin().cos() * b],
+    "a result made of an input": lambda x, w, b, s: [(y := x.sin().exp()), (y * s).tanh() * w],
+    "a result that nothing reads": lambda x, w, b, s: [(y := x * w), (y + 1).sin().cos()],
+    "rows of a layer norm as a result": lambda x, w, b, s: [(y := F.layer_norm(x, N[1:], w, b)), (y.sin() @ w.unsqueeze(1)).cos()],
+    "a result of a product": lambda x, w, b, s: [(y := x @ torch.outer(w, w)), y.cos().exp()],
+}
+
+
+def data(t):
+    t.data.mul_(2)
+
+
+def numpy(t):
+    a = t.detach().numpy()
+    a[...] = a * 2 + 1
+
+
+def counted(t):
+    with torch.no_grad():
+        t.mul_(2)
+
+
+def write_in_between(out, args, write, what):
+    out = out if isinstance(out, list) else [out]
+    write(args[what] if what < 4 else out[what - 4])
+    heads = gradients.differentiable(out)
+    return torch.autograd.grad(heads, [a for a in args if a.requires_grad], gradients.weights(heads), allow_unused=True)
+
+
+def make(layout="contiguous"):
+    x = leaf(*N, dtype=torch.float64)  # where rounding does not matter
+    if layout == "transposed":
+        x = leaf(*N[::-1], dtype=torch.float64).detach().t().requires_grad_(True)
+    if layout == "with gaps":
+        x = leaf(N[0], 2 * N[1], dtype=torch.float64).detach()[:, ::2].requires_grad_(True)
+    return [x, *(leaf(N[1], seed=i, dtype=torch.float64, grad=i < 4) for i in (2, 3, 4))]
+
+
+WHAT = ["input", "weight", "bias", "buffer", "result", "second result"]
+
+
+@pytest.mark.parametrize("write", [data, numpy, counted])
+@pytest.mark.parametrize("chain, what", [pytest.param(c, i, id=f"{c}, {what}") for c in CHAINS for i, what in enumerate(WHAT) if i < 4 or "result" in c])
+def test_written_in_between(chain, what, write):
+    check(CHAINS[chain], make, then=lambda out, args: write_in_between(out, args, write, what), calls=2)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "with gaps"])
+@pytest.mark.parametrize("chain", ["a quotient of a chain", "two functions", "a long chain", "rows of a layer norm", "views", "a result that is read"])
+def test_inputs_in_other_layouts(chain, layout):
+    check(CHAINS[chain], lambda: make(layout), then=lambda out, args: write_in_between(out, args, data, 0), calls=2)
+
+
+@pytest.mark.parametrize("what", range(5), ids=WHAT[:5])
+@pytest.mark.parametrize("only", [0, 1])
+def test_through_one_of_the_results(only, what):
+    def then(out, args):
+        data(args[what] if what < 4 else out[0])
+        out[only].sum().backward()
+    for chain in CHAINS:
+        if "result" in chain:
+            check(CHAINS[chain], make, then=then, calls=2)
+
+
+@pytest.mark.parametrize("what", range(4), ids=WHAT[:4])
+def test_twice(what):
+    def then(out, args):
+        out.sum().backward(retain_graph=True)
+        data(args[what])
+        out.sum().backward()
+    for chain in CHAINS:
+        if "result" not in chain:
+            check(CHAINS[chain], make, then=then, calls=2)
