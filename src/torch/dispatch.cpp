@@ -728,6 +728,25 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       call.node = append(info, convert_args(info, fakes), call.types);
     }
   }
+  // An out argument of no elements that the program has made itself takes the result's size, as in eager: from now on it is the result.
+  auto resize_empty = [&](const at::Tensor& t, Value result) {
+    capture::FakeImpl* fake = as_fake(t);
+    const View& v = *fake->view;
+    TensorType type = result.type();
+    const bool empty = std::ranges::any_of(v.type.sizes, [](sym::Int size) { return size.is(0); });
+    const bool alone = !v.parent && v.storage->input < 0 && v.storage->shared_with < 0 && fake->view.use_count() == 1 && v.storage.use_count() == 1;
+    if (!empty || !alone || t.requires_grad() || same_sizes(type.sizes, v.type.sizes) || !type.is_contiguous() || !capture::is_static(type) ||
+        type.dtype != v.type.dtype || !(type.device == v.type.device))
+      return false;
+    type.wrapped_number = false;
+    auto view = std::make_shared<View>();
+    view->storage = new_storage(result, type, 0, to_torch_device(type.device));
+    view->type = type;
+    fake->view = std::move(view);
+    fake->set_storage_keep_dtype(fake->view->storage->storage);
+    fake->set_geometry();
+    return true;
+  };
   if (!call.node) call = record_call(f, fargs);
   if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
   size_t first = call.types.size() - targets.size();
@@ -736,6 +755,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     Value made = call.node->out(first + i);
     if (!from_memory.empty()) made = permute(made, from_memory);
     const TensorType& r = made.type();
+    if (writes_out && resize_empty(targets[i], made)) continue;
     if (!same_sizes(r.sizes, v.type.sizes))
       fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
     // Which other types an out argument may have differs from op to op.

@@ -21,3 +21,19 @@ def test_one_element_joined_with_a_number():
         w = torch.broadcast_to(v, (2, *v.shape))
         return torch.hstack([x, w[w > 2]])
     check(f, lambda: [torch.tensor(5)])
+
+
+OUTS = {
+    "sum": lambda x, o: torch.sum(x, (0,), out=o), "amax": lambda x, o: torch.amax(x, (0,), out=o), "cat": lambda x, o: torch.cat([x, x * 2], out=o), "add": lambda x, o: torch.add(x, 1, out=o), "sigmoid": lambda x, o: torch.sigmoid(x, out=o),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+@pytest.mark.parametrize("size", [0, (2, 0)], ids=str)
+def test_empty_out_arguments_take_the_size_of_the_result(name, size):
+    def f(x):
+        o = torch.empty(size)
+        r = OUTS[name](x, o)
+        o.mul_(2)
+        return r is o, r + 1, o, o.view(-1)[1:], o.shape
+    check(f, lambda: [torch.arange(12.0).view(3, 4)])
