@@ -126,9 +126,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
-  // A user's own node is asked: it may hold on to tensors otherwise.
+  // A user's own node is asked: it may hold on to tensors otherwise. What stands for eager's node of a checkpoint has saved nothing; that has its
+  // arguments.
   for (Tape::Step& s : tape->steps)
-    if (options.saves_tensors && capture::of_python(*s.node)) {
+    if (const auto c = std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }); c != checkpoints.end())
+      s.saves = c->args > 0;
+    else if (options.saves_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
       s.saves = options.saves_tensors(*s.node);
       s.holds = reads && !s.saves;
