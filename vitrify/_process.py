@@ -11,7 +11,7 @@ from . import _C, _fast_path, _numbers
 from ._checkpoint import REPLACED
 
 _flag_lock = threading.Lock()
-_captures_running = 0
+_running: set[object] = set()  # captures
 
 
 _here = threading.local()  # .process: the capture on this thread
@@ -80,18 +80,26 @@ class Process:
     """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
 
     def __init__(self, generators):
-        self.generators, self.refused = generators, None
+        self.generators, self.refused, self.replaces = generators, None, False
 
     def __enter__(self):
-        global _captures_running
+        try:
+            return self.begin()
+        except BaseException:  # an interrupt: nobody calls __exit__
+            self.end()
+            raise
+
+    def begin(self):
         with _flag_lock:
-            _captures_running += 1
-            if _captures_running == 1:
-                torch.compiler._is_compiling_flag = True
+            if not _running:
                 Process.real = [getattr(holder, name) for holder, name, _ in _PATCHES]
+            _running.add(self)
+            if len(_running) == 1:
+                torch.compiler._is_compiling_flag = True
                 for (holder, name, make), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, make(real))
         REPLACED.__enter__()
+        self.replaces = True
         _numbers.begin()
         _here.process = self
         self.random = random.getstate()
@@ -122,15 +130,24 @@ class Process:
         return changed
 
     def __exit__(self, *exc):
-        global _captures_running
+        try:
+            self.end()
+        except BaseException:  # an interrupt: once more from the start
+            self.end()
+            raise
+
+    def end(self):
+        """What is undone already is undone again."""
         _here.process = None
-        REPLACED.__exit__()
+        if self.replaces:
+            self.replaces = False
+            REPLACED.__exit__()
         with _flag_lock:
-            _captures_running -= 1
-            if _captures_running == 0:
+            if _running == {self}:
                 torch.compiler._is_compiling_flag = False
                 for (holder, name, _), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, real)
+            _running.discard(self)
 
 
 def _place(t):

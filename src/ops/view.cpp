@@ -196,8 +196,7 @@ Tensor with_slice(const Args& a, const Tensor& x, const Tensor& src, int64_t d, 
         Index j = i;
         j[d] = step.is(1) ? from_start : sym::floordiv(from_start, step);
         Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
-        return b.masked(
-            in, [&] { return cast(src.at(b, j), other.type); }, other);
+        return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
       },
       (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
 }
@@ -242,8 +241,7 @@ Tensor with_diagonal(const Args& a, const Tensor& x, const Tensor& src, const Di
           if (static_cast<int64_t>(q) != d.d1 && static_cast<int64_t>(q) != d.d2) j.push_back(i[q]);
         j.push_back(k);
         Val other = x ? x.at(b, i) : b.constant(compute_type(out.dtype), 0);
-        return b.masked(
-            in, [&] { return cast(src.at(b, j), other.type); }, other);
+        return b.masked(in, [&] { return cast(src.at(b, j), other.type); }, other);
       },
       (x ? x.cost : 0) + src.cost + 4, (x ? x.reads : 0) + src.reads);
 }

@@ -282,10 +282,7 @@ PyObject* number_class = nullptr;
 
 void bind_numbers(py::module_& m) {
   auto n = py::class_<Numbers, std::shared_ptr<Numbers>>(m, "Numbers");
-  n.def("constant",
-        [](Numbers& n, double v) {
-          return n.add({Numbers::Op::Constant, 0, 0, v});
-        })
+  n.def("constant", [](Numbers& n, double v) { return n.add({Numbers::Op::Constant, 0, 0, v}); })
       .def("step",
            [](Numbers& n, const std::string& op, uint32_t a, uint32_t b) {
              using Op = Numbers::Op;

@@ -149,7 +149,7 @@ class Compiled final : public CompiledGraph {
     plan_ = shared_->plan;
     const ir::Graph& finished = *program_.graph;  // perhaps another's
     if (has_side_effects(finished)) check_found();
-    for (sym::Int s : found)                      // others the run finds
+    for (sym::Int s : found)  // others the run finds
       if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
     if (!found_.empty()) guards_ = program_.graph->ctx().guards();
     for (const FrozenGroup& g : shared_->groups) frozen_.push_back(std::make_unique<FrozenCache>(g));

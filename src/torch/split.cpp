@@ -390,11 +390,8 @@ struct Splitter {
   std::unordered_set<uint32_t> symbols_of_backward() const {
     const std::vector<Value> grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
     const std::vector<ir::Node*> also = unordered(true);
-    std::vector<Value> read = grads, inputs = parts.saved;
-    for (const ir::Node* n : also) read.push_back(const_cast<ir::Node*>(n)->out());
-    const ir::NodeSet behind = nodes_behind(*joint, read, inputs);
-    for (const ir::Input& in : joint->inputs)
-      if (behind.contains(in.value.node)) inputs.push_back(in.value);
+    std::vector<Value> inputs = parts.saved;
+    for (const ir::Input& in : joint->inputs) inputs.push_back(in.value);
     return symbols_in(*extract(*joint, grads, inputs, also));
   }
 

@@ -112,7 +112,8 @@ void Tracer::Impl::assume_offset(uint32_t input) {
   const Value x = graph->inputs[input].value;
   const std::vector<ir::Arg> args{x, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)};
   const ir::Op* op = graph->op("vitrify::assume_offset", ir::kEffect);
-  if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; })) graph->append(op, args, {})->source = source;
+  if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; }))
+    graph->append(op, args, {})->source = source;
 }
 
 // What `child` looks at.

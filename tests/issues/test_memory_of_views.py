@@ -1,4 +1,5 @@
 """What looks at memory and not at elements (as_strided, custom ops, draws, views in another dtype) sees it as eager has it, whatever strides passes chose for the values before it."""
+import bounds
 import pytest
 import torch
 import torch.nn.functional as F

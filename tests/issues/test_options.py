@@ -130,7 +130,7 @@ def memory_budget(tmp_path):
     kept = []
     for share in (1.0, 0.0):
         w = data(8, 8).requires_grad_()
-        c = vitrify.compile(lambda x, w: (x @ w).sin().exp().mul(x).sum(0).cos(), options={"memory_budget": share})
+        c = vitrify.compile(lambda x, w: (x @ w).sin().exp().mul(x @ x).sin().mul(x @ w).sum(0).cos(), options={"memory_budget": share})
         c(data(8, 8), w).sum().backward()
         kept.append(_C.state_entries(_C.installed_state(c))[0][0].stats["kept_bytes"])
     assert kept[1] < kept[0]

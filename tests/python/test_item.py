@@ -105,7 +105,6 @@ RUNS_EAGERLY = {
     "divided by it": lambda x: x + 1 / (x.sum().item() + 1),
     "an integer that max may give": lambda x: x * max(1, x.sum().item()),
     "max of a list": lambda x: x * max([1.0, x.sum().item()]),
-    "abs": lambda x: x * abs(x.sum().item()),
     "math": lambda x: x * math.exp(x.sum().item()),
     "a weight of lerp": lambda x: x.lerp(x + 1, x.sum().item()),
 }

@@ -18,8 +18,8 @@ int64_t due_at = 0;
 Which which = Which::Memory;
 Often often = Often::Once;
 
-// Where libvitrify lies. Not the code generator: LLVM is built without exceptions and frees nothing on the way of one, so that memory which fails inside
-// of it ends the process, or worse.
+// Where libvitrify lies. Not the code generator: LLVM is built without exceptions and frees nothing on the way of one, so that memory which fails
+// inside of it ends the process, or worse.
 struct Range {
   uintptr_t begin, end;
 };
