@@ -209,7 +209,8 @@ class GraphLowering final : public Nests {
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
       Dims strides = settled(v.type().strides);
-      if (sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
+      const bool here = v.type().device.kind == DeviceKind::CPU;
+      if (here && sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         if (!is_dense(v.type()) && is_fixed(v.type())) strides = preserved_strides(*ctx_, v.type());  // results follow the order of its dims
         if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
       }
@@ -264,7 +265,7 @@ class GraphLowering final : public Nests {
         const bool covers = t.offset.is(0) && b.extent == n;
         reuse = b.role == BufferRole::Intermediate && covers && (same_strides(t, want)) &&
                 (static_cast<size_t>(t.buffer) >= taken.size() || !taken[t.buffer]);
-        if (!is_native(type.dtype)) reuse = true;
+        if (!is_native(type.dtype) || type.device.kind != DeviceKind::CPU) reuse = true;  // no kernel of ours may touch it
       }
       if (!reuse) t = t.buffer < 0 && t.lazy >= 0 && !lazies_[t.lazy].realized ? realize_output(t, want) : realize_as(t, want);
       taken.resize(program_.buffers.size());
