@@ -26,6 +26,7 @@ Tensor quotient(const Tensor& chosen, const Tensor& grad, const Tensor& input, c
 Tensor product_of_others(const Tensor& grad, const Tensor& input, int64_t dim) {
   const c10::SymInt n = input.sym_size(dim);
   if (n == 1) return grad;
+  if (input.sym_numel() == 0) return at::zeros_like(input);
   std::vector<c10::SymInt> one = input.sym_sizes().vec();
   one[static_cast<size_t>(dim)] = 1;
   const Tensor ones = at::ones_symint(one, grad.options());

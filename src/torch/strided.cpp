@@ -59,8 +59,10 @@ TensorType dense_type(const TensorType& like, const std::vector<int64_t>& sizes)
 
 // The memory that `child`, made by as_strided, is cut from: null where that is not a value's whole.
 std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
-  Memory m;
   sym::Context& ctx = graph->ctx();
+  if (child.parent && std::ranges::any_of(child.type.sizes, [](sym::Int n) { return n.is(0); }))  // looks at nothing
+    return Memory{child.parent.get(), specialized(ctx, child.parent->type), {}};
+  Memory m;
   // The furthest is the largest.
   for (View* p = child.parent.get(); p; p = p->parent.get()) {
     const TensorType type = specialized(ctx, p->type);
@@ -72,13 +74,7 @@ std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
   for (sym::Int n : m.type.sizes) count *= n.value();
   m.begin = child.offset - m.of->offset;
   m.end = m.begin + 1;
-  for (size_t d = 0; d < child.type.dim(); ++d) {
-    if (child.type.sizes[d].is(0)) {
-      m.begin = m.end = 0;
-      return m;
-    }
-    m.end += (child.type.sizes[d].value() - 1) * child.type.strides[d].value();
-  }
+  for (size_t d = 0; d < child.type.dim(); ++d) m.end += (child.type.sizes[d].value() - 1) * child.type.strides[d].value();
   if (m.begin < 0 || m.end > count) return {};
   return m;
 }
@@ -128,8 +124,13 @@ Value Tracer::Impl::read_strided(View& child) {
     if (child.storage->generation) capture::fail("aten::as_strided of memory with gaps, after a write");
     return apply(child, read(*child.parent));
   }
-  Value v = elements_of(*m, read(*m->of));
-  if (m->begin != 0 || m->end == 0)
+  if (m->end == 0 && child.type.dtype == DType::Opaque) return apply(child, read(*child.parent));
+  const auto nothing = [&] {
+    const TensorType none = dense_type(child.type, {0});
+    return append("aten::full", {std::vector<sym::Int>{sym::Int(0)}, sym::Int(0), none.dtype, ir::None{}, none.device, ir::None{}}, {none})->out();
+  };
+  Value v = m->end == 0 ? nothing() : elements_of(*m, read(*m->of));
+  if (m->begin != 0)
     v = append("aten::slice.Tensor", {v, sym::Int(0), sym::Int(m->begin), sym::Int(m->end), sym::Int(1)}, {dense_type(v.type(), {m->end - m->begin})})
             ->out();
   TensorType type = child.type;
