@@ -255,7 +255,7 @@ class GraphLowering final : public Nests {
       Dims want = type.strides;
       if (!is_dense(type) && is_native(type.dtype))  // an expanded result of its own becomes dense
         for (size_t d = 0; d < type.dim(); ++d)
-          if (const Int s = type.strides[d]; !type.sizes[d].is(1) && (s.is(0) || !sym::known_le(Int(0), s).value_or(false)))
+          if (!type.sizes[d].is(1) && type.strides[d].is(0))
             want = ir::contiguous_strides(type.sizes);  // a product of sizes is 0 only where there are no elements
       bool reuse = false;
       if (t.buffer >= 0) {

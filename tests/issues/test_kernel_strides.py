@@ -52,3 +52,14 @@ def test_strides_of_dims_of_one_element(op, view, dynamic):
     for _ in range(2):
         x = VIEWS[view]()
         assert compiled(x).stride() == ANGLES[op](x).stride()
+
+
+def test_last_chunk_of_a_transposed_tensor_with_dynamic_sizes():
+    """A stride that is a difference of sizes was taken to be negative, since nobody could show that it is not: such a result became contiguous."""
+    def f(x):
+        return x.chunk(2)[1] * 1
+    compiled = vitrify.compile(f, dynamic=True)
+    for rows, columns in ((4, 6), (5, 6), (33, 17)):
+        x = torch.randn(columns, rows).t()
+        ours, theirs = compiled(x), f(x)
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride() == (1, rows // 2)
