@@ -169,16 +169,19 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
   return L.reshape(x, s);
 }
 
-// normalized() as eager writes it where weights belong to channels: infinite ones give its NaNs.
+// normalized() as eager writes it where weights belong to channels: infinite ones give its NaNs. Without weights, in contiguous memory, the mean is
+// subtracted first: what is equal gives zeros.
 Tensor scaled(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias, DType out) {
   const DType t = compute_type(x.dtype);
   Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
   Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
   const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
+  const bool subtracts = !w && !c && a.out().strides == ir::contiguous_strides(x.sizes);
   return a.L.map(
       out, x.sizes,
       [=](Body& b, const Index& i) {
         Val scale = cast(s.at(b, i), t);
+        if (subtracts) return cast((cast(x.at(b, i), t) - cast(m.at(b, i), t)) * scale, compute_type(out));
         if (w) scale = scale * cast(w.at(b, i), t);
         Val shift = -scale * cast(m.at(b, i), t);
         if (c) shift = shift + cast(c.at(b, i), t);
