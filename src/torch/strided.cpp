@@ -72,12 +72,13 @@ std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
   for (sym::Int n : m.type.sizes) count *= n.value();
   m.begin = child.offset - m.of->offset;
   m.end = m.begin + 1;
-  for (size_t d = 0; d < child.type.dim(); ++d) {
-    if (child.type.sizes[d].is(0)) {
+  const TensorType part = specialized(ctx, child.type);  // a derivative's own has the symbols of what it is the gradient of
+  for (size_t d = 0; d < part.dim(); ++d) {
+    if (part.sizes[d].is(0)) {
       m.begin = m.end = 0;
       return m;
     }
-    m.end += (child.type.sizes[d].value() - 1) * child.type.strides[d].value();
+    m.end += (part.sizes[d].value() - 1) * part.strides[d].value();
   }
   if (m.begin < 0 || m.end > count) return {};
   return m;

@@ -144,6 +144,10 @@ class Side:
         out = () if error else (scope["out"], scope["told"])
         leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in [(p.replace("out", "in", 1), t) for p, t in tensors_of(self.args)] if t.is_leaf and not t.is_inference()]
         leaves += [x for name, t in self.state() for x in ((f"net.{name}", t), (f"grad of net.{name}", t.grad))]
+        if error is not None:  # how far a backward came before it raised is not promised, nor what later ones add to
+            for t in [t for _, t in [*tensors_of(self.args), *self.state()]]:
+                if t.is_leaf and not t.is_inference():
+                    t.grad = None
         return Outcome(error, leaves, out, self.args, bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
 
 
