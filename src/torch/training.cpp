@@ -101,8 +101,8 @@ class WriteNode final : public Node {
   std::vector<std::string> sizes;
   for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
   TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
-              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [", fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version,
-              "; expected version ", expected,
+              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
+              fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,
               " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
