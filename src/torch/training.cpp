@@ -296,9 +296,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   const Tape& tape() const { return *joint_.tape; }
 
   // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
-  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node) const {
+  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const {
     for (size_t k = 0; k < saved.size(); ++k) {
       if (!saved[k].changed()) continue;
+      const auto given =
+          std::ranges::find(joint_.given, b.saved[k] < saved_.size() ? saved_[b.saved[k]].value : joint_.given[b.saved[k] - saved_.size()]);
+      if (given != joint_.given.end() && tape().finds(path, static_cast<uint32_t>(given - joint_.given.begin()))) continue;
       std::vector<Value> asked;
       for (size_t g = 0; g < b.gradients.size(); ++g)
         if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
@@ -669,7 +672,7 @@ variable_list RegionNode::apply(variable_list&& tangents) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
       check_freed(b, kept);
-      region_->check_changed(b, kept, *this);
+      region_->check_changed(b, kept, *this, path);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));
       if (last) free();  // the plan drops each as it goes
