@@ -84,6 +84,12 @@ bool lower_softplus_backward(const Args& a, std::vector<Tensor>& r) {
          });
 }
 bool lower_log_sigmoid_backward(const Args& a, std::vector<Tensor>& r) {
+  // Where the forward has kept exp(-|x|), that counts: x may have been written since.
+  if (a.tensor(2).sizes == a.tensor(1).sizes)
+    return activation_at(a, r, {0, 1, 2}, 10, [](Body&, Val* v) {
+      Val part = v[2] / (1.0 + v[2]);
+      return v[0] * where(v[1] < v[1].lit(0), 1.0 - part, part);
+    });
   return activation<2>(a, r, 14, [](Body&, Val* v) { return v[0] * sigmoid(-v[1]); });
 }
 bool lower_shrink_backward(const Args& a, std::vector<Tensor>& r) {

@@ -1,4 +1,5 @@
 // floordiv, mod, min, max and their simplification.
+#include <algorithm>
 #include <numeric>
 
 #include "sym/node.h"
@@ -141,15 +142,22 @@ Reduced reduce(Int a, Int b) {
   return out;
 }
 
-// x % m inside (...) % b is x when b divides its coefficient times m.
+// x % m inside (...) % b is x when b divides its coefficient times m. Where one is in another many times over, the factors would grow without end.
 std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
   const Poly p = poly(a);
+  const auto large = [](int64_t k) { return k > INT32_MAX || k < INT32_MIN; };
+  const auto grown = [&](Int e) {
+    if (e.is_const()) return large(e.value());
+    const Poly q = poly(e);
+    return large(q.k) || std::ranges::any_of(q.terms, [&](const Term& t) { return large(t.coef); });
+  };
   for (const Term& t : p.terms) {
     for (const Node* n : t.atoms) {
       if (n->kind != Kind::Mod) continue;
       Term rest{t.coef, {}};
       divide_atom(t.atoms, n, rest.atoms);
       Int c = from_term(ctx, rest);
+      if (grown(c) || grown(n->a)) continue;
       if (exact_quotient(c * n->b, b)) return a - from_term(ctx, t) + c * n->a;
     }
   }

@@ -259,6 +259,8 @@ bool prove_nonneg(Int e) {
   if (r.lo >= 0) return true;
   if (r.hi < 0) return false;
   Context::Impl* ctx = e.node()->ctx;
+  if (ctx->proof_depth > 4) return false;
+  Proof proof(ctx);  // around the guards too: the sums with them may hold quotients, which ask for proofs
   for (const Guard& g : ctx->guards) {
     if (g.kind == Guard::Kind::NeZero || g.expr.is_const()) continue;
     const uint64_t mask = g.expr.node()->symbols_mask;
@@ -267,9 +269,7 @@ bool prove_nonneg(Int e) {
     if (d.is_const() && d.value() >= 0) return true;
     if (g.kind == Guard::Kind::EqZero && (d = e + g.expr).is_const() && d.value() >= 0) return true;
   }
-  if (ctx->proof_depth >= 4) return false;
-  Proof proof(ctx);
-  return range_of(extreme(e, false, true)).lo >= 0;
+  return ctx->proof_depth <= 4 && range_of(extreme(e, false, true)).lo >= 0;
 }
 
 std::optional<Range> bounds(Int e) {

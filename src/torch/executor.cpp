@@ -752,6 +752,9 @@ void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<a
     end_step(k, owned);
   }
   begin_step(f, plan_->steps.size());  // nobody writes these
+  if (late_)
+    for (uint32_t s : output_slots_)  // nor those without elements whose other sizes were found
+      if (!tensors_[s].defined()) start_late(f, {s});
 }
 
 }  // namespace vitrify

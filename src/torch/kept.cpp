@@ -39,6 +39,10 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
   return r;
 }
 
+bool is_symbolic(const ir::TensorType& t) {
+  return std::ranges::any_of(t.sizes, [](sym::Int i) { return !i.is_const(); });
+}
+
 }  // namespace
 
 Kept::Kept(const at::Tensor& t) {
@@ -117,7 +121,9 @@ void Call::let_go() {
   if (any) needed = needed_through(live, *derivative_, kept.size());
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
-    kept[k] = {};
+    const bool sized = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
+    kept[k] = sized ? Kept::sizes_of(kept[k].tensor) : Kept();
+    kept[k].freed = sized;
     if (!hooked.empty()) hooked[k].reset_data();
   }
   std::vector<char> behind(given.size());

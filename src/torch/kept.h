@@ -17,6 +17,7 @@ struct Kept {
   at::Tensor tensor;
   int64_t version = 0;
   bool hollow = false;  // sizes and strides, and no elements
+  bool freed = false;   // hollow since a backward has freed it: the sizes count for what saves nothing, and can run again
 
   Kept() = default;
   // Its history is not held: it may come to lead to the node that has this. Leaves that need gradients get none.

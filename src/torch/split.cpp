@@ -379,7 +379,7 @@ struct Splitter {
     // Symbols that the backward could not read from anything else.
     std::vector<Value> known;
     std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
-    for (size_t k = 0; k < j.roots.size(); ++k) known.push_back(tangent(k));
+    if (j.roots.size() == 1) known.push_back(tangent(0));  // of several some may be missing
     for (Value v : carriers(*joint, known, symbols_of_backward()))
       if (!parts.backward[v.node->id]) {
         sizes_only.insert(v);

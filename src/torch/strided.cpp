@@ -60,7 +60,8 @@ TensorType dense_type(const TensorType& like, const std::vector<int64_t>& sizes)
 // The memory that `child`, made by as_strided, is cut from: null where that is not a value's whole.
 std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
   sym::Context& ctx = graph->ctx();
-  if (child.parent && std::ranges::any_of(child.type.sizes, [](sym::Int n) { return n.is(0); }))  // looks at nothing
+  const TensorType part = specialized(ctx, child.type);  // a derivative's own has the symbols of what it is the gradient of
+  if (child.parent && std::ranges::any_of(part.sizes, [](sym::Int n) { return n.is(0); }))  // looks at nothing
     return Memory{child.parent.get(), specialized(ctx, child.parent->type), {}};
   Memory m;
   // The furthest is the largest.
@@ -74,7 +75,7 @@ std::optional<Tracer::Impl::Memory> Tracer::Impl::memory_of(const View& child) {
   for (sym::Int n : m.type.sizes) count *= n.value();
   m.begin = child.offset - m.of->offset;
   m.end = m.begin + 1;
-  for (size_t d = 0; d < child.type.dim(); ++d) m.end += (child.type.sizes[d].value() - 1) * child.type.strides[d].value();
+  for (size_t d = 0; d < part.dim(); ++d) m.end += (part.sizes[d].value() - 1) * part.strides[d].value();
   if (m.begin < 0 || m.end > count) return {};
   return m;
 }

@@ -27,6 +27,12 @@ Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::func
   return path;
 }
 
+bool Tape::finds(const Path& path, uint32_t given) const {
+  bool found = false;
+  for (size_t i = 0; i < steps.size(); ++i) found = found || (on(path, i) && std::ranges::find(steps[i].found, given) != steps[i].found.end());
+  return found && !reads(path, false, given);
+}
+
 bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
   for (size_t i = 0; i < steps.size(); ++i)
     if (const auto& all = is_output ? steps[i].reads_outputs : steps[i].reads_given; on(path, i) && std::ranges::find(all, index) != all.end())
@@ -129,9 +135,18 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   // A user's own node is asked: it may hold on to tensors otherwise. What stands for eager's node of a checkpoint has saved nothing; that has its
   // arguments.
   for (Tape::Step& s : tape->steps)
-    if (const auto c = std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }); c != checkpoints.end())
+    if (const auto c = std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }); c != checkpoints.end()) {
       s.saves = c->args > 0;
-    else if (options.saves_tensors && capture::of_python(*s.node)) {
+      const auto& next = s.node->next_edges();
+      std::vector<uint32_t> passed;
+      for (size_t i = 0; i < next.size(); ++i)
+        if (const auto at = leaves.find(next[i].function.get()); at != leaves.end())
+          for (auto [input, gradient] : at->second)
+            if (input == next[i].input_nr && gradient >= 0)
+              (i < c->args ? passed : s.found).push_back(j.gradients[static_cast<size_t>(gradient)].given);
+      std::erase_if(s.found, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
+      std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found, g) != s.found.end(); });
+    } else if (options.saves_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
       s.saves = options.saves_tensors(*s.node);
       s.holds = reads && !s.saves;

@@ -65,6 +65,7 @@ class RegionNode final : public Node {
   }
   // Through which of them the backward under way comes.
   void find_views(Layouts& how) const;
+  static void check_freed(const BackwardProgram& b, const std::vector<Kept>& saved);
 
  private:
   struct View {
@@ -99,9 +100,9 @@ class WriteNode final : public Node {
 [[noreturn]] void refuse_changed(const ir::TensorType& type, const std::string& of, int64_t version, int64_t expected) {
   std::vector<std::string> sizes;
   for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
-  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.",
-              c10::toString(scalar_type_of(type)), "Tensor [", fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version,
-              "; expected version ", expected,
+  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
+              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
+              fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,
               " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
@@ -295,9 +296,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   const Tape& tape() const { return *joint_.tape; }
 
   // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
-  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node) const {
+  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const {
     for (size_t k = 0; k < saved.size(); ++k) {
       if (!saved[k].changed()) continue;
+      const auto given =
+          std::ranges::find(joint_.given, b.saved[k] < saved_.size() ? saved_[b.saved[k]].value : joint_.given[b.saved[k] - saved_.size()]);
+      if (given != joint_.given.end() && tape().finds(path, static_cast<uint32_t>(given - joint_.given.begin()))) continue;
       std::vector<Value> asked;
       for (size_t g = 0; g < b.gradients.size(); ++g)
         if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
@@ -430,8 +434,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
-      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes && !below.saved_[s].snapshot)
-        o.given[at] = laid_as_recorded(below.saved_[s], call->unpack(s, node.getptr()));
+      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes && !below.saved_[s].snapshot) {
+        Kept kept = call->unpack(s, node.getptr());
+        TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);
+        o.given[at] = laid_as_recorded(below.saved_[s], std::move(kept));
+      }
     }
     size_t k = 0;
     for (size_t i = own; i < wanted.size(); ++i) {
@@ -634,6 +641,17 @@ void RegionNode::find_views(Layouts& how) const {
     if (how[k].view + 1 == static_cast<int32_t>(region_->roots()[k].views.size())) how[k].view = -1;
 }
 
+// What was freed has sizes only: more than those is not to be had.
+void RegionNode::check_freed(const BackwardProgram& b, const std::vector<Kept>& saved) {
+  if (std::ranges::none_of(saved, &Kept::freed)) return;
+  ir::NodeSet read(*b.graph);
+  for (ir::Value v : b.graph->outputs)
+    if (v) read.insert(v.node);
+  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](ir::Value& v) { read.insert(v.node); });
+  for (size_t k = 0; k < saved.size(); ++k)
+    TORCH_CHECK(!saved[k].freed || !read.contains(b.graph->inputs[k].value.node), torch::autograd::ERR_BACKWARD_TWICE);
+}
+
 variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
@@ -653,7 +671,8 @@ variable_list RegionNode::apply(variable_list&& tangents) {
     auto needed = [&](const BackwardProgram& b, bool last) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
-      region_->check_changed(b, kept, *this);
+      check_freed(b, kept);
+      region_->check_changed(b, kept, *this, path);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));
       if (last) free();  // the plan drops each as it goes

@@ -110,10 +110,7 @@ class Side:
         with MODES[call.mode]():
             for i, spec in enumerate(call.specs):
                 name = f"x{i}" if i + 1 < len(call.specs) else "index"
-                try:
-                    scope[name] = eval(spec.text, scope)
-                except (RuntimeError, IndexError):  # no such view of an argument of this shape
-                    scope[name] = eval(dataclasses.replace(spec, view="", layout="contiguous").text, scope)
+                scope[name] = argument(spec, scope)
         return tuple(scope[f"x{i}"] for i in range(len(call.specs) - 1)) + (scope["index"], call.scale)
 
     def make(self, call, number, counters=dict):
@@ -144,7 +141,18 @@ class Side:
         out = () if error else (scope["out"], scope["told"])
         leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in [(p.replace("out", "in", 1), t) for p, t in tensors_of(self.args)] if t.is_leaf and not t.is_inference()]
         leaves += [x for name, t in self.state() for x in ((f"net.{name}", t), (f"grad of net.{name}", t.grad))]
+        if error is not None:  # how far a backward came before it raised is not promised, nor what later ones add to
+            for t in [t for _, t in [*tensors_of(self.args), *self.state()]]:
+                if t.is_leaf and not t.is_inference():
+                    t.grad = None
         return Outcome(error, leaves, out, self.args, bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
+
+
+def argument(spec, scope):
+    try:
+        return eval(spec.text, scope)
+    except (RuntimeError, IndexError):  # no such view of an argument of this shape
+        return eval(dataclasses.replace(spec, view="", layout="contiguous").text, scope)
 
 
 def moved(net, wide, jolt):

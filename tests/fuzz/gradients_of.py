@@ -39,7 +39,8 @@ DRIVERS = {
     "weights written": "out = f(*args)\nfor p in parameters(net): p.data.add_(0.5)\nweighed(heads(out)).backward()",
     "weights' versions": "out = f(*args)\nwith torch.no_grad():\n    for p in parameters(net): p.add_(0.5)\nweighed(heads(out)).backward()",
     "hooks": "for t in leaves(args): t.register_hook(lambda g: g * 2)\nout = f(*args)\nheads(out)[0].register_hook(lambda g: g + 1)\nweighed(heads(out)).backward()",
-    "accumulated": "told = []\nfor t in leaves(args): t.register_post_accumulate_grad_hook(lambda t: told.append(t.grad.clone()))\nout = f(*args)\nweighed(heads(out)).backward()",
+    # Each leaf's own list: autograd promises no order among leaves.
+    "accumulated": "told = [[] for _ in leaves(args)]\nfor t, seen in zip(leaves(args), told): t.register_post_accumulate_grad_hook(lambda t, seen=seen: seen.append(t.grad.clone()))\nout = f(*args)\nweighed(heads(out)).backward()",
     "module hooks": "told = []\nhandles = [net.register_forward_hook(lambda m, a, r: told.append(len(a))), net.register_full_backward_hook(lambda m, gi, go: None)] if net is not None else []\nout = f(*args)\nweighed(heads(out)).backward()\nfor h in handles: h.remove()",
     "batched": "out = f(*args)\nh = heads(out)[0]\ntold = torch.autograd.grad(h, leaves(args), torch.eye(min(3, h.numel()), h.numel(), dtype=h.dtype).view(-1, *h.shape), is_grads_batched=True, allow_unused=True)",
     "jacobian": "out = f(*args)\ntold = torch.autograd.functional.jacobian(lambda t: f(t, *args[1:]), args[0])\n",

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
 EXACT = set("""abs neg relu relu_ floor ceil round trunc sign sgn clamp clamp_ clamp_min clamp_max clamp_min_ clamp_max_ nan_to_num isnan isfinite isinf signbit clone copy_ _to_copy fill_ zero_
-    zeros zeros_like ones ones_like full full_like new_zeros new_full new_ones empty empty_like empty_strided new_empty new_empty_strided scalar_tensor arange linspace eye tril triu tril_ triu_
+    zeros zeros_like ones ones_like full full_like new_zeros new_full new_ones empty empty_like empty_strided new_empty new_empty_strided scalar_tensor arange eye tril triu tril_ triu_
     maximum minimum fmax fmin lt le gt ge eq ne logical_not logical_and logical_or where masked_fill masked_fill_ amax amin argmax argmin max min any all flip roll cat stack index index_select
     gather scatter scatter_ index_put index_put_ index_copy index_copy_ index_fill index_fill_ constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d topk sort argsort
     nonzero masked_select _unique2 unique_consecutive unique_dim max_pool2d_with_indices adaptive_max_pool2d max_pool3d_with_indices threshold hardtanh heaviside copysign median mode nanmedian

@@ -12,7 +12,7 @@ import layers
 import scope as scopes
 import torch
 import values
-from calls import some_calls
+from calls import argument, some_calls
 from values import Spec
 
 FAMILIES = families.FAMILIES | layers.FAMILIES | gradients_of.FAMILIES
@@ -123,7 +123,7 @@ class Grower:
         """The values after the lines so far, computed anew: a write may have failed half way."""
         self.scope = scopes.names(wide=False)
         for name, spec in zip(self.body.arguments, self.specs):
-            self.scope[name] = eval(spec.text, self.scope)
+            self.scope[name] = argument(spec, self.scope)
         self.scope |= {"self": torch.nn.Module(), "scale": 2.0}
         with torch.set_grad_enabled(self.grad):
             for line in [code for _, code in self.body.owned] + self.body.lines:

@@ -1,7 +1,7 @@
 """Strides of results without elements were not learned from what the op gave: svd of a matrix without rows had V's of a matrix with some."""
 import pytest
 import torch
-
+import torch.nn.functional as F
 import vitrify
 
 
@@ -32,3 +32,44 @@ def test_gradients_of_nothing(program, shape):
         for ours, eager in zip(both(vitrify.compile(program)), both(program)):
             assert torch.equal(ours, eager) and ours.stride() == eager.stride()
     assert not vitrify.counters["eager_calls"]
+
+
+@pytest.mark.compiled("there is nothing to compute")
+@pytest.mark.parametrize("of", [torch.tril, torch.triu])
+def test_the_other_size_is_found(of):
+    """No kernel came to the result, whose memory was made with the first that would have written it: it was None."""
+    def fn(x):
+        return of(torch.zeros(x.nonzero().shape[0], 0))
+    compiled, before = vitrify.compile(fn), vitrify.counters["externs_called"]
+    for x in (torch.tensor(1.0), torch.tensor(0.0)):
+        ours, eager = compiled(x), fn(x)
+        assert (ours.shape, ours.dtype, ours.stride()) == (eager.shape, eager.dtype, eager.stride())
+    assert vitrify.counters["externs_called"] > before
+
+
+@pytest.mark.compiled("there is nothing to compute")
+@pytest.mark.parametrize("fn", [lambda x, i: torch.index_select(x, 0, i), lambda x, i: F.embedding(i, x[:, 0])], ids=["index_select", "embedding"])
+def test_indices_of_nothing_are_checked(fn):
+    x, good, bad = torch.zeros(33, 3, 0), torch.tensor([0, 32]), torch.tensor([0, 120])
+    compiled = vitrify.compile(fn)
+    assert compiled(x, good).shape == fn(x, good).shape
+    errors = []
+    for f in (fn, compiled):
+        with pytest.raises((IndexError, RuntimeError)) as error:
+            f(x, bad)
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.compiled("there is nothing to compute")
+def test_repeats_of_nothing():
+    """The range of an index into nothing was empty, which the compiler took for its own fault."""
+    def fn(x):
+        return torch.repeat_interleave(x, torch.tensor([-1]), 0)
+
+    def tell(f):
+        try:
+            return f(torch.empty(0, 8, 16)).shape
+        except RuntimeError as e:
+            return str(e)
+    assert tell(vitrify.compile(fn)) == tell(fn)

@@ -19,6 +19,7 @@ CHAINS = {
     "a quotient of a chain": lambda x, w, b, s: torch.addcdiv(x, x, torch.abs(x) + 1),
     "two functions": lambda x, w, b, s: x.sin().cos(),
     "a long chain": lambda x, w, b, s: ((x * w + b).tanh() * s).exp().sin(),
+    "a function of a saved buffer": lambda x, w, b, s: F.logsigmoid(x * 1) + F.logsigmoid(x),
     "a mask": lambda x, w, b, s: (x * w).masked_fill(s > 1.0, 0.0).sin(),
     "a mask that is where": lambda x, w, b, s: torch.where(s.cos() > 0.2, x * w, b.sin()),
     "a buffer's function": lambda x, w, b, s: (x * s.exp()).sin() + b,

@@ -1,0 +1,49 @@
+"""What the function of a reentrant checkpoint finds by itself, eager's backward reads as it is by then, whatever was counted: its node has saved the arguments alone."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+
+
+class Net(nn.Module):
+    def __init__(self, of, beside, passed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.of, self.beside, self.passed = nn.Linear(6, 6), of, beside, passed
+
+    def forward(self, x):
+        w = self.linear.weight
+        y = checkpoint(lambda t, *_: self.of(self.linear(t)), x, *([w] if self.passed else []), use_reentrant=True)
+        return y + x @ w if self.beside else y * 2
+
+
+def trained(net, call):
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
+    out = call(x)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.5)
+    try:
+        out.sum().backward()
+    except RuntimeError as e:
+        return str(e).partition(":")[0]
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.parametrize("of", [lambda t: t, nn.functional.gelu, lambda t: t.sin().exp()], ids=["linear", "gelu", "chain"])
+@pytest.mark.parametrize("beside, passed", [(False, False), (True, False), (False, True)], ids=["found", "saved beside", "passed"])
+def test_weights_written_before_the_backward(of, beside, passed):
+    eager, ours = Net(of, beside, passed), Net(of, beside, passed)
+    compiled, before = vitrify.compile(ours, fullgraph=True), vitrify.counters["kernels_launched"]
+    for _ in range(2):
+        expected, given = trained(eager, eager), trained(ours, compiled)
+        assert isinstance(expected, str) == (beside or passed)
+        if isinstance(expected, str):
+            assert given == expected
+            return
+        for a, b in zip(given, expected):
+            torch.testing.assert_close(a, b)
+    assert vitrify.counters["kernels_launched"] > before

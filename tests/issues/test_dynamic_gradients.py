@@ -1,0 +1,79 @@
+"""Gradients of programs with dynamic sizes: what a derivative's own views look at, and where the sizes come from when gradients come through some of the results."""
+import pytest
+import torch
+import vitrify
+
+pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+
+
+def leaf(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(True)
+
+
+def gradients(fn, shapes, then):
+    given = [leaf(*s, seed=i) for i, s in enumerate(shapes)]
+    then(fn(*given))
+    return [t.grad for t in given]
+
+
+def check(fn, *calls, then, dynamic=True):
+    compiled, before = vitrify.compile(fn, dynamic=dynamic, fullgraph=True), dict(vitrify.counters)
+    for shapes in calls:
+        for ours, eager in zip(gradients(compiled, shapes, then), gradients(fn, shapes, then)):
+            assert (ours is None) == (eager is None)
+            if eager is not None:
+                torch.testing.assert_close(ours, eager)
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+    assert vitrify.counters["eager_calls"] == before["eager_calls"]
+
+
+def weighed(t):
+    return (t * torch.arange(1.0, t.numel() + 1).view(t.shape)).sum()
+
+
+def as_strided(x):
+    x = x * 2
+    return x.as_strided(x.shape, x.stride())
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_as_strided(dynamic):
+    """The derivative writes the gradient to memory of its own through sizes that are symbols: their values were taken for zeros, and the gradient was zero."""
+    check(as_strided, [(1, 16, 12, 12)], [(1, 5, 3, 7)], then=lambda out: weighed(out).backward(), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 1)], ids=str)
+def test_sizes_of_what_was_freed(order):
+    """A sum saves nothing: its gradient needs a size alone, which was freed with the tensor."""
+    def then(out):
+        for i in order:
+            weighed(out[i]).backward()
+    check(lambda x, y, z: (y * z, x.sum(0, keepdim=True)), [(3, 30, 25), (1, 1, 25), (3, 1, 25)], [(4, 31, 26), (1, 1, 26), (4, 1, 26)], then=then)
+
+
+def test_a_second_time():
+    x, y = leaf(3, 4), leaf(3, 4, seed=1)
+    first, _ = vitrify.compile(lambda x, y: (x * y, x.sum(0)), dynamic=True)(x, y)
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_sizes_where_a_result_has_no_gradient(which):
+    """The missing gradient was all that told the sizes."""
+    check(lambda x: ((s := torch.sign(x)).repeat(1, 2).tile(2), s), [(8, 7)], [(9, 6)], then=lambda out: weighed(out[which]).backward())
+
+
+def test_halves_swapped():
+    """A proof asked for a quotient, and that for the proof again, until the stack was full."""
+    check(lambda x: x.reshape(-1, 2, x.shape[-1] // 2).transpose(1, 2).reshape(x.shape).sin(), [(2, 8)], [(6, 12)], then=lambda out: weighed(out).backward())
+
+
+def test_many_transposes():
+    """Indices of indices: factors of what is modulo a size grew with each."""
+    def fn(x):
+        for _ in range(24):
+            x = x.transpose(0, 1).reshape(x.shape)
+        return x.sin()
+    check(fn, [(33, 4)], then=lambda out: weighed(out).backward(), dynamic=False)
