@@ -21,6 +21,13 @@ using P = PointwiseDType;
 bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(1) == "tanh";
   if (!tanh_form && a.string(1) != "none") return false;
+  const ir::TensorType& type = std::get<ir::Value>(a.n.args[0]).type();
+  if (!tanh_form && (type.dtype == DType::F32 || type.dtype == DType::BF16) && type.is_contiguous() && !type.numel().is(1))
+    return activation<1>(a, r, 22, [](Body&, Val* v) {
+      // oneDNN's, which eager runs there, adds x to |x|: that overflows, and is NaN where x is infinite
+      const Val x = v[0];
+      return where(x > x.lit(0x1p127), (x + x) * (x - x + 1.0), x * gelu_gate(x, false));
+    });
   return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return v[0] * gelu_gate(v[0], tanh_form); });
 }
 bool lower_relu(const Args& a, std::vector<Tensor>& r) {

@@ -167,3 +167,16 @@ def test_group_norm_without_weights_of_equal_numbers_is_zero(shape):
     for number in (0.1, -1.7, 1e10):
         x = torch.full(shape, number)
         assert torch.equal(compiled(x), f(x)) and not f(x).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_the_largest(dtype, approximate):
+    """oneDNN's, which eager runs in contiguous memory, gives NaN for infinity and overflows before that; ATen's own does not."""
+    def f(x):
+        return torch.nn.functional.gelu(x, approximate=approximate)
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([float("inf"), float("-inf"), float("nan"), largest, -largest, largest * 0.45, largest / 100, -50.0, 0.0, -0.0]).to(dtype)
+    for given in (x, x.repeat(7), x.repeat(4).view(4, 10).t(), x[:1]):
+        ours, eager = vitrify.compile(f)(given), f(given)
+        assert torch.equal(ours.isnan(), eager.isnan()) and torch.equal(ours.isinf(), eager.isinf())
