@@ -173,6 +173,16 @@ Shape shape_softshrink(sym::Context& ctx, ArgSpan args) {
   return known ? float1(ctx, args) : Shape();
 }
 
+// Eager clamps into an empty_like of its argument, of any type but bool.
+Shape shape_hardtanh(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || x->dtype == DType::U8 || !(is_float(x->dtype) || is_int(x->dtype))) return {};
+  TensorType t = *x;
+  t.wrapped_number = false;
+  t.strides = preserved_strides(ctx, *x);
+  return one(t);
+}
+
 // ATen's CPU kernel ignores the strides of its input, which its Meta kernel does not say.
 Shape shape_log_sigmoid(sym::Context&, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
@@ -195,7 +205,7 @@ const OpRow kRows[] = {
     {"aten::selu", 0, float1, lower<lower_selu>},
     {"aten::softplus", 0, float1, lower<lower_softplus>},
     {"aten::threshold", 0, same1, lower<lower_threshold>},
-    {"aten::hardtanh", 0, float1, lower<lower_hardtanh>},
+    {"aten::hardtanh", 0, shape_hardtanh, lower<lower_hardtanh>},
     {"aten::softshrink", 0, shape_softshrink, lower<lower_softshrink>},
     {"aten::hardshrink", 0, float1, lower<lower_hardshrink>},
     {"aten::_prelu_kernel", 0, shape_of<P::FloatOnly, 2>, lower<lower_prelu>},

@@ -233,6 +233,8 @@ const OpRow kRows[] = {
     {"aten::randn", ir::kRandom, shape_new<1>, nullptr},
     {"aten::rand_like", ir::kRandom, shape_like<1>, nullptr},
     {"aten::randn_like", ir::kRandom, shape_like<1>, nullptr},
+    {"aten::randint_like", ir::kRandom, shape_like<2>, nullptr},
+    {"aten::randint_like.low_dtype", ir::kRandom, shape_like<3>, nullptr},
     {"aten::randint", ir::kRandom, nullptr, nullptr},
     {"aten::randint.low", ir::kRandom, nullptr, nullptr},
     {"aten::randperm", ir::kRandom, nullptr, nullptr},

@@ -427,11 +427,30 @@ Shape shape_of(sym::Context& ctx, ArgSpan args) {
 constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
 constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>;
 
-// A product with a number, which decides the strides as a second operand.
+// Eager multiplies into an empty_like of its argument.
 Shape shape_angle_unit(sym::Context& ctx, ArgSpan args) {
-  if (args.empty()) return {};
-  const ir::Arg both[] = {args[0], 1.0};
-  return pointwise_shape(ctx, both, P::Float, 2);
+  const TensorType* x = tensor_arg(args, 0);
+  auto r = float1(ctx, args);
+  if (x && r) (*r)[0].strides = preserved_strides(ctx, *x);
+  return r;
+}
+// Eager subtracts the first operand from the second, which thereby leads where they lie otherwise.
+Shape shape_rsub(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 2) return {};
+  const ir::Arg both[] = {args[1], args[0]};
+  return pointwise_shape(ctx, both, P::Promote, 2);
+}
+// A comparison of x with itself times another: the iterator that makes the result goes over results, not over x.
+Shape shape_isfinite(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto r = bool1(ctx, args);
+  if (!x || !r) return {};
+  if (!is_float(x->dtype) && !is_complex(x->dtype)) {
+    (*r)[0].strides = preserved_strides(ctx, *x);  // ones_like
+    return r;
+  }
+  const TensorType* both[] = {&(*r)[0], &(*r)[0]};
+  return one(elementwise_type(ctx, both, Bool));
 }
 Shape shape_where(sym::Context& ctx, ArgSpan args) {
   const TensorType *c = tensor_arg(args, 0), *x = tensor_arg(args, 1), *y = tensor_arg(args, 2);
@@ -553,7 +572,7 @@ const OpRow kRows[] = {
     {"aten::nan_to_num", 0, shape_preserved, lower<lower_nan_to_num>},
     {"aten::isnan", 0, bool1, lower<lower_isnan>},
     {"aten::isinf", 0, bool1, lower<lower_isinf>},
-    {"aten::isfinite", 0, bool1, lower<lower_isfinite>},
+    {"aten::isfinite", 0, shape_isfinite, lower<lower_isfinite>},
     {"aten::isposinf", 0, bool1, lower<lower_isposinf>},
     {"aten::isneginf", 0, bool1, lower<lower_isneginf>},
     {"aten::logical_not", 0, bool1, lower<lower_logical_not>},
@@ -563,7 +582,7 @@ const OpRow kRows[] = {
     {"aten::add.Scalar", 0, same2, lower<lower_add<1, false>>},
     {"aten::sub.Tensor", 0, same2, lower<lower_add<-1, false>>},
     {"aten::sub.Scalar", 0, same2, lower<lower_add<-1, false>>},
-    {"aten::rsub.Tensor", 0, same2, lower<lower_add<-1, true>>},
+    {"aten::rsub.Tensor", 0, shape_rsub, lower<lower_add<-1, true>>},
     {"aten::rsub.Scalar", 0, same2, lower<lower_add<-1, true>>},
     {"aten::mul.Tensor", 0, same2, lower<lower_mul>},
     {"aten::mul.Scalar", 0, same2, lower<lower_mul>},

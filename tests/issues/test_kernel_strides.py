@@ -63,3 +63,20 @@ def test_last_chunk_of_a_transposed_tensor_with_dynamic_sizes():
         x = torch.randn(columns, rows).t()
         ours, theirs = compiled(x), f(x)
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride() == (1, rows // 2)
+
+
+ROWS = {"permuted": lambda: torch.randn(16, 7).t(), "swapped image": lambda: torch.randn(2, 3, 5, 4).mT, "one row": lambda: torch.randn(3, 1).t(), "column": lambda: torch.randn(1, 3).t(), "sliced": lambda: torch.randn(4, 6, 4)[..., ::2].transpose(0, 1),
+        "one of many": lambda: torch.randn(4)[::4], "far": lambda: torch.randn(4, 1, 5)[::2].mT}
+LIKE = {"deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg, "hardtanh": F.hardtanh, "hardtanh of integers": lambda x: F.hardtanh(x.to(torch.int64)), "isfinite": torch.isfinite, "randint_like": lambda x: torch.randint_like(x, 5).to(torch.float16),
+        "randint_like from": lambda x: torch.randint_like(x, 2, 5).to(torch.float16), "rsub of a number": lambda x: torch.rsub(x, 2.0), "rsub": lambda x: torch.rsub(x, torch.ones(x.shape)), "rsub from": lambda x: torch.rsub(torch.ones(x.shape), x)}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("op", LIKE)
+def test_strides_of_what_eager_allocates_itself(op, rows, dynamic):
+    compiled = vitrify.compile(LIKE[op], dynamic=dynamic)
+    for _ in range(2):
+        x = ROWS[rows]()
+        ours, eager = compiled(x), LIKE[op](x)
+        assert (ours.shape, ours.stride(), ours.dtype) == (eager.shape, eager.stride(), eager.dtype)
