@@ -93,8 +93,12 @@ def _leaves(outputs, first=0):
 
 def _captured(real, function, preserve, args):
     def run(*given):
-        with REPLACED:  # also when gradients are taken once more, after the capture
+        user = object()
+        try:
+            REPLACED.begin(user)  # also when gradients are taken once more, after the capture
             return function(*given)
+        finally:
+            REPLACED.end(user)
 
     def run_with_history(*_):
         with torch.enable_grad():
@@ -120,27 +124,28 @@ def _captured(real, function, preserve, args):
 
 
 class _Replaced:
-    """torch's CheckpointFunction is ours meanwhile."""
+    """torch's CheckpointFunction is ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
     def __init__(self):
-        self.lock, self.users = threading.Lock(), 0
+        self.lock, self.users, self.ours = threading.Lock(), set(), None
 
-    def __enter__(self):
+    def begin(self, user):
         with self.lock:
-            self.users += 1
-            if self.users == 1:
+            self.users.add(user)
+            if checkpoint.CheckpointFunction is not self.ours:
                 real = self.real = checkpoint.CheckpointFunction
 
                 def apply(function, preserve, *args):
                     trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
                     return _captured(real, function, preserve, args) if trains and _C.capturing() else real.apply(function, preserve, *args)
 
-                checkpoint.CheckpointFunction = type(real.__name__, (real,), {"apply": staticmethod(apply)})
+                self.ours = type(real.__name__, (real,), {"apply": staticmethod(apply)})
+                checkpoint.CheckpointFunction = self.ours
 
-    def __exit__(self, *exc):
+    def end(self, user):
         with self.lock:
-            self.users -= 1
-            if self.users == 0:
+            self.users.discard(user)
+            if not self.users and checkpoint.CheckpointFunction is self.ours:
                 checkpoint.CheckpointFunction = self.real
 
 

@@ -11,14 +11,14 @@ from . import _C, _fast_path, _numbers
 from ._checkpoint import REPLACED
 
 _flag_lock = threading.Lock()
-_running: set[object] = set()  # captures
+_running: set[int] = set()  # ids of captures
 
 
-_here = threading.local()  # .process: the capture on this thread
+_here = threading.local()  # .refused: why the capture on this thread cannot be
 
 
 def _refuse(message):
-    _here.process.refused = message  # also if the program catches it
+    _here.refused = message  # also if the program catches it
     raise _C.CaptureError(message)
 
 
@@ -80,7 +80,7 @@ class Process:
     """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
 
     def __init__(self, generators):
-        self.generators, self.refused, self.replaces = generators, None, False
+        self.generators = generators
 
     def __enter__(self):
         try:
@@ -93,15 +93,14 @@ class Process:
         with _flag_lock:
             if not _running:
                 Process.real = [getattr(holder, name) for holder, name, _ in _PATCHES]
-            _running.add(self)
+            _running.add(id(self))
             if len(_running) == 1:
                 torch.compiler._is_compiling_flag = True
                 for (holder, name, make), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, make(real))
-        REPLACED.__enter__()
-        self.replaces = True
+        REPLACED.begin(id(self))
         _numbers.begin()
-        _here.process = self
+        _here.refused = None
         self.random = random.getstate()
         np = sys.modules.get("numpy")
         self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
@@ -110,7 +109,7 @@ class Process:
         return self
 
     def put_back(self):
-        changed = self.refused
+        changed = _here.refused
         if random.getstate() != self.random:
             random.setstate(self.random)
             changed = "it draws from Python's or numpy's random generator"
@@ -138,16 +137,17 @@ class Process:
 
     def end(self):
         """What is undone already is undone again."""
-        _here.process = None
-        if self.replaces:
-            self.replaces = False
-            REPLACED.__exit__()
+        REPLACED.end(id(self))
         with _flag_lock:
-            if _running == {self}:
+            if _running == {id(self)}:
                 torch.compiler._is_compiling_flag = False
                 for (holder, name, _), real in zip(_PATCHES, Process.real):
                     setattr(holder, name, real)
-            _running.discard(self)
+            _running.discard(id(self))
+
+    def __del__(self):  # an interrupt as __exit__ was called, before its first line
+        if id(self) in _running:
+            self.end()
 
 
 def _place(t):
