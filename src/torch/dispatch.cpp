@@ -348,8 +348,8 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
     if (auto* l = std::get_if<ir::Layout>(&converted[i]); l && *l != ir::Layout::Strided)
       fail(fmt::format("{} makes a tensor that is not strided", info.name));
-    if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind == DeviceKind::Other)
-      fail(fmt::format("{} makes a tensor on another kind of device", info.name));
+    if (auto* d = std::get_if<vitrify::Device>(&converted[i]); d && d->kind != DeviceKind::CPU)
+      fail(fmt::format("{} makes a tensor that does not lie on the CPU", info.name));
   }
   if ((call.node = info.flags & ir::kDataDependent ? found_before(info, converted) : nullptr)) {
     call.types.assign(call.node->outs.begin(), call.node->outs.end());
@@ -413,6 +413,8 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         for (size_t k = 0; k < mask->size() && k < call.types.size(); ++k)
           if (!(*mask)[k]) call.types[k] = undefined_type();
   }
+  if (std::ranges::any_of(call.types, [](const TensorType& t) { return t.device.kind != DeviceKind::CPU; }))
+    fail(fmt::format("{} makes a tensor that does not lie on the CPU", info.name));
   if (call.types.empty() && !(info.flags & ir::kEffect)) return call;  // an answer about metadata
   bool has_tensor = false;
   for (const Arg& a : converted) has_tensor |= std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a);

@@ -179,7 +179,7 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
   if (t.is_quantized()) no("a quantized tensor");
   if (t.is_nested()) no("a nested tensor");
   if (t.is_meta()) no("a meta tensor");
-  if (!t.device().is_cpu() && !t.device().is_cuda()) no("a tensor on this device");
+  if (!t.device().is_cpu()) no("a tensor that does not lie on the CPU");  // plans make their windows and results there
   if (compat::has_names(t)) no("a named tensor");
   auto keys = t.key_set();
   if (keys.has(c10::DispatchKey::Python)) no("a tensor subclass with __torch_dispatch__");

@@ -108,7 +108,7 @@ REFUSED = [
     ("return copy.deepcopy(x) + 1", {"reason": "data cannot be read"}),
     ("return x.to_sparse().to_dense() + 1", {"reason": "_to_sparse"}),
     ("return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()", {"reason": "quantize"}),
-    ("return torch.empty_like(x, device='meta').shape[0] + x", {"reason": "another kind of device"}),
+    ("return torch.empty_like(x, device='meta').shape[0] + x", {"reason": "does not lie on the CPU"}),
     ("return x.as_subclass(Sub) * 2", {"reason": "neither an argument nor reachable"}),
     ("return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))", {"reason": "torch.compile"}),
     ("t = threading.Thread(target=lambda: x + 1); t.start(); t.join(); return x + 1", {"reason": "starts a thread"}),
