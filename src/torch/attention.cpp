@@ -2,11 +2,12 @@
 #include "runtime/attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
+
+#include "torch/team.h"
 
 namespace vitrify {
 
@@ -47,11 +48,10 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
                                    q.size(3)};
     if (mask.defined()) std::copy_n(mask.strides().begin(), 4, a.mask_strides.begin());
     if (out.stride(3) == 1 && runtime::can_attend(a)) {
-      const int parts = at::get_num_threads();
+      const auto parts = static_cast<int>(team_size());
       std::atomic<bool> finite{true};
-      at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
-        for (; part < end; ++part)
-          if (!runtime::attend(a, static_cast<int>(part), parts)) finite = false;
+      for_parts(parts, [&](int64_t part) {
+        if (!runtime::attend(a, static_cast<int>(part), parts)) finite = false;
       });
       if (finite) return {out, lse};
     }

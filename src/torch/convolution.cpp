@@ -1,6 +1,5 @@
 // Convolutions that eager has none of.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -8,6 +7,7 @@
 
 #include "runtime/winograd.h"
 #include "torch/originals.h"
+#include "torch/team.h"
 
 namespace vitrify {
 
@@ -83,11 +83,10 @@ at::Tensor winograd_convolution(const at::Tensor& x_, const Optional& other_, co
                             x.size(1),
                             y.size(1),
                             relu};
-  const int parts = at::get_num_threads();
+  const auto parts = static_cast<int>(team_size());
   std::atomic<bool> finite{true};
-  at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
-    for (; part < end; ++part)
-      if (!runtime::convolve(p, static_cast<int>(part), parts)) finite = false;
+  for_parts(parts, [&](int64_t part) {
+    if (!runtime::convolve(p, static_cast<int>(part), parts)) finite = false;
   });
   if (!finite) throw NotFinite("vitrify::winograd_convolution: a result is not finite");
   return y;

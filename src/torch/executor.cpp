@@ -2,9 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
-#include <omp.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -18,6 +16,7 @@
 #include "torch/compiled.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
+#include "torch/team.h"
 #include "torch/tracer.h"
 #include "torch/watch.h"
 
@@ -43,7 +42,6 @@ Cut cut(int64_t n, int64_t grain, int64_t limit) {
   if (threads > 1 && chunk >= 8 * kChunkMultiple) chunk = (chunk + kChunkMultiple - 1) / kChunkMultiple * kChunkMultiple;
   return {threads, std::max<int64_t>(chunk, 1)};
 }
-int64_t threads_now() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 // True when the operands had the strides of the record, so that the result should too.
 bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*>& operands) {
@@ -80,12 +78,8 @@ bool met_invalid() {
     if (control & kInvalid) _mm_setcsr(control & ~kInvalid);
     return (control & kInvalid) != 0;
   };
-  const int64_t threads = threads_now();
-  if (threads == 1) return take();
-  bool met = false;
-#pragma omp parallel num_threads(static_cast<int>(threads)) reduction(|| : met)
-  met = take() || met;
-  return met;
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  return threads == 1 ? take() : on_any_library_thread(threads, take);
 #else
   return false;
 #endif
@@ -338,19 +332,16 @@ void PlanRun::run_launch(Frame& f, uint32_t i) {
     VT_CHECK(prepare_launch(f, i, false), "sizes of a launch are unknown");
   }
   if (s.iterations == 0) return;
-  const int64_t limit = threads_now();
+  const int64_t limit = team_size();
   reserve_scratch(limit);
   const Cut c = cut(s.iterations, l.grain, limit);
   if (c.threads == 1) {
     run_chunk(f, i, 0, 0, s.iterations);
   } else {
-#pragma omp parallel num_threads(static_cast<int>(c.threads))
-    {
-      // The runtime may give fewer threads than asked for.
-      const int64_t team = omp_get_num_threads();
-      for (int64_t t = omp_get_thread_num(); t * c.chunk < s.iterations; t += team)
-        run_chunk(f, i, omp_get_thread_num(), t * c.chunk, std::min(s.iterations, (t + 1) * c.chunk));
-    }
+    on_team(c.threads, [&](int64_t me, int64_t team) {
+      for (int64_t t = me; t * c.chunk < s.iterations; t += team)
+        run_chunk(f, i, static_cast<int>(me), t * c.chunk, std::min(s.iterations, (t + 1) * c.chunk));
+    });
   }
   if (k.may_fault && fault_ != 0) raise_fault(std::exchange(fault_, 0));
 }
@@ -381,7 +372,7 @@ void PlanRun::begin_writes(Frame& f) {
   for (size_t k = first_write_; k <= plan_->steps.size(); ++k) begin_step(f, k);
   for (size_t k = first_write_; late_ && k < plan_->steps.size(); ++k)
     if (plan_->steps[k].kind == Step::Kind::Launch) start_late(f, plan_->launches[plan_->steps[k].index].slots);
-  reserve_scratch(threads_now());
+  reserve_scratch(team_size());
   note_effect();
 }
 
@@ -399,7 +390,7 @@ void PlanRun::end_step(size_t step, std::vector<at::Tensor>* owned) const {
 // Consecutive launches in one parallel region, with a barrier before each that waits: the team is woken once. False when they are better run one by
 // one.
 bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::Tensor>* owned) {
-  const int64_t limit = threads_now();
+  const int64_t limit = team_size();
   if (limit == 1) return false;
   int64_t threads = 1, shared = 0;
   double together = 0, most = 0;  // threads that launches between barriers are worth
@@ -428,9 +419,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
     while (ended < k) end_step(ended++, owned);
   };
   begin_until_next_wait();
-#pragma omp parallel num_threads(static_cast<int>(threads))
-  {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+  on_team(threads, [&](int64_t me, int64_t team) {
     int64_t first = 0;  // whose turn it is: small launches go round
     for (size_t k = step; k < step + count; ++k) {
       if (waits_[k] && k > step) {
@@ -442,7 +431,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
             failed_at = k;
           }
         }
-#pragma omp barrier
+        wait_for_team();
         if (failed_at == k) break;
         if (me == 0) end_until(k);
       }
@@ -453,7 +442,7 @@ bool PlanRun::run_together(Frame& f, size_t step, size_t count, std::vector<at::
         run_chunk(f, i, static_cast<int>(me), t * c.chunk, std::min(n, (t + 1) * c.chunk));
       first = (first + (n + c.chunk - 1) / c.chunk) % team;
     }
-  }
+  });
   if (failure) std::rethrow_exception(failure);
   if (fault_ != 0) raise_fault(std::exchange(fault_, 0));
   end_until(step + count);

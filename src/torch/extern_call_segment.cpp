@@ -1,8 +1,8 @@
 // Ops of our own for graph neural networks. Graphs name them; they are called through the dispatcher like any other.
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include "runtime/segment.h"
+#include "torch/team.h"
 
 namespace vitrify {
 
@@ -39,13 +39,11 @@ template <class F>
 void over_nodes(const at::Tensor& begins, int64_t edges, int64_t edges_per_thread, F&& f) {
   const int64_t nodes = begins.size(0) - 1;
   const auto* b = begins.const_data_ptr<int32_t>();
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), edges / edges_per_thread));
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(team_size(), edges / edges_per_thread));
   auto border = [&](int64_t p) {
     return p == 0 ? 0 : p == parts ? nodes : std::lower_bound(b, b + nodes, static_cast<int32_t>(edges * p / parts)) - b;
   };
-  at::parallel_for(0, parts, 1, [&](int64_t p, int64_t end) {
-    for (; p < end; ++p) f(border(p), border(p + 1));
-  });
+  for_parts(parts, [&](int64_t p) { f(border(p), border(p + 1)); });
 }
 
 // x[nodes, heads, width] or [nodes, width]; weights[edges, heads] or one per edge.

@@ -1,9 +1,9 @@
 // A matrix product by src/runtime/gemm.h, as an op that graphs name.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include "runtime/gemm.h"
+#include "torch/team.h"
 
 namespace vitrify {
 
@@ -34,10 +34,8 @@ at::Tensor product(const at::Tensor& a_, const at::Tensor& b_, const std::option
                            a.size(0),
                            b_.size(1),
                            a.size(1)};
-  const int parts = at::get_num_threads();
-  at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
-    for (; part < end; ++part) runtime::multiply(p, static_cast<int>(part), parts);
-  });
+  const auto parts = static_cast<int>(team_size());
+  for_parts(parts, [&](int64_t part) { runtime::multiply(p, static_cast<int>(part), parts); });
   return c;
 }
 

@@ -1,6 +1,5 @@
 #include "torch/watch.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <mutex>
@@ -10,6 +9,7 @@
 
 #include "support/counters.h"
 #include "torch/compat.h"
+#include "torch/team.h"
 
 namespace vitrify {
 
@@ -99,9 +99,9 @@ Hash128 content_of(const at::Tensor& t) {
   constexpr size_t kChunk = 1 << 20;
   if (bytes <= kChunk) return hash128(p, bytes, seed);
   std::vector<Hash128> chunks((bytes + kChunk - 1) / kChunk);
-  at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-      chunks[i] = hash128(p + i * kChunk, std::min(kChunk, bytes - i * kChunk), seed);
+  for_parts(static_cast<int64_t>(chunks.size()), [&](int64_t part) {
+    const auto i = static_cast<size_t>(part);
+    chunks[i] = hash128(p + i * kChunk, std::min(kChunk, bytes - i * kChunk), seed);
   });
   return hash128(chunks.data(), chunks.size() * sizeof chunks[0], seed);
 }

@@ -91,7 +91,7 @@ class Side:
         exec(compile(source, name, "exec"), self.scope)
         self.net = None
         if program.body.module:
-            torch.manual_seed(3)
+            values.seed(3)
             self.net = self.scope["Net"]()
             moved(self.net, wide, jolt)
         self.f = self.net if self.net is not None else self.scope["program"]
@@ -127,7 +127,7 @@ class Side:
         watched = [t for _, t in [*tensors_of(self.args), *self.state()]]
         version = lambda t: None if t.is_inference() else t._version  # noqa: E731
         before, versions, threads, error = dict(counters()), [version(t) for t in watched], torch.get_num_threads(), None
-        torch.manual_seed(11 + number)
+        values.seed(11 + number)
         if call.threads:
             torch.set_num_threads(call.threads)
         try:

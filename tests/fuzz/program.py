@@ -127,7 +127,7 @@ class Grower:
         self.scope |= {"self": torch.nn.Module(), "scale": 2.0}
         with torch.set_grad_enabled(self.grad):
             for line in [code for _, code in self.body.owned] + self.body.lines:
-                torch.manual_seed(3)
+                values.seed(3)
                 exec(line, self.scope)
 
     def values(self):
@@ -178,7 +178,7 @@ class Grower:
         try:
             with torch.set_grad_enabled(self.grad):
                 if code:
-                    torch.manual_seed(3)
+                    values.seed(3)
                     exec(code, self.scope)
                 exec(line, self.scope)
             made = self.scope[new or written]
@@ -246,7 +246,10 @@ class Program:
             bad = [i for i, e in enumerate(errors) if e is not None and not MEANT.search(str(e))]
             if 0 in bad or (errors[0] is not None and self.seed % 4):
                 return False
-            self.calls = [c for i, c in enumerate(self.calls) if i not in bad or last or (self.seed + i) % 12 == 0]
+            kept = [c for i, c in enumerate(self.calls) if i not in bad or last or (self.seed + i) % 12 == 0]
+            if len(kept) == len(self.calls):
+                break
+            self.calls = kept
         return True
 
     def without(self, dropped, dropped_calls=()):

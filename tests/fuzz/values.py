@@ -36,6 +36,11 @@ class Spec:
         return f"values({self.seed}, {self.shape}, {self.dtype!r}{more})"
 
 
+def seed(number):
+    """torch.manual_seed without the devices that there are none of."""
+    torch.default_generator.manual_seed(number)
+
+
 class Values:
     """values(seed, shape, dtype, ...): the tensor of a Spec. wide: the same in double precision. jolt: a seed; moved by a unit in the last place."""
 

@@ -19,49 +19,57 @@ ATTEMPTS = 8
 LIFE = 500  # programs of one process
 
 
-def made(task):
-    """The program of a task and its reference: the first attempt of which eager's results mean something."""
+def programs(task):
+    """The attempts of a task whose first call runs; if there is none, the first attempt."""
     import oracle
     import program
-    best = None
+    first, any_runs = None, False
     for attempt in [task["attempt"]] if "attempt" in task else range(ATTEMPTS):
         p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
-        if not p.settle(oracle.errors_of):
-            best = best or p
-            continue
-        if "dropped" in task:
-            p = p.without(set(task["dropped"]), set(task["dropped_calls"]))
-        reference = oracle.Reference(p)
-        if "attempt" in task or not reference.meaningless():
-            return p, reference
-        best = p
-    return best, oracle.Reference(best)
+        if p.settle(oracle.errors_of):
+            any_runs = True
+            yield p.without(set(task["dropped"]), set(task["dropped_calls"])) if "dropped" in task else p
+        else:
+            first = first or p
+    if not any_runs:
+        yield first
 
 
-def one(task) -> dict:
+def one(task, tell=lambda attempt: None) -> dict:
+    """Of the first attempt that is eager's bit for bit, or of which eager's results mean something."""
+    start = time.time()
+    try:
+        for p in programs(task):
+            tell(p.attempt)
+            result, sure = judged(p, task)
+            if sure:
+                break
+    except Exception:
+        result = {"seed": task["seed"], "kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-4), "program": ""}
+    return result | {"seconds": round(time.time() - start, 2)}
+
+
+def judged(p, task):
+    """The result, and whether it is one: not where the program's meaning was looked for and there is none."""
     import compile_times
     import oracle
     import vitrify
     from compare import Mismatch
-    start = time.time()
-    try:
-        p, reference = made(task)
-    except Exception:
-        return {"seed": task["seed"], "kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-4), "program": ""}
-    result = facts(p, task, reference)
+    result, reference, sure = facts(p, task), oracle.Reference(p), True
     if task.get("describe"):
         result["program"] = p.describe()
     vitrify.reset()
     with compile_times.Recorder() as record:
         try:
             result |= oracle.check(p, reference)
+            sure = result["kind"] != "inconclusive"
         except Mismatch as wrong:
             result |= {"kind": "failed", "message": str(wrong), "program": p.describe()}
+            sure = "attempt" in task or isinstance(wrong, oracle.InternalError) or not reference.meaningless()
         except Exception:
             result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
-    result |= {"compiled_nodes": record.nodes, "compile_s": round(record.seconds, 4), "seconds": round(time.time() - start, 2)}
     vitrify.reset()
-    return result
+    return result | {"compiled_nodes": record.nodes, "compile_s": round(record.seconds, 4)}, sure
 
 
 def serve():
@@ -76,7 +84,7 @@ def serve():
     os.dup2(2, 1)  # what programs print
     print("ready", file=results, flush=True)
     for line in sys.stdin:
-        print(json.dumps(one(json.loads(line))), file=results, flush=True)
+        print(json.dumps(one(json.loads(line), lambda attempt: print(attempt, file=results, flush=True))), file=results, flush=True)
 
 
 class Process:
@@ -117,8 +125,12 @@ class Process:
         self.done += 1
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
-        if line := self.read(self.limit):
-            return json.loads(line)
+        end, attempt = time.time() + self.limit, {}
+        while line := self.read(max(0.0, end - time.time())):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+            attempt = {"attempt": answer}  # the one that it is at
         hung = line == ""
         if hung:
             self.process.send_signal(signal.SIGABRT)  # prints where it is
@@ -126,7 +138,7 @@ class Process:
         what = f"no end within {self.limit:.0f} s" if hung else f"the process ended with {code}"
         told = self.tail()
         self.process = None
-        return {**described(task), "kind": "failed", "message": f"{what}: {told}"}
+        return {**described(attempt | task), "kind": "failed", "message": f"{what}: {told}"}
 
     def close(self):
         if self.process is not None:
@@ -138,11 +150,11 @@ class Process:
 def described(task):
     """What is known of a program without running it compiled."""
     try:
-        p, reference = made(task)
+        p = next(programs(task))
     except Exception:
         return {"seed": task["seed"], "program": f"seed {task['seed']} cannot be made: {traceback.format_exc(limit=-3)}"}
-    return facts(p, task, reference) | {"program": p.describe()}
+    return facts(p, task) | {"program": p.describe()}
 
 
-def facts(p, task, reference):
-    return {"seed": task["seed"], "theme": p.theme, "attempt": p.attempt, "length": task["length"], "nodes": reference.nodes, "lines": len(p.body.lines) + len(p.body.results), "calls": len(p.calls)}
+def facts(p, task):
+    return {"seed": task["seed"], "theme": p.theme, "attempt": p.attempt, "length": task["length"], "lines": len(p.body.lines) + len(p.body.results), "calls": len(p.calls)}

@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "codegen/llvm/emitter.h"
+#include "codegen/llvm/instrument.h"
 #include "support/budget.h"
 #include "support/resident.h"
 
@@ -84,9 +85,8 @@ class HostSymbols : public llvm::JITSymbolResolver {
     for (auto name : names) {
       void* p = host_function(name.str());
       if (!p && resolve_) p = resolve_(name.str().c_str());
-      if (!p) {
-        p = libc(name);
-      }
+      if (!p) p = libc(name);
+      if (!p) p = sanitizer_function(name);
       if (!p) return done(llvm::make_error<llvm::StringError>("generated code calls unknown symbol " + name.str(), llvm::inconvertibleErrorCode()));
       found[name] = llvm::JITEvaluatedSymbol(uint64_t(uintptr_t(p)), llvm::JITSymbolFlags::Exported);
     }
@@ -223,6 +223,7 @@ class LlvmBackend final : public Backend {
 #endif
     VT_CHECK(!verify || !llvm::verifyModule(m, &os), "invalid IR: {}", problem);
     optimize(m, *tm);
+    instrument(m);
     if (listing) {
       llvm::raw_string_ostream text(*listing);
       m.print(text, nullptr);

@@ -113,5 +113,35 @@ TEST(DoorThreads, WritersAndReaders) {
   EXPECT_EQ(wrong, 0);
 }
 
+// Its launches are cut for several threads, alone and with barriers between them, as are the ops of our own: what the sanitizers are to see.
+TEST(DoorThreads, RegionsOfOneCall) {
+  at::NoGradGuard no_grad;
+#ifndef __SANITIZE_THREAD__  // whose builds have teams of four, and torch's regions one thread
+  struct Threads {
+    int before = at::get_num_threads();
+    Threads() { at::set_num_threads(4); }
+    ~Threads() { at::set_num_threads(before); }
+  } threads;
+#endif
+  auto chain = [](Tensor x, Tensor w) {
+    Tensor y = (x - x.mean(0)).div_(x.std(0) + 1), z = at::softmax(y.tanh(), -1);
+    Tensor q = at::mm(z, w).view({2, 4, -1, 32});
+    Tensor a = at::scaled_dot_product_attention(q, q, q);
+    return std::vector<Tensor>{z.cumsum(0), a, y.t().contiguous().amax(-1) + z.sum(), at::index_select(x, 0, at::arange(511, -1, -1)).exp()};
+  };
+  auto fast = vitrify::compile(chain);
+  auto alone = [](Tensor x) { return x.sin() + 1; };  // one launch, a region of its own
+  auto fast_alone = vitrify::compile(alone);
+  vitrify::reset_counters();
+  Tensor x = at::sin(at::arange(512. * 256)).to(at::kFloat).view({512, 256}), w = at::cos(at::arange(256. * 128)).to(at::kFloat).view({256, 128});
+  for (int k = 0; k < 3; ++k) {
+    const std::vector<Tensor> got = fast(x + k, w), want = chain(x + k, w);
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::allclose(got[i], want[i], 1e-4, 1e-4)) << i;
+    EXPECT_TRUE(at::allclose(fast_alone(x + k), alone(x + k), 1e-5, 1e-6));
+  }
+  EXPECT_EQ(vitrify::counters_map().at("eager_calls"), 0u);
+  EXPECT_GE(vitrify::counters_map().at("kernels_launched"), 12u);
+}
+
 }  // namespace
 }  // namespace door
