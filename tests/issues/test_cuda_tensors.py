@@ -5,6 +5,7 @@ import contextlib
 import copy
 import warnings
 
+import bounds
 import compare
 import expects
 import pytest
@@ -215,7 +216,7 @@ def test_a_network_that_moves(training):
                 n.to(device)
                 n.conv.weight.data.mul_(1.5)
             for _ in range(2):
-                torch.testing.assert_close(fast(x.to(device)), plain(x.to(device)), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(fast(x.to(device)), plain(x.to(device)), **bounds.SUMS)
     for (name, a), (_, b) in zip(net.named_buffers(), plain.named_buffers()):
         torch.testing.assert_close(a, b, msg=name)
 
@@ -239,8 +240,7 @@ def test_training_steps(cast):
             scaler.step(optimizer)
             scaler.update()
             losses.append(loss.detach().float())
-        rounding = 1e-5 if cast is None else 2e-2
-        torch.testing.assert_close(*losses, rtol=rounding, atol=rounding)
+        torch.testing.assert_close(*losses, **(bounds.SUMS if cast is None else bounds.AUTOCAST))
 
 
 def test_a_side_stream():
