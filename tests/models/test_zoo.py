@@ -4,6 +4,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import compile_times
 import pytest
 import torch
 
@@ -52,6 +53,23 @@ def test_network(entry):
         assert did.get("kernels_launched", 0) > 0, f"no native kernel ran: {did}"
     for error in (measure.error(run, reference) for run in (result, again)):
         assert measure.within(error, error_eager), f"error {error:.3e} against fp64, eager's is {error_eager:.3e}"
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_no_network_takes_long_to_compile_for_its_size():
+    records = []
+    for name, entry in zoo.ZOO.items():
+        if entry.eagerly or importlib.util.find_spec(PACKAGE[name.split("/")[0]]) is None:
+            continue
+        torch.manual_seed(0)
+        module, args, kwargs = entry.build()
+        vitrify.reset()
+        with torch.no_grad(), compile_times.Recorder() as record:
+            vitrify.compile(module)(*args, **kwargs)
+        records.append((name, record.nodes, record.seconds))
+    print(compile_times.table(records))
+    assert not compile_times.outliers(records)
 
 
 @pytest.mark.no_kernels("nothing is compiled")
