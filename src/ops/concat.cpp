@@ -7,7 +7,7 @@ namespace {
 
 Tensor as_out(const Args& a, const Tensor& x) {
   const DType out = a.out().dtype;
-  return x.dtype == out ? x : map1(a.L, x, out, [out](Body&, Val v) { return cast(v, compute_type(out)); });
+  return x.dtype == out ? x : map1(a.L, x, out, [x, out](Body&, Val v) { return cast(stored(x, v), compute_type(out)); });
 }
 
 bool lower_cat(const Args& a, std::vector<Tensor>& r) {
@@ -244,18 +244,39 @@ Shape shape_roll(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* shifts = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
   auto* dims = args.size() > 2 ? std::get_if<std::vector<Int>>(&args[2]) : nullptr;
-  if (!x || !shifts || !dims || shifts->size() != 1 || dims->size() != 1 || x->sizes.empty()) return {};
-  auto d = dims_arg(ctx, args, 2, x->sizes.size());
-  if (!d) return {};
+  if (!x || !shifts || !dims || shifts->empty() || dims->size() != shifts->size() || x->sizes.empty()) return {};
   for (auto& s : x->sizes)
     if (ctx.guard_eq(s, 0)) return {};
-  // The CPU joins two contiguous parts; CUDA allocates like its input.
   if (x->device.kind != DeviceKind::CPU) return {};
   TensorType t = *x;
   t.wrapped_number = false;
-  if (ctx.guard_eq(sym::mod((*shifts)[0], x->sizes[(*d)[0]]), 0)) return {};
-  t.strides = strides_for(suggest_memory_format(ctx, *x), x->sizes);
+  const auto rank = static_cast<int64_t>(x->sizes.size());
+  for (size_t k = 0; k < dims->size(); ++k) {  // one dim after the other: the CPU joins two parts, of which an empty one is row-major
+    const int64_t d = wrap_dim((*dims)[k].is_const() ? (*dims)[k].value() : ctx.specialize((*dims)[k]), x->sizes.size());
+    if (d < 0 || d >= rank) return {};
+    const bool moves = !ctx.guard_eq(sym::mod((*shifts)[k], x->sizes[d]), 0);
+    t.strides = strides_for(moves ? suggest_memory_format(ctx, t) : ir::MemoryFormat::Contiguous, t.sizes);
+  }
   return one(t);
+}
+template <size_t n, bool reflect>
+Shape shape_edge_pad(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto* pad = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  if (!x || !pad || pad->size() != 2 * n || !is_float(x->dtype) || x->device.kind != DeviceKind::CPU) return {};
+  if (x->sizes.size() != n + 1 && x->sizes.size() != n + 2) return {};
+  Dims sizes = x->sizes;
+  for (auto& s : sizes)
+    if (ctx.guard_eq(s, 0)) return {};
+  for (size_t k = 0; k < 2 * n; ++k) {
+    Int& s = sizes[sizes.size() - 1 - k / 2];
+    const Int in = x->sizes[sizes.size() - 1 - k / 2], p = (*pad)[k];
+    if (!p.is_const() || (reflect && !ctx.guard_lt(p, in))) return {};
+    s = s + p;
+  }
+  for (auto& s : sizes)
+    if (ctx.guard_lt(s, 1)) return {};
+  return like_image(ctx, *x, std::move(sizes));
 }
 Shape shape_repeat(sym::Context&, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
@@ -276,12 +297,12 @@ const OpRow kRows[] = {
     {"aten::concat", 0, nullptr, lower<lower_cat>},
     {"aten::stack", 0, shape_stack, lower<lower_stack>},
     {"aten::constant_pad_nd", 0, shape_constant_pad, lower<lower_constant_pad>},
-    {"aten::reflection_pad1d", 0, nullptr, lower<lower_edge_pad<true>>},
-    {"aten::reflection_pad2d", 0, nullptr, lower<lower_edge_pad<true>>},
-    {"aten::reflection_pad3d", 0, nullptr, lower<lower_edge_pad<true>>},
-    {"aten::replication_pad1d", 0, nullptr, lower<lower_edge_pad<false>>},
-    {"aten::replication_pad2d", 0, nullptr, lower<lower_edge_pad<false>>},
-    {"aten::replication_pad3d", 0, nullptr, lower<lower_edge_pad<false>>},
+    {"aten::reflection_pad1d", 0, shape_edge_pad<1, true>, lower<lower_edge_pad<true>>},
+    {"aten::reflection_pad2d", 0, shape_edge_pad<2, true>, lower<lower_edge_pad<true>>},
+    {"aten::reflection_pad3d", 0, shape_edge_pad<3, true>, lower<lower_edge_pad<true>>},
+    {"aten::replication_pad1d", 0, shape_edge_pad<1, false>, lower<lower_edge_pad<false>>},
+    {"aten::replication_pad2d", 0, shape_edge_pad<2, false>, lower<lower_edge_pad<false>>},
+    {"aten::replication_pad3d", 0, shape_edge_pad<3, false>, lower<lower_edge_pad<false>>},
     {"aten::roll", 0, shape_roll, lower<lower_roll>},
     {"aten::repeat", 0, shape_repeat, lower<lower_repeat>},
     {"aten::tile", 0, nullptr, lower<lower_repeat>},

@@ -2,6 +2,7 @@
 // type is eager's decision already.
 #include "ops/pointwise.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -125,22 +126,25 @@ bool lower_bitwise_not(const Args& a, std::vector<Tensor>& r) {
 
 // --- two operands
 
-// What eager first rounds to a half common type: numbers, and scalars of another type.
+// What eager first rounds to a half common type: numbers and tensors of another type. Products and quotients take `scalars` as they are.
 struct Promotion {
   DType common;
   bool rounds[2] = {};
-  Promotion(const Args& a, DType to) : common(to) {
-    for (size_t i : {0, 1}) rounds[i] = to != compute_type(to) && !(a.is_tensor(i) && a.tensor(i).dtype == to);
+  Promotion(const Args& a, DType to, bool scalars = true) : common(to) {
+    for (size_t i : {0, 1}) {
+      const bool scalar = !a.is_tensor(i) || a.tensor(i).sizes.empty();
+      rounds[i] = to != compute_type(to) && !(a.is_tensor(i) && a.tensor(i).dtype == to) && (scalars || !scalar);
+    }
   }
   Val operator()(Body& b, Val* v, size_t i) const { return rounds[i] ? b.op(LOp::cast, common, v[i]) : v[i]; }
 };
 
-// `rounding` false: products and quotients, which eager takes of numbers as they are.
+// `rounding` false: products and quotients, which eager takes of scalars as they are.
 template <bool rounding = true, class F>
 bool binary_with(const Args& a, std::vector<Tensor>& r, int cost, F f, bool exact = false) {
   const auto& out = a.out();
   const DType t = computed(a);
-  const Promotion p(a, rounding ? out.dtype : t);
+  const Promotion p(a, out.dtype, rounding);
   for (size_t i : {0, 1})
     if (!a.is_tensor(i) && !number_fits(a.n.args[i], t)) return false;
   done(r, elementwise(
@@ -317,10 +321,17 @@ bool lower_where(const Args& a, std::vector<Tensor>& r) {
        a.L.map(out.dtype, out.sizes, [=](Body& b, const Index& i) { return where(logical(c.at(b, i)), x.at(b, i, t), y.at(b, i, t)); }, cost, reads));
   return true;
 }
+// Whether any number of the one type is in the range of the other.
+bool holds_all(DType type, DType of) {
+  if (type == of || of == Bool) return true;
+  if (is_float(type)) return is_float(of) ? largest(of) <= largest(type) : type != F16 || size_of(of) <= 2;
+  return type == Bool || (is_int(of) && size_of(type) > size_of(of));
+}
 bool lower_masked_fill(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   const DType t = computed(a);
   if (!a.is_tensor(2) && !number_converts(a.n.args[2], out.dtype)) return false;
+  if (a.is_tensor(2) && !holds_all(out.dtype, a.tensor(2).dtype)) return false;  // eager refuses what does not fit
   Tensor m = broadcast(a.L, a.tensor(1), out.sizes);
   Operand x = operand(a, 0, out.sizes), v = operand(a, 2, out.sizes);
   done(r, a.L.map(
@@ -388,8 +399,12 @@ bool lower_addc(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg& value = a.n.args[3];
   if (t == Bool || !is_number(value) || !number_fits(value, t) || (divide && !is_float(t))) return false;
   const bool plain = a.scalar(3) == 1.0;
+  std::array<bool, 3> rounds{};  // what eager first converts to a half type
+  for (size_t i : {0, 1, 2}) rounds[i] = t != out.dtype && a.tensor(i).dtype != out.dtype;
   done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, t, out.dtype, out.sizes, 4,
                       [=](Body& b, Val* v) {
+                        for (size_t i : {0, 1, 2})
+                          if (rounds[i]) v[i] = b.op(LOp::cast, out.dtype, v[i]);
                         Val x = v[1];
                         if (!plain) x = number(b, value, t) * x;
                         return divide ? v[0] + x / v[2] : fma(x, v[2], v[0]);
@@ -424,6 +439,17 @@ Shape shape_of(sym::Context& ctx, ArgSpan args) {
   return pointwise_shape(ctx, args, rule, tensors);
 }
 
+// Eager refuses some kinds of alpha.
+bool takes_alpha(const Shape& r, ArgSpan args) {
+  if (!r || args.size() < 3) return true;
+  const DType t = (*r)[0].dtype;
+  return std::holds_alternative<bool>(args[2]) ? t == Bool : !std::holds_alternative<double>(args[2]) || is_float(t);
+}
+Shape shape_add(sym::Context& ctx, ArgSpan args) {
+  auto r = pointwise_shape(ctx, args, P::Promote, 2);
+  return takes_alpha(r, args) ? r : Shape();
+}
+
 constexpr ShapeFn same1 = shape_of<P::Same, 1>, not_bool = shape_of<P::NotBool, 1>, float1 = shape_of<P::Float, 1>, bool1 = shape_of<P::Bool, 1>;
 constexpr ShapeFn same2 = shape_of<P::Promote, 2>, float2 = shape_of<P::Float, 2>, bool2 = shape_of<P::Bool, 2>;
 
@@ -438,7 +464,8 @@ Shape shape_angle_unit(sym::Context& ctx, ArgSpan args) {
 Shape shape_rsub(sym::Context& ctx, ArgSpan args) {
   if (args.size() < 2) return {};
   const ir::Arg both[] = {args[1], args[0]};
-  return pointwise_shape(ctx, both, P::Promote, 2);
+  auto r = pointwise_shape(ctx, both, P::Promote, 2);
+  return takes_alpha(r, args) ? r : Shape();
 }
 // A comparison of x with itself times another: the iterator that makes the result goes over results, not over x.
 Shape shape_isfinite(sym::Context& ctx, ArgSpan args) {
@@ -578,12 +605,12 @@ const OpRow kRows[] = {
     {"aten::logical_not", 0, bool1, lower<lower_logical_not>},
     {"aten::bitwise_not", 0, same1, lower<lower_bitwise_not>},
 
-    {"aten::add.Tensor", 0, same2, lower<lower_add<1, false>>},
-    {"aten::add.Scalar", 0, same2, lower<lower_add<1, false>>},
-    {"aten::sub.Tensor", 0, same2, lower<lower_add<-1, false>>},
-    {"aten::sub.Scalar", 0, same2, lower<lower_add<-1, false>>},
+    {"aten::add.Tensor", 0, shape_add, lower<lower_add<1, false>>},
+    {"aten::add.Scalar", 0, shape_add, lower<lower_add<1, false>>},
+    {"aten::sub.Tensor", 0, shape_add, lower<lower_add<-1, false>>},
+    {"aten::sub.Scalar", 0, shape_add, lower<lower_add<-1, false>>},
     {"aten::rsub.Tensor", 0, shape_rsub, lower<lower_add<-1, true>>},
-    {"aten::rsub.Scalar", 0, same2, lower<lower_add<-1, true>>},
+    {"aten::rsub.Scalar", 0, shape_add, lower<lower_add<-1, true>>},
     {"aten::mul.Tensor", 0, same2, lower<lower_mul>},
     {"aten::mul.Scalar", 0, same2, lower<lower_mul>},
     {"aten::div.Tensor", 0, float2, lower<lower_div>},
@@ -616,7 +643,7 @@ const OpRow kRows[] = {
     {"aten::xlogy.Scalar_Self", 0, float2, lower<lower_xlogy>},
     {"aten::xlogy.Scalar_Other", 0, float2, lower<lower_xlogy>},
     {"aten::logaddexp", 0, same2, lower<lower_logaddexp>},
-    {"aten::heaviside", 0, same2, lower<lower_heaviside>},
+    {"aten::heaviside", 0, shape_of<P::Same, 2>, lower<lower_heaviside>},
     VT_COMPARE(eq),
     VT_COMPARE(ne),
     VT_COMPARE(lt),

@@ -1,6 +1,7 @@
 // Reductions over dims. Half types accumulate in f32, integers in i64; variances of the CPU in f64, as eager's.
 #include "ops/reduction.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -188,6 +189,16 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
   const DType out = a.out().dtype;
   if (!is_float(out) || !is_float(x.dtype) || dims.empty()) return false;
   const DType acc = compute_type(out);
+  if (product(x.sizes, dims).is(1)) {  // nothing is squared, and nothing overflows
+    Tensor kept = x;
+    for (size_t d = x.sizes.size(); !keepdim && d-- > 0;)
+      if (std::find(dims.begin(), dims.end(), static_cast<int64_t>(d)) != dims.end()) kept = a.L.squeeze(kept, static_cast<int64_t>(d));
+    r.push_back(map1(a.L, kept, out, [acc, p](Body&, Val v) {
+      v = cast(v, acc);
+      return p == 0 ? where(ne(v, v.lit(0)), v.lit(1), v.lit(0)) : unary(LOp::abs, v);
+    }));
+    return true;
+  }
   if (std::isinf(p)) {
     if (!has_elements(x, dims)) return false;
     r.push_back(

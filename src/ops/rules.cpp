@@ -51,6 +51,7 @@ bool number_fits(const ir::Arg& a, DType type) {
   if (is_float(type)) return is_number(a);
   if (auto* d = std::get_if<double>(&a)) {
     if (std::trunc(*d) != *d || std::abs(*d) > 9e15) return false;
+    if (type == DType::U8 && *d < 0) return false;  // integers wrap, floats do not
     return type == DType::I64 || std::abs(*d) < 127;
   }
   if (auto* v = std::get_if<Int>(&a); v && type != DType::I64) {

@@ -433,6 +433,12 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
   return one(elementwise_type(ctx, ops, t, common));
 }
 
+Shape like_image(sym::Context& ctx, const TensorType& x, Dims sizes) {
+  TensorType t = contiguous_type(x.dtype, x.device, std::move(sizes));
+  t.strides = strides_for(suggest_memory_format(ctx, x), t.sizes);
+  return one(t);
+}
+
 Shape masked_fill_shape(sym::Context&, const TensorType& self, const Dims& sizes) { return one(contiguous_type(self.dtype, self.device, sizes)); }
 
 Shape formatted_shape(sym::Context& ctx, const TensorType& x, MemoryFormat f) {

@@ -32,6 +32,7 @@ std::optional<TensorType> elementwise_type(sym::Context&, std::span<const Tensor
 // Strides empty_like(preserve_format) gives.
 Dims preserved_strides(sym::Context&, const TensorType&);
 TensorType contiguous_type(DType, Device, Dims sizes);
+Shape like_image(sym::Context&, const TensorType& x, Dims sizes);  // what kernels for images make of x: channels-last memory stays so
 
 // Argument access in shape rules; all return null or nullopt instead of failing.
 const TensorType* tensor_arg(ArgSpan, size_t i);

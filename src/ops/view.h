@@ -30,5 +30,7 @@ Shape shape_split_sizes(sym::Context&, ArgSpan);
 Shape shape_unbind(sym::Context&, ArgSpan);
 Shape shape_like_self(sym::Context&, ArgSpan);
 Shape shape_backward_of_view(sym::Context&, ArgSpan);
+Shape shape_pixel_shuffle(sym::Context&, ArgSpan);
+Shape shape_pixel_unshuffle(sym::Context&, ArgSpan);
 
 }  // namespace vitrify::ops

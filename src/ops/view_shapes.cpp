@@ -300,5 +300,26 @@ Shape shape_backward_of_view(sym::Context&, ArgSpan args) {
   if (!g || !size) return {};
   return one(contiguous_type(g->dtype, g->device, Dims(size->begin(), size->end())));
 }
+namespace {
+Shape pixel_shuffle(sym::Context& ctx, ArgSpan args, bool up) {
+  const TensorType* x = tensor_arg(args, 0);
+  auto f = int_arg(ctx, args, 1);
+  if (!x || !f || *f < 1 || *f > 4096 || (x->sizes.size() != 3 && x->sizes.size() != 4) || !is_native(x->dtype) || x->device.kind != DeviceKind::CPU)
+    return {};
+  Dims sizes = x->sizes;
+  const size_t c = sizes.size() - 3;
+  for (auto& s : sizes)
+    if (ctx.guard_eq(s, 0)) return {};
+  if (up && !ctx.guard_eq(sym::mod(sizes[c], *f * *f), 0)) return {};
+  for (size_t d : {c + 1, c + 2}) {
+    if (!up && !ctx.guard_eq(sym::mod(sizes[d], *f), 0)) return {};
+    sizes[d] = up ? sizes[d] * *f : sym::floordiv(sizes[d], *f);
+  }
+  sizes[c] = up ? sym::floordiv(sizes[c], *f * *f) : sizes[c] * (*f * *f);
+  return like_image(ctx, *x, std::move(sizes));
+}
+}  // namespace
+Shape shape_pixel_shuffle(sym::Context& ctx, ArgSpan args) { return pixel_shuffle(ctx, args, true); }
+Shape shape_pixel_unshuffle(sym::Context& ctx, ArgSpan args) { return pixel_shuffle(ctx, args, false); }
 
 }  // namespace vitrify::ops

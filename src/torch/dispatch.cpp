@@ -5,6 +5,7 @@
 
 #include <unordered_set>
 
+#include "ir/faults.h"
 #include "ops/shapes.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
@@ -61,7 +62,7 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
          });
 }
 // Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
-// but of empty ones asking costs nothing.
+// but of empty ones asking costs nothing. Nor do they check operands as the kernels do, where a rule of ours has found something odd about them.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   constexpr double kMostElements = 1 << 20;
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
@@ -71,7 +72,7 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
-    other = other || !t.is_contiguous();
+    other = other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
     here = here && t.device.kind == DeviceKind::CPU;
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
@@ -82,7 +83,19 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
-  return here && elements <= kMostElements && (empty || (other && info.row && info.row->lower));
+  const bool odd = info.row && info.row->shape && ops::is_elementwise(info.name) && !(info.flags & ir::kDivides);
+  return here && elements <= kMostElements && (empty || odd || (other && info.row && info.row->lower));
+}
+// What memory holds that nobody has written: in deterministic mode eager fills it.
+std::optional<Arg> fill_of_empty(const std::string& name, const TensorType& type) {
+  static const std::unordered_set<std::string> empty{"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+                                                     "aten::new_empty_strided"};
+  const at::Context& c = at::globalContext();
+  if (!c.deterministicAlgorithms() || !c.deterministicFillUninitializedMemory() || !empty.contains(name)) return std::nullopt;
+  const at::ScalarType t = scalar_type_of(type);
+  if (at::isFloatingType(t) || at::isComplexType(t)) return Arg(std::numeric_limits<double>::quiet_NaN());
+  if (t == at::kBool || t > at::kLong) return t == at::kBool ? std::optional(Arg(true)) : std::nullopt;
+  return Arg(sym::Int(static_cast<int64_t>(~uint64_t{0} >> (64 - 8 * c10::elementSize(t) + (t == at::kByte ? 0 : 1)))));
 }
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {
@@ -475,6 +488,8 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Call call = record_call(info, last(*stack, n));
+  if (call.types.size() == 1)
+    if (const auto fill = fill_of_empty(info.name, call.types[0])) call.node = append("aten::fill.Scalar", {call.node->out(), *fill}, call.types);
   const bool sum = is_sum(info);
   if (sum) sums.insert(call.node->id);
   if (sum && sums_in_place(last(*stack, n))) {

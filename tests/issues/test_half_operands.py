@@ -41,3 +41,14 @@ def test_wider_results_see_rounded_values(name):
     assert did["kernels_launched"] > 0 and not did.get("fallbacks")
     for ours, eager in zip(compiled(x, y, f), fn(x, y, f)):
         assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_what_is_joined_with_wider_parts_is_rounded(join, dtype):
+    torch.manual_seed(0)
+    x, y = torch.randn(129, 6).to(dtype), torch.randn(129, 6).to(dtype)
+
+    def fn(x, y):
+        return join([x * y, y.float()]).mul(1000).long()
+    assert torch.equal(vitrify.compile(fn)(x, y), fn(x, y))

@@ -80,3 +80,25 @@ def test_strides_of_what_eager_allocates_itself(op, rows, dynamic):
         x = ROWS[rows]()
         ours, eager = compiled(x), LIKE[op](x)
         assert (ours.shape, ours.stride(), ours.dtype) == (eager.shape, eager.stride(), eager.dtype)
+
+
+LARGE = {"reflect": lambda x: F.pad(x, (1, 2, 3, 1), "reflect"), "replicate": lambda x: F.pad(x, (1, 2, 3, -1), "replicate"), "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2), "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
+         "roll": lambda x: x.roll((1, 2), (2, 3)), "roll by nothing": lambda x: x.roll((0, 140), (2, 3)), "roll and back": lambda x: x.roll((1, -1), (2, 2)), "reflect 3d": lambda x: F.pad(x.unflatten(2, (4, 32)), (1, 1, 1, 1, 1, 1), "reflect")}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("op", LARGE)
+def test_strides_of_large_images(op, dynamic):
+    """Kernels were asked for their layout up to a million elements; Meta's rules, which took their place beyond, forget channels-last memory."""
+    compiled = vitrify.compile(LARGE[op], dynamic=dynamic)
+    for channels in (64, 8):
+        for layout in (last, lambda x: x):
+            x = layout(torch.randn(1, channels, 128, 140))
+            ours, eager = compiled(x), LARGE[op](x)
+            assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+
+
+@pytest.mark.parametrize("f", [lambda x: F.binary_cross_entropy_with_logits(x, x.contiguous(), reduction="none"), lambda x: x.index_fill(1, torch.tensor([0]), 2.0), lambda x: x.square(), lambda x: F.l1_loss(x, x, reduction="none")])
+def test_strides_of_one_row_of_many(f):
+    x = torch.randn(1, 12, 10).transpose(0, 1)
+    assert vitrify.compile(f)(x).stride() == f(x).stride()

@@ -99,3 +99,19 @@ def test_a_disabled_library_is_not_called():
     with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
         compiled(torch.randn(2, 8, 6, 6))
     assert not any(name.startswith("mkldnn::_conv") for name in calls_of(compiled))
+
+
+EMPTY = {"empty": lambda x: torch.empty(5), "like": lambda x: torch.empty_like(x), "new": lambda x: x.new_empty(4), "strided": lambda x: torch.empty_strided((2, 3), (1, 2)), "out": lambda x: torch.add(x, 1, out=torch.empty(x.shape)),
+         "integers": lambda x: [torch.empty(4, dtype=d) for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)], "complex": lambda x: torch.view_as_real(torch.empty(3, dtype=torch.complex64)),
+         "written": lambda x: torch.empty_like(x)[1:].copy_(x[1:]), "half": lambda x: torch.empty(3, dtype=torch.float16)}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_deterministic_mode_fills_empty_memory(name):
+    def f(x):
+        return EMPTY[name](x), x * 2
+    x, compiled = torch.randn(4, 6), vitrify.compile(f)
+    compiled(x)
+    with deterministic():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0, equal_nan=True)

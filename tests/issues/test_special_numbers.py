@@ -180,3 +180,74 @@ def test_gelu_of_the_largest(dtype, approximate):
     for given in (x, x.repeat(7), x.repeat(4).view(4, 10).t(), x[:1]):
         ours, eager = vitrify.compile(f)(given), f(given)
         assert torch.equal(ours.isnan(), eager.isnan()) and torch.equal(ours.isinf(), eager.isinf())
+
+
+ALPHAS = [(torch.int64, 1.0), (torch.int64, 2.0), (torch.int8, 1.5), (torch.float32, True), (torch.float32, 2), (torch.bool, 2), (torch.bool, True), (torch.int64, True)]
+
+
+@pytest.mark.parametrize("dtype, alpha", ALPHAS, ids=str)
+def test_kinds_of_alpha_that_eager_refuses(dtype, alpha):
+    x = T([1, 0, 3]).to(dtype)
+    for name, other in itertools.product(["add", "sub", "rsub"], [x, T(1).to(dtype), 1]):
+        same(lambda x: getattr(torch, name)(x, other, alpha=alpha), x)
+
+
+VALUES = {"fraction": T(2.5), "nan": T(NAN), "inf": T(INF), "double": T(1e300, dtype=torch.float64), "half": T(6e4, dtype=torch.float16), "thousand": T(1000), "negative": T(-1), "long": T(2**40), "byte": T(200, dtype=torch.uint8),
+          "short": T(-300, dtype=torch.int16), "mask": T(True), "largest": T(3.4e38)}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_that_the_filled_tensor_does_not_hold(value):
+    """Eager refuses them: they were converted."""
+    for dtype, f in itertools.product([*FLOATS, *INTS, torch.bool], [lambda x, v: x.masked_fill(x > 1, v), lambda x, v: x.clone().masked_fill_(x > 1, v)]):
+        same(f, T([1, 0, 2, 3]).to(dtype), VALUES[value])
+
+
+def test_a_negative_float_is_no_byte():
+    for v in (-1, -1.0, 0.0, 255.0):
+        same(lambda x: F.pad(x, (1, 1), value=v), T([1, 2], dtype=torch.uint8))
+
+
+def test_heaviside_takes_one_dtype():
+    for a, b in itertools.product([torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16], repeat=2):
+        same(torch.heaviside, T([1, 0, 2]).to(a), T([0, 1, 1]).to(b))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("p", [0, 1, 2, 3.5, INF, -INF, -2.0, 0.5])
+def test_the_norm_of_one_element_is_its_absolute_value(p, dtype):
+    """Nothing is squared: what would overflow or vanish does not."""
+    x = T([1e30, -1e-30, 0.0, INF, NAN, -7.0, 60000.0, 1e-7]).to(dtype)
+    for size, dim in (((8, 1), 1), ((1, 8, 1), (0, 2)), ((1, 8), 0), ((8, 1), -1)):
+        for keep in (False, True):
+            same(lambda x: torch.linalg.vector_norm(x, p, dim, keep), x.view(size))
+    same(lambda x: torch.linalg.vector_norm(x, p), x[:1])
+    same(lambda x: F.normalize(x, dim=1), x.view(8, 1))
+
+
+NORMED = {"rows": lambda x: x, "image": lambda x: x.unflatten(0, (2, -1)).transpose(1, 2).unsqueeze(-1).contiguous(), "channels_last": lambda x: NORMED["image"](x).to(memory_format=torch.channels_last),
+          "strided": lambda x: NORMED["image"](x).expand(-1, -1, -1, 2)}
+STATISTICS = {"no variance": ([1.0, 0.0, -1.0], [0.0, 0.0, 0.0], None, 0.0), "infinite weights": ([1.0, 0.0, -1.0], [1.0, 2.0, 3.0], [INF, -INF, INF], 1e-5), "infinite mean": ([INF, -INF, NAN], [1.0, 2.0, 3.0], None, 1e-5),
+              "infinite variance": ([1.0, 0.0, 0.0], [INF, -1.0, NAN], [1.0, INF, 0.0], 1e-5), "negative epsilon": ([0.0, 1.0, 0.0], [1.0, 1.0, 0.5], None, -1.0)}
+
+
+@pytest.mark.parametrize("layout", NORMED)
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_batch_norm_of_special_statistics(statistics, layout):
+    torch.manual_seed(3)
+    mean, var, weight, eps = STATISTICS[statistics]
+    weight = None if weight is None else T(weight)
+    equal = [torch.full((8, 3), 3.0), T([[1.0, 0.0, -1.0]]).repeat(8, 1)]
+    for x in [torch.randn(8, 3)] + equal * (eps == 0):
+        for training in (False, True):
+            def f(x, m, v):
+                return torch.batch_norm(x, weight, None, m, v, training, 0.1, eps, False)
+            ours, eager = (r(f)(NORMED[layout](x), T(mean), T(var)) for r in (vitrify.compile, lambda f: f))
+            torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_integers_beyond_a_half_type_are_converted_to_it_first(dtype):
+    big, half = T([-(2**31), 2**31 - 1, 70000, 5]).to(dtype), T([2.0, 0.5, -3.0, 7.0], dtype=torch.float16)
+    for f in (lambda a, b: torch.div(a, b, rounding_mode="floor"), lambda a, b: a * b, lambda a, b: b / a, lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.addcmul(b, a, b)):
+        same(lambda a, b: f(a, b).isfinite(), big, half)
