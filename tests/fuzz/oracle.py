@@ -8,7 +8,7 @@ import warnings
 import torch
 import vitrify
 from calls import Side
-from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, distances, first_line, steps, storage, tensors_of
+from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, containers, distances, first_line, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
@@ -215,8 +215,8 @@ def same_call(where, ours, eager, check):
     """Everything but values; check(index, path, ours, eager) for each leaf."""
     if type(ours.error) is not type(eager.error) or first_line(ours.error) != first_line(eager.error):
         raise Mismatch(f"{where}: raised {ours.error!r:.300}, eager {eager.error!r:.300}")
-    if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves]:
-        raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]}, eager {[p for p, _ in eager.leaves]}")
+    if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves] or containers(ours.out) != containers(eager.out):
+        raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]} in {containers(ours.out)}, eager {[p for p, _ in eager.leaves]} in {containers(eager.out)}")
     for i, ((path, a), (_, b)) in enumerate(zip(ours.leaves, eager.leaves)):
         if eager.error is not None and path.startswith("grad of"):
             continue  # a backward that raises leaves the gradients that it came to first
@@ -229,7 +229,7 @@ def same_call(where, ours, eager, check):
         if (a.grad_fn is None) != (b.grad_fn is None) or a.is_leaf != b.is_leaf or a.is_inference() != b.is_inference():
             raise Mismatch(f"{place}: grad_fn {a.grad_fn}, eager {b.grad_fn}; leaf {a.is_leaf}, eager {b.is_leaf}; inference {a.is_inference()}, eager {b.is_inference()}")
         check(i, place, a, b)
-    for what, a, b in (("aliasing", alias_pattern(ours.out, ours.args), alias_pattern(eager.out, eager.args)), ("versions moved by", ours.bumps, eager.bumps)):
+    for what, a, b in (("aliasing", alias_pattern(ours.out, ours.held), alias_pattern(eager.out, eager.held)), ("versions moved by", ours.bumps, eager.bumps)):
         if a != b:
             raise Mismatch(f"{where}: {what} {a}, eager {b}")
     for what, a, b in zip(("the random state", "the generator"), ours.states, eager.states):
