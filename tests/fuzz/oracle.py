@@ -262,7 +262,7 @@ def check(program, reference) -> dict:
     eager, ours = Side(program), None
     elementwise = "mixed" if any(op in program.body.source for op in MIXED) or program.training else True
     total: dict[str, int] = {}
-    reasons, silent = [], []  # calls that ran eagerly
+    reasons, silent, ends = [], [], []  # calls that ran eagerly; whether eager's raised
 
     def value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
@@ -292,6 +292,7 @@ def check(program, reference) -> dict:
                 raise InternalError(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b))
             reasons += [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning) and theirs.error is None]
+            ends.append(theirs.error is not None)
             if theirs.error is None and mine.did.get("eager_calls"):
                 silent.append(number)
             for k, v in mine.did.items():
@@ -299,8 +300,10 @@ def check(program, reference) -> dict:
                     total[k] = total.get(k, 0) + v
     if unclear:
         return {"kind": "inconclusive", "reason": sorted(unclear)[0]}
-    if not total or not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
+    if all(ends):
         return {"kind": "raises"}
+    if not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
+        return {"kind": "eager", "reason": "nothing was compiled, and nobody counted what ran"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
         reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
