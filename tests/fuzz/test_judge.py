@@ -64,7 +64,7 @@ MEMORY = torch.zeros(12)
     (lambda x: torch.nn.Parameter(x.clone()), lambda x: x.clone().requires_grad_(), "type"),
     (lambda x: torch.inference_mode()(torch.zeros)(2, 3), lambda x: x.clone(), "inference"),
     (lambda x: x.to_sparse(), lambda x: x.clone(), "layout"),
-], ids=str)
+], ids=["a list", "a named tuple", "order of a dict", "no tuple", "None", "an int", "a bool", "a copy of an argument", "a copy of a view", "a view of an argument", "sizes of nothing", "two for one", "where in memory", "dtype", "strides", "strides of one element", "negative bit", "conjugate bit", "requires_grad", "grad_fn", "a Parameter", "inference", "layout"])
 def test_results(ours, eager, says):
     import re
     text = differ(outcome(ours(X), (X,)), outcome(eager(X), (X,)))
