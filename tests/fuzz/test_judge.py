@@ -1,6 +1,7 @@
 """The judge: whatever eager promises and a call breaks is found, each thing alone; and a program counts as compiled only where the engine has said so."""
 import collections
 import dataclasses
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -66,7 +67,6 @@ MEMORY = torch.zeros(12)
     (lambda x: x.to_sparse(), lambda x: x.clone(), "layout"),
 ], ids=["a list", "a named tuple", "order of a dict", "no tuple", "None", "an int", "a bool", "a copy of an argument", "a copy of a view", "a view of an argument", "sizes of nothing", "two for one", "where in memory", "dtype", "strides", "strides of one element", "negative bit", "conjugate bit", "requires_grad", "grad_fn", "a Parameter", "inference", "layout"])
 def test_results(ours, eager, says):
-    import re
     text = differ(outcome(ours(X), (X,)), outcome(eager(X), (X,)))
     assert re.search(says, text), text
 
