@@ -142,7 +142,7 @@ def check_meta(where, a, b):
 
 
 def alias_pattern(result, inputs):
-    """For each output tensor: which input it is, which input's or earlier output's storage it shares, where it lies in its storage."""
+    """For each output tensor: which input it is, which input's or earlier output's storage it shares, and where it lies there (from where that output does)."""
     ins = [t for _, t in tensors_of(inputs)]
     pattern, seen = [], []
     for _, t in tensors_of(result):
@@ -152,7 +152,8 @@ def alias_pattern(result, inputs):
         same = next((i for i, x in enumerate(ins) if x is t), None)
         shared = next((i for i, x in enumerate(ins) if x.layout is torch.strided and t.numel() and storage(x) == storage(t)), None)
         earlier = next((i for i, x in enumerate(seen) if x.layout is torch.strided and t.numel() and storage(x) == storage(t)), None)
-        pattern.append((same, shared, earlier, t.storage_offset() if t.numel() else None))
+        start = 0 if shared is not None else seen[earlier].storage_offset() if earlier is not None else None
+        pattern.append((same, shared, earlier, t.storage_offset() - start if start is not None else None))
         seen.append(t)
     return pattern
 
