@@ -47,7 +47,7 @@ def same_call(ours, eager, ours_given, eager_given):
     assert type(error) is type(eager_error) and str(error).partition("\n")[0] == str(eager_error).partition("\n")[0]
     assert bumps == eager_bumps and torch.equal(state, eager_state)
     left, right = compare.flat(out), compare.flat(eager_out)
-    assert [p for p, _ in left] == [p for p, _ in right]
+    assert [p for p, _ in left] == [p for p, _ in right] and compare.containers(out) == compare.containers(eager_out)
     for (where, a), (_, b) in zip(left + compare.flat(ours_given, "in"), right + compare.flat(eager_given, "in")):
         if isinstance(b, torch.Tensor):
             compare.check_meta(where, a, b)

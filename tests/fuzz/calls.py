@@ -71,6 +71,7 @@ class Outcome:
     leaves: list           # (path, value) of results, what else was told, arguments, gradients, state
     out: object
     args: tuple
+    held: list             # what results may be, or share memory with: arguments, parameters, buffers
     bumps: list
     states: list           # of the generators
     did: dict
@@ -145,7 +146,7 @@ class Side:
             for t in [t for _, t in [*tensors_of(self.args), *self.state()]]:
                 if t.is_leaf and not t.is_inference():
                     t.grad = None
-        return Outcome(error, leaves, out, self.args, bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
+        return Outcome(error, leaves, out, self.args, [self.args, [t for _, t in self.state()]], bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
 
 
 def argument(spec, scope):

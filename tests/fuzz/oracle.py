@@ -8,7 +8,7 @@ import warnings
 import torch
 import vitrify
 from calls import Side
-from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, distances, first_line, steps, storage, tensors_of
+from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, containers, distances, first_line, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
@@ -215,8 +215,8 @@ def same_call(where, ours, eager, check):
     """Everything but values; check(index, path, ours, eager) for each leaf."""
     if type(ours.error) is not type(eager.error) or first_line(ours.error) != first_line(eager.error):
         raise Mismatch(f"{where}: raised {ours.error!r:.300}, eager {eager.error!r:.300}")
-    if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves]:
-        raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]}, eager {[p for p, _ in eager.leaves]}")
+    if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves] or containers(ours.out) != containers(eager.out):
+        raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]} in {containers(ours.out)}, eager {[p for p, _ in eager.leaves]} in {containers(eager.out)}")
     for i, ((path, a), (_, b)) in enumerate(zip(ours.leaves, eager.leaves)):
         if eager.error is not None and path.startswith("grad of"):
             continue  # a backward that raises leaves the gradients that it came to first
@@ -229,7 +229,7 @@ def same_call(where, ours, eager, check):
         if (a.grad_fn is None) != (b.grad_fn is None) or a.is_leaf != b.is_leaf or a.is_inference() != b.is_inference():
             raise Mismatch(f"{place}: grad_fn {a.grad_fn}, eager {b.grad_fn}; leaf {a.is_leaf}, eager {b.is_leaf}; inference {a.is_inference()}, eager {b.is_inference()}")
         check(i, place, a, b)
-    for what, a, b in (("aliasing", alias_pattern(ours.out, ours.args), alias_pattern(eager.out, eager.args)), ("versions moved by", ours.bumps, eager.bumps)):
+    for what, a, b in (("aliasing", alias_pattern(ours.out, ours.held), alias_pattern(eager.out, eager.held)), ("versions moved by", ours.bumps, eager.bumps)):
         if a != b:
             raise Mismatch(f"{where}: {what} {a}, eager {b}")
     for what, a, b in zip(("the random state", "the generator"), ours.states, eager.states):
@@ -262,7 +262,7 @@ def check(program, reference) -> dict:
     eager, ours = Side(program), None
     elementwise = "mixed" if any(op in program.body.source for op in MIXED) or program.training else True
     total: dict[str, int] = {}
-    reasons, silent = [], []  # calls that ran eagerly
+    reasons, silent, ends = [], [], []  # calls that ran eagerly; whether eager's raised
 
     def value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
@@ -292,6 +292,7 @@ def check(program, reference) -> dict:
                 raise InternalError(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b))
             reasons += [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning) and theirs.error is None]
+            ends.append(theirs.error is not None)
             if theirs.error is None and mine.did.get("eager_calls"):
                 silent.append(number)
             for k, v in mine.did.items():
@@ -299,8 +300,10 @@ def check(program, reference) -> dict:
                     total[k] = total.get(k, 0) + v
     if unclear:
         return {"kind": "inconclusive", "reason": sorted(unclear)[0]}
-    if not total or not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
+    if all(ends):
         return {"kind": "raises"}
+    if not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
+        return {"kind": "eager", "reason": "nothing was compiled, and nobody counted what ran"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
         reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}

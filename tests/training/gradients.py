@@ -89,7 +89,7 @@ def same(ours, eager, values=torch.testing.assert_close):
     assert ours.bumps == eager.bumps
     assert torch.equal(ours.state, eager.state) and torch.equal(ours.later_state, eager.later_state)
     left, right = compare.flat([ours.out, ours.told]), compare.flat([eager.out, eager.told])
-    assert [p for p, _ in left] == [p for p, _ in right]
+    assert [p for p, _ in left] == [p for p, _ in right] and compare.containers(ours.out) == compare.containers(eager.out)
     for (where, a), (_, b) in zip(left + compare.flat(ours.args, "in"), right + compare.flat(eager.args, "in")):
         if isinstance(b, torch.Tensor):
             compare.check_meta(where, a, b)

@@ -1,0 +1,156 @@
+"""The judge: whatever eager promises and a call breaks is found, each thing alone; and a program counts as compiled only where the engine has said so."""
+import collections
+import dataclasses
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import vitrify
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import calls  # noqa: E402
+import oracle  # noqa: E402
+import program  # noqa: E402
+from compare import Mismatch, flat  # noqa: E402
+
+pytestmark = pytest.mark.no_kernels("the judge is judged: nothing is compiled")
+
+
+def outcome(out, args=(), held=(), error=None, **more):
+    leaves = flat((out, ())) + flat(tuple(args), "in")
+    return calls.Outcome(**{"error": error, "leaves": leaves, "out": (out, ()), "args": tuple(args), "held": [tuple(args), list(held)], "bumps": [0] * len(args),
+                            "states": [torch.zeros(2), torch.zeros(2)], "did": {}} | more)
+
+
+def equal_values(index, place, ours, eager):
+    assert torch.equal(ours.detach(), eager.detach()), place
+
+
+def differ(ours, eager):
+    oracle.same_call("call", eager, eager, equal_values)
+    with pytest.raises(Mismatch) as wrong:
+        oracle.same_call("call", ours, eager, equal_values)
+    return str(wrong.value)
+
+
+Pair = collections.namedtuple("Pair", "a b")
+X = torch.zeros(2, 3)
+MEMORY = torch.zeros(12)
+
+
+@pytest.mark.parametrize("ours, eager, says", [
+    (lambda x: [x + 1], lambda x: (x + 1,), "structure"),
+    (lambda x: Pair(x + 1, 2), lambda x: (x + 1, 2), "structure"),
+    (lambda x: {"b": 1, "a": 2}, lambda x: {"a": 2, "b": 1}, "structure"),
+    (lambda x: x + 1, lambda x: (x + 1,), "structure"),
+    (lambda x: None, lambda x: x + 1, "None"),
+    (lambda x: 1, lambda x: 1.0, "1"),
+    (lambda x: True, lambda x: 1, "True"),
+    (lambda x: x.clone(), lambda x: x, "aliasing"),
+    (lambda x: x.clone(), lambda x: x.view(2, 3), "aliasing"),
+    (lambda x: x.view(2, 3), lambda x: x, "aliasing"),
+    (lambda x: x[:0].clone(), lambda x: x[:0, :1], "shape"),
+    (lambda x: (x + 1, x + 1), lambda x: (x + 1,) * 2, "aliasing"),
+    (lambda x: (MEMORY[:2], MEMORY[2:4]), lambda x: (MEMORY[:2], MEMORY[4:6]), "aliasing"),
+    (lambda x: x.double(), lambda x: x.clone(), "dtype"),
+    (lambda x: x.t().clone(memory_format=torch.contiguous_format).t(), lambda x: x.clone(), "strides"),
+    (lambda x: x.clone().as_strided((2, 1), (1, 1)), lambda x: x.clone().as_strided((2, 1), (1, 2)), "strides"),
+    (lambda x: torch.complex(x, x).conj().imag, lambda x: -x, "strides|neg bit"),
+    (lambda x: torch.complex(x, x).conj(), lambda x: torch.complex(x, x), "conj"),
+    (lambda x: x.clone().requires_grad_(), lambda x: x.clone(), "requires_grad"),
+    (lambda x: x.clone().requires_grad_(), lambda x: x.clone().requires_grad_() * 1, "grad_fn"),
+    (lambda x: torch.nn.Parameter(x.clone()), lambda x: x.clone().requires_grad_(), "type"),
+    (lambda x: torch.inference_mode()(torch.zeros)(2, 3), lambda x: x.clone(), "inference"),
+    (lambda x: x.to_sparse(), lambda x: x.clone(), "layout"),
+], ids=["a list", "a named tuple", "order of a dict", "no tuple", "None", "an int", "a bool", "a copy of an argument", "a copy of a view", "a view of an argument", "sizes of nothing", "two for one", "where in memory", "dtype", "strides", "strides of one element", "negative bit", "conjugate bit", "requires_grad", "grad_fn", "a Parameter", "inference", "layout"])
+def test_results(ours, eager, says):
+    text = differ(outcome(ours(X), (X,)), outcome(eager(X), (X,)))
+    assert re.search(says, text), text
+
+
+def test_what_a_call_leaves():
+    good = outcome(X + 1, (X,))
+    change = lambda **more: dataclasses.replace(good, **more)  # noqa: E731
+    assert "versions" in differ(change(bumps=[1]), good)
+    assert "random state" in differ(change(states=[torch.ones(2), torch.zeros(2)]), good)
+    assert "generator" in differ(change(states=[torch.zeros(2), torch.ones(2)]), good)
+    assert "raised" in differ(change(error=RuntimeError("a")), good)
+    assert "raised" in differ(good, change(error=RuntimeError("a")))
+    assert "raised" in differ(change(error=IndexError("a")), change(error=RuntimeError("a")))
+    assert "raised" in differ(change(error=RuntimeError("b")), change(error=RuntimeError("a")))
+
+
+def test_results_that_share_memory_with_a_buffer():
+    buffer = torch.zeros(4)
+    assert "aliasing" in differ(outcome(buffer[:2].clone(), held=[buffer]), outcome(buffer[:2], held=[buffer]))
+
+
+def test_an_argument_or_gradient_that_differs():
+    wrong = outcome(X + 1, (X + 1,), held=())
+    with pytest.raises(AssertionError, match=r"in\[0\]"):
+        oracle.same_call("call", wrong, dataclasses.replace(outcome(X + 1, (X,)), args=wrong.args, held=wrong.held), equal_values)
+    none, some = (dataclasses.replace(outcome(X + 1), leaves=[("grad of in[0]", g)]) for g in (None, X))
+    assert "grad of in[0]" in differ(none, some) and "grad of in[0]" in differ(some, none)
+
+
+def test_what_eager_means():
+    """No more is allowed than eager moves, and where it moves by a hundredth nothing is said."""
+    plain = torch.tensor([1.0, -0.5, 0.25])
+    value, (of_largest, of_each) = oracle.meaning(plain, [plain * (1 + 1e-5)], plain.double())
+    assert torch.equal(value, plain.double()) and 0.5e-5 < of_largest < 2e-5 and 0.5e-5 < of_each < 2e-5
+    assert oracle.meaning(plain, [plain], plain.double())[1] == (0.0, 0.0)
+    assert oracle.meaning(plain, [plain * 1.03], plain.double())[1] is None
+    assert oracle.meaning(torch.tensor([1, 2]), [torch.tensor([1, 3])], None)[1] is None
+    assert oracle.meaning(plain, [torch.tensor([1.0, -0.5, float("inf")])], plain.double())[1] is None
+
+
+class Engine:
+    """In place of the engine: what it counts, and says, of each call."""
+
+    def __init__(self, monkeypatch, says=None, **counts):
+        self.counters = {"compiled_calls": 0, "eager_calls": 0, "fallbacks": 0, "kernels_launched": 0}
+        monkeypatch.setattr(vitrify, "counters", self.counters)
+
+        def compiled(fn, dynamic):
+            def run(*args):
+                if says:
+                    warnings.warn(says, vitrify.VitrifyWarning)
+                for k, n in counts.items():
+                    self.counters[k] += n
+                return fn(*args)
+            return run
+        monkeypatch.setattr(oracle, "compiled", compiled)
+
+
+def judged(seed=7, theme="classic", **more):
+    p = program.Program(seed, 6, theme=theme)
+    for k, v in more.items():
+        setattr(p, k, v)
+    assert p.settle(oracle.errors_of)
+    return oracle.check(p, oracle.Reference(p))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("counts, says, kind", [
+    (dict(compiled_calls=1, kernels_launched=1), None, "ok"),
+    (dict(compiled_calls=1), None, "eager"),                                    # no kernel, though an op of ours made a result
+    (dict(eager_calls=1), None, "eager"),
+    (dict(compiled_calls=1, kernels_launched=1, fallbacks=1), None, "eager"),
+    (dict(compiled_calls=1, kernels_launched=1), "vitrify: f runs eagerly: it may", "eager"),
+    (dict(compiled_calls=1, kernels_launched=1), "vitrify: f runs eagerly: writes to a tensor that overlaps itself", "left"),
+    (dict(), None, "eager"),                                                    # an engine that does nothing, and does not say so
+], ids=str)
+def test_how_a_program_ran(monkeypatch, counts, says, kind):
+    Engine(monkeypatch, says, **counts)
+    assert judged()["kind"] == kind
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("says", ["vitrify: internal error while compiling f: x", "vitrify: a compiled call raised what eager does not, and runs eagerly from now on"])
+def test_an_internal_error_is_a_failure(monkeypatch, says):
+    Engine(monkeypatch, says, compiled_calls=1, kernels_launched=1)
+    with pytest.raises(Mismatch, match=says[9:24]):
+        judged()
