@@ -278,7 +278,7 @@ class Door:
         result = _C.Result(held.pop(), signature, sources.seen)
         _numbers.check_gone()
         self.check_results([t for t in result.tensors if id(t) not in sources.tensors and not any(t is f for f in fakes)])
-        finish = session.finish_joint if signature.grad else session.finish
+        finish = session.finish_joint if signature.grad or session.makes_gradients(result.tensors) else session.finish
         return finish(result.tensors), result
 
     def build(self, session, program):

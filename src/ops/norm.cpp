@@ -55,6 +55,9 @@ bool lower_layer_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const size_t k = a.ints(1).size();
   if (!is_float(x.dtype) || k == 0 || k > x.sizes.size()) return false;
+  for (size_t i : {2, 3})  // all of one type, or halves beside parameters of float32; eager raises for others
+    if (a.is_tensor(i) && a.tensor(i).dtype != x.dtype && (a.tensor(i).dtype != DType::F32 || compute_type(x.dtype) != DType::F32)) return false;
+  if (a.is_tensor(2) && a.is_tensor(3) && a.tensor(2).dtype != a.tensor(3).dtype) return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   auto m = moments(a.L, x, dims_from(x.sizes.size() - k, x.sizes.size()), true, t, t);

@@ -6,6 +6,13 @@
 namespace vitrify::ops {
 namespace {
 
+// Of the first `count` operands those that there are. Eager raises for others, or rounds between its ops: that is left to it.
+bool all_of_type(const Args& a, size_t count, DType type) {
+  for (size_t i = 0; i < count; ++i)
+    if (a.is_tensor(i) && a.tensor(i).dtype != type) return false;
+  return true;
+}
+
 Tensor reduced_loss(const Args& a, const Tensor& x, int64_t reduction) {
   const DType out = a.out().dtype, t = compute_type(out);
   if (reduction == 0 || x.sizes.empty()) return as_type(a.L, x, out);
@@ -57,7 +64,7 @@ bool lower_huber(const Args& a, std::vector<Tensor>& r) {
 template <class F>
 bool pair_loss_backward(const Args& a, std::vector<Tensor>& r, F f) {
   const auto& out = a.out();
-  if (!is_float(out.dtype)) return false;
+  if (!is_float(out.dtype) || !all_of_type(a, 3, out.dtype)) return false;
   const bool mean = a.constant_int(3) == 1;
   Int n = 1;
   for (auto& s : a.tensor(1).sizes) n = n * s;
@@ -86,7 +93,7 @@ bool lower_huber_backward(const Args& a, std::vector<Tensor>& r) {
 bool lower_bce_with_logits(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype, t = compute_type(out);
   Tensor x = a.tensor(0), y = a.tensor(1);
-  if (!is_float(out) || !(x.sizes == y.sizes)) return false;
+  if (!is_float(out) || !(x.sizes == y.sizes) || !all_of_type(a, 4, out)) return false;
   Tensor w = a.is_tensor(2) ? broadcast(a.L, a.tensor(2), x.sizes) : Tensor{}, p = a.is_tensor(3) ? broadcast(a.L, a.tensor(3), x.sizes) : Tensor{};
   Tensor loss = a.L.map(
       t, x.sizes,
@@ -119,6 +126,7 @@ bool lower_nll(const Args& a, std::vector<Tensor>& r) {
   const int64_t reduction = a.constant_int(3);
   const Int ignore = a.integer(4);
   if (!is_float(x.dtype) || x.sizes.empty() || (target.dtype != DType::I64 && target.dtype != DType::U8)) return false;
+  if (w && w.dtype != x.dtype) return false;  // eager raises
   const size_t c = x.sizes.size() == 1 ? 0 : 1;
   const Int classes = x.sizes[c];
   const DType t = compute_type(x.dtype);
@@ -158,7 +166,7 @@ bool lower_nll_backward(const Args& a, std::vector<Tensor>& r) {
   Tensor g = a.tensor(0), x = a.tensor(1), target = a.tensor(2), w = a.is_tensor(3) ? a.tensor(3) : Tensor{}, total = a.tensor(6);
   const int64_t reduction = a.constant_int(4);
   const Int ignore = a.integer(5);
-  if (!is_float(x.dtype) || x.sizes.size() < 2 || target.dtype != DType::I64) return false;
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || target.dtype != DType::I64 || g.dtype != x.dtype || (w && w.dtype != x.dtype)) return false;
   const DType t = compute_type(x.dtype), out = a.out().dtype;
   r.push_back(a.L.map(
       out, x.sizes,
@@ -187,6 +195,19 @@ Shape shape_pair_loss(sym::Context& ctx, ArgSpan args) {
   if (!t || *reduction == 0) return one(t);
   return one(contiguous_type(d, t->device, {}));
 }
+// Made of the target, and changed in place from then on: of its type.
+Shape shape_bce_with_logits(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
+  auto reduction = int_arg(ctx, args, 4);
+  if (!x || !y || !reduction || !is_float(x->dtype) || !is_float(y->dtype) || x->sizes != y->sizes) return {};
+  bool mixed = false;
+  for (size_t i = 1; i < 4; ++i)
+    if (const TensorType* t = tensor_arg(args, i)) mixed = mixed || t->dtype != x->dtype;
+  if (!mixed) return {};
+  if (*reduction != 0) return one(contiguous_type(y->dtype, x->device, {}));
+  const TensorType* ops[] = {y};
+  return one(elementwise_type(ctx, ops, y->dtype, y->dtype));
+}
 Shape shape_huber(sym::Context& ctx, ArgSpan args) {
   auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
   return delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
@@ -210,7 +231,7 @@ const OpRow kRows[] = {
     {"aten::mse_loss_backward", 0, shape_loss_backward, lower<lower_mse_backward>},
     {"aten::smooth_l1_loss_backward", 0, shape_loss_backward, lower<lower_smooth_l1_backward>},
     {"aten::huber_loss_backward", 0, shape_loss_backward, lower<lower_huber_backward>},
-    {"aten::binary_cross_entropy_with_logits", 0, nullptr, lower<lower_bce_with_logits>},
+    {"aten::binary_cross_entropy_with_logits", 0, shape_bce_with_logits, lower<lower_bce_with_logits>},
     {"aten::nll_loss_forward", ir::kFaults, shape_nll, lower<lower_nll>},
     {"aten::nll_loss2d_forward", ir::kFaults, nullptr, lower<lower_nll>},
     {"aten::nll_loss_backward", 0, shape_nll_backward, lower<lower_nll_backward>},

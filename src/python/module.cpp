@@ -360,6 +360,12 @@ void bind_capture(py::module_& m) {
              complete(*p, out, s.generators);
              return p;
            })
+      .def("makes_gradients",
+           [](Session& s, py::list tensors) {
+             std::vector<at::Tensor> out;
+             for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
+             return s.tracer->makes_gradients(out);
+           })
       // With gradients where they are needed; "needs_grad" says whether they are.
       .def("finish_joint",
            [](Session& s, py::list tensors) {

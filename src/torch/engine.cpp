@@ -314,7 +314,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     tracer.start();
     std::vector<at::Tensor> out = trace(fakes, e.blueprint);
     JointProgram joint;
-    if (c10::GradMode::is_enabled())
+    if (c10::GradMode::is_enabled() || tracer.makes_gradients(out))
       joint = tracer.finish_joint(out);
     else
       joint.program = tracer.finish(out);

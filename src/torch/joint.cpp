@@ -241,6 +241,18 @@ void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs
   }
 }
 
+bool Tracer::Impl::makes_gradients(const std::vector<at::Tensor>& outputs) {
+  if (failure) return false;
+  auto is_given = [&](const at::Tensor& t) { return std::ranges::any_of(inputs, [&](const Source* s) { return s->fake.is_same(t); }); };
+  for (const at::Tensor& t : outputs)
+    if (t.defined() && fake_of(t).requires_grad() && !is_given(fake_of(t))) return true;
+  return std::ranges::any_of(inputs, [&](const Source* s) {
+    if (!s->fake.defined() || s->grad_of) return false;
+    const at::Tensor& t = seen_by_autograd(*s);
+    return t.requires_grad() && torch::autograd::impl::gradient_edge(t) != s->edge;
+  });
+}
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;

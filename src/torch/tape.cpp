@@ -27,10 +27,12 @@ Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::func
   return path;
 }
 
-bool Tape::finds(const Path& path, uint32_t given) const {
+bool Tape::finds(const Path& path, bool is_output, uint32_t index) const {
   bool found = false;
-  for (size_t i = 0; i < steps.size(); ++i) found = found || (on(path, i) && std::ranges::find(steps[i].found, given) != steps[i].found.end());
-  return found && !reads(path, false, given);
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (const auto& all = is_output ? steps[i].found_outputs : steps[i].found_given; on(path, i))
+      found = found || std::ranges::find(all, index) != all.end();
+  return found && !reads(path, is_output, index);
 }
 
 bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
@@ -143,13 +145,17 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
         if (const auto at = leaves.find(next[i].function.get()); at != leaves.end())
           for (auto [input, gradient] : at->second)
             if (input == next[i].input_nr && gradient >= 0)
-              (i < c->args ? passed : s.found).push_back(j.gradients[static_cast<size_t>(gradient)].given);
-      std::erase_if(s.found, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
-      std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found, g) != s.found.end(); });
+              (i < c->args ? passed : s.found_given).push_back(j.gradients[static_cast<size_t>(gradient)].given);
+      std::erase_if(s.found_given, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
+      std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found_given, g) != s.found_given.end(); });
     } else if (options.saves_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
       s.saves = options.saves_tensors(*s.node);
       s.holds = reads && !s.saves;
+      if (s.holds) {  // nobody looks at versions of attributes
+        s.found_given = std::exchange(s.reads_given, {});
+        s.found_outputs = std::exchange(s.reads_outputs, {});
+      }
     }
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {

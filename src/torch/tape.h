@@ -20,8 +20,9 @@ struct Tape {
     bool holds = false;                 // tensors that nothing frees
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;
-    std::vector<uint32_t> found;  // of JointProgram::given: what a checkpoint's function finds by itself, and reads as it is by then
-    int32_t below = -1;           // the same node's step in the tape of the level below
+    // What a checkpoint's function finds by itself, or a user's own node has as attributes of its ctx, and reads as it is by then.
+    std::vector<uint32_t> found_given, found_outputs;
+    int32_t below = -1;  // the same node's step in the tape of the level below
   };
   std::vector<Step> steps;                    // each before those that its gradients go to
   std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
@@ -30,7 +31,7 @@ struct Tape {
   // As the engine goes: from roots that have a gradient, by nodes that lead to a gradient that is asked for. A whole backward asks for all.
   Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked) const;
   bool reads(const Path&, bool is_output, uint32_t index) const;
-  bool finds(const Path&, uint32_t given) const;  // and reads it nowhere else
+  bool finds(const Path&, bool is_output, uint32_t index) const;  // and reads it nowhere else
 };
 
 }  // namespace vitrify

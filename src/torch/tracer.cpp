@@ -457,6 +457,9 @@ auto finishing(M& m, F&& f) {
 Program Tracer::finish(const std::vector<at::Tensor>& outputs) {
   return finishing(*impl_, [&] { return impl_->finish(outputs); });
 }
+bool Tracer::makes_gradients(const std::vector<at::Tensor>& outputs) {
+  return finishing(*impl_, [&] { return impl_->makes_gradients(outputs); });
+}
 JointProgram Tracer::finish_joint(const std::vector<at::Tensor>& outputs) {
   return finishing(*impl_, [&] { return impl_->finish_joint(outputs); });
 }

@@ -79,6 +79,8 @@ class Tracer {
   Program finish(const std::vector<at::Tensor>& outputs);
   // The same with gradients: continues the trace through autograd's formulas for every result and input that needs them.
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
+  // Whether a program that is called without gradients has made some itself: results, or what it wrote, would lose them with finish().
+  bool makes_gradients(const std::vector<at::Tensor>& outputs);
   // After finish_joint, any thread, one at a time: the gradients once more, for tangents as `how` says, recorded with what was learned since. Appends
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,

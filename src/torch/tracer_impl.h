@@ -179,6 +179,7 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   // --- end (results.cpp, joint.cpp)
   Program finish(const std::vector<at::Tensor>& outputs);
+  bool makes_gradients(const std::vector<at::Tensor>& outputs);
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
   // --- gradients (joint.cpp)
   struct Level {

@@ -1,6 +1,7 @@
 #include "torch/training.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -28,6 +29,7 @@
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/split.h"
+#include "torch/sym_node.h"
 #include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/view_path.h"
@@ -107,6 +109,16 @@ class WriteNode final : public Node {
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
 
+// Leaves, and some views, may not be written in a way that gradients follow: eager says which, and why.
+void check_written(const at::Tensor& t) {
+  try {
+    const c10::AutoGradMode with_gradients(true);
+    torch::autograd::check_inplace(t, true);
+  } catch (const c10::Error&) {
+    throw capture::CallRefused("it writes what gradients follow where eager may not");
+  }
+}
+
 // Where a call that computes gradients of another's results comes from.
 struct Origin {
   std::vector<Kept> given;
@@ -149,6 +161,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<const at::Tensor*> given;
     for (const at::Tensor& t : args) given.push_back(&t);
     for (const at::Tensor& t : joint_.program.captured) given.push_back(&t);
+    for (const JointProgram::Root& r : joint_.roots)
+      if (r.written >= 0) check_written(*given[r.written]);
     // Before anything is written: the edge of a view that was written through would be another.
     auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
     torch::autograd::edge_list edges;
@@ -301,7 +315,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!saved[k].changed()) continue;
       const auto given =
           std::ranges::find(joint_.given, b.saved[k] < saved_.size() ? saved_[b.saved[k]].value : joint_.given[b.saved[k] - saved_.size()]);
-      if (given != joint_.given.end() && tape().finds(path, static_cast<uint32_t>(given - joint_.given.begin()))) continue;
+      if (given != joint_.given.end() && tape().finds(path, false, static_cast<uint32_t>(given - joint_.given.begin()))) continue;
+      if (const Saved* s = b.saved[k] < saved_.size() ? &saved_[b.saved[k]] : nullptr;
+          s && s->kind == Saved::Kind::Result && tape().finds(path, true, s->index))
+        continue;
       std::vector<Value> asked;
       for (size_t g = 0; g < b.gradients.size(); ++g)
         if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
@@ -430,6 +447,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     const std::vector<Value>& wanted = joint_.given;
     const size_t own = below.joint_.given.size();
     Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), call};
+    std::vector<char> found(wanted.size());
+    for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
     std::ranges::copy(call->given, o.given.begin());
     for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
@@ -438,6 +457,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         Kept kept = call->unpack(s, node.getptr());
         TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);
         o.given[at] = laid_as_recorded(below.saved_[s], std::move(kept));
+        if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
       }
     }
     size_t k = 0;
@@ -453,6 +473,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!needs_[i]) continue;
       TORCH_CHECK(o.given[i].readable(), is_input(*wanted[i].node) ? "vitrify: a gradient of a gradient of a program that writes to its arguments"
                                                                    : "vitrify: a gradient of a gradient needs random numbers that were not kept");
+      if (found[i]) o.given[i] = Kept(o.given[i].tensor);  // of the version that it has by now
       if (o.given[i].changed() && reads_for(below, node, i)) refuse(o.given[i], wanted[i].type());
     }
     return o;
@@ -470,14 +491,27 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
   }
 
+  // Of what was given and not kept: as it was before the program wrote it, or, where no derivative reads it, any numbers.
+  at::Tensor stand_in(const Call& call, size_t given, RegionNode& node) const {
+    for (size_t s = 0; s < saved_.size(); ++s)
+      if (saved_[s].value == joint_.given[given] && saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot)
+        return laid_as_recorded(saved_[s], call.unpack(s, node.getptr())).tensor.tensor_data();
+    const ir::TensorType& type = joint_.given[given].type();
+    const Kept& sizes = call.given[given];
+    if (type.dtype == DType::Opaque || (!sizes.hollow && !capture::is_static(type))) return {};
+    return at::zeros(sizes.hollow ? sizes.tensor.sizes() : at::IntArrayRef(values_of(type.sizes)), at::TensorOptions(scalar_type_of(type)));
+  }
+
   variable_list by_formulas(Call& call, const variable_list& tangents, RegionNode& node) const {
     std::vector<at::Tensor> given(joint_.given.size()), saved(saved_.size());
     for (uint32_t i : kept_given_) {
       const Kept& k = call.given[i];
       TORCH_CHECK(k.readable(), torch::autograd::ERR_BACKWARD_TWICE);
-      if (k.changed()) refuse(k, joint_.given[i].type());
+      if (k.changed() && !tape().finds({}, false, i)) refuse(k, joint_.given[i].type());
       given[i] = k.tensor.tensor_data();
     }
+    for (size_t i = 0; i < given.size(); ++i)
+      if (!given[i].defined() && is_input(*joint_.given[i].node)) given[i] = stand_in(call, i, node);
     for (size_t g = 0; g < joint_.gradients.size(); ++g)
       if (at::Tensor& t = given[joint_.gradients[g].given]; t.defined()) torch::autograd::impl::set_gradient_edge(t, node.next_edge(g));
     for (size_t s = 0; s < saved_.size(); ++s)

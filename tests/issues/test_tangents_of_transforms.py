@@ -14,6 +14,7 @@ from gradients import leaf  # noqa: E402
 PROGRAMS = {
     "product": lambda x, y: x * y, "sine": lambda x, y: (x * y).sin(), "matrix": lambda x, y: (x @ y.t()).tanh(), "softmax": lambda x, y: (x * y).softmax(-1), "norm": lambda x, y: F.layer_norm(x * y, (3,)),
     "cat": lambda x, y: torch.cat([x, y]).exp(), "index": lambda x, y: x[[0, 0, 1]] * y[0], "max": lambda x, y: x.max(0)[0] * y[0], "cumsum": lambda x, y: x.cumsum(0) * y, "sum": lambda x, y: (x * y).sum(0), "relu": lambda x, y: (x - y).relu() * y,
+    "linear with a bias": lambda x, y: F.linear(x, y, y.sum(1)) + x.sum(), "sum of both": lambda x, y: x + y, "scaled": lambda x, y: (x * 2).t() - y.sum(),
     "linear": lambda x, y: F.gelu(F.linear(x, y)), "written": lambda x, y: x.clone().mul_(y).add_(1), "view": lambda x, y: (x * y).view(-1)[1:], "where": lambda x, y: torch.where(x > y, x, y * 2),
 }
 
@@ -48,6 +49,14 @@ def test_jacobians(more):
         beside(f, lambda g: jacobian(g, x, **more).detach())
         beside(lambda x, f=f: f(x).square().sum(), lambda g: hessian(g, x, **more).detach())
         beside(lambda x, f=f: f(x).square().sum(), lambda g: hvp(g, x, torch.ones_like(x)))
+
+
+def test_sparse_and_differentiable():
+    """No derivative reads what was given."""
+    def run(f):
+        x, y = leaf(4, 3), leaf(4, 3, seed=2)
+        return [g.to_dense() for g in torch.autograd.grad(f(x, y), (x, y), torch.eye(4, 3).to_sparse(), create_graph=True)]
+    beside(lambda x, y: x + y, run)
 
 
 @pytest.mark.parametrize("through", ["backward", "an embedding"])

@@ -1,4 +1,4 @@
-"""A formula of the user's that chooses what it reads by which of the results have a gradient."""
+"""Formulas of the user's: what they read, by which of the results have a gradient, and as what it is by then."""
 import sys
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-from gradients import check, leaves, only  # noqa: E402
+from gradients import backward, check, leaves, only  # noqa: E402
 
 
 class Chooses(torch.autograd.Function):
@@ -35,3 +35,50 @@ class Chooses(torch.autograd.Function):
 def test_it_reads_something_else_for_some_of_the_results(used, inner):
     fn = (lambda x, y, z: tuple(t.sin() for t in Chooses.apply(x.exp(), y * 2, z.cos()))) if inner else Chooses.apply
     check(fn, leaves((3, 4), (3, 4), (3, 4)), then=only(*used), native="forward")
+
+
+class Attributes(torch.autograd.Function):
+    """What it reads are attributes of its ctx, whose versions nobody looks at."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        y = x.exp()
+        ctx.x, ctx.w, ctx.y = x, w, y
+        return y * w, y
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (a * ctx.w + b) * ctx.y, a * ctx.x
+
+
+class Saves(Attributes):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w, x + w
+
+    @staticmethod
+    def backward(ctx, a, b):
+        x, w = ctx.saved_tensors
+        return a * w + b, a * x + b
+
+
+def written(which, write, more):
+    def then(out, args):
+        t = [*args, *out][which]
+        with torch.no_grad():
+            t.mul_(3) if write == "counted" else t.data.mul_(3)
+        if more == "second":
+            heads = [o.sin().sum() for o in out]
+            grads = torch.autograd.grad(heads, args, create_graph=True)
+            return [g.detach() for g in grads], torch.autograd.grad(sum(g.square().sum() for g in grads), args)
+        return backward(out, args)
+    return then
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("write", ["counted", "unseen"])
+@pytest.mark.parametrize("which, more", [(0, "first"), (0, "second"), (1, "first"), (1, "second"), (3, "first")], ids=["the input", "the input, second order", "the weight", "the weight, second order", "a result"])
+@pytest.mark.parametrize("fn", [Attributes, Saves])
+def test_what_it_reads_is_written_in_between(fn, which, write, more):
+    check(lambda x, w: fn.apply(x.sin(), w) if which else fn.apply(x, w), leaves((3, 4), (3, 4)), then=written(which, write, more), native="none" if fn is Saves and write == "counted" else "forward", calls=2)

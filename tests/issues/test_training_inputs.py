@@ -1,0 +1,172 @@
+"""What eager asks of a tensor before it writes to it is no part of a signature; what a call under no_grad computes with gradients has them."""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import vitrify
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+import compare  # noqa: E402
+
+REFUSED = "writes what gradients follow where eager may not"
+
+
+def base():
+    return torch.arange(1.0, 13).reshape(4, 3).requires_grad_()
+
+
+def made_in_no_grad(t):
+    with torch.no_grad():
+        return t[:2]
+
+
+class View(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+PLAIN = {"no view": lambda: base()[:2] * 1, "a view": lambda: (base() * 1)[:2]}
+OTHERS = {
+    "a leaf": lambda: base().detach()[:2].clone().requires_grad_(),
+    "a view of a leaf": lambda: base()[:2],
+    "one of a split": lambda: (base() * 1).split(2)[0],
+    "one of an unbind": lambda: (base() * 1).reshape(2, 2, 3).unbind(0)[1],
+    "a view made without gradients": lambda: made_in_no_grad(base() * 1),
+    "a view that a user's function made": lambda: View.apply(base()[:2] * 1),
+}
+WRITES = {
+    "the whole": lambda x, w: x.mul_(w),
+    "and another result": lambda x, w: (x.mul_(2), (x * w).sum())[1],
+    "a row": lambda x, w: (x[0].add_(w[0]), x * 2)[1],
+    "zeros": lambda x, w: (x.zero_(), x + w)[1],
+    "through a view": lambda x, w: (x.view(-1)[:2].mul_(3), x.sin() * w)[1],
+}
+
+
+def called(f, x):
+    w = torch.full((2, 3), 1.5, requires_grad=True)
+    version = x._version
+    try:
+        out = f(x, w)
+    except Exception as e:
+        return compare.first_line(e), type(e), x.detach().clone(), x._version - version, x.is_leaf
+    return out.detach(), torch.autograd.grad(out.sum(), w, allow_unused=True)[0], x.detach().clone(), x._version - version, x.is_leaf
+
+
+def same(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b):
+        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+
+@pytest.mark.eager(REFUSED)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("plain", PLAIN)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_that_eager_refuses(write, plain, other):
+    """Nothing is written, and what it raises is eager's."""
+    f = WRITES[write]
+    compiled = vitrify.compile(f)
+    for make in (PLAIN[plain], OTHERS[other], OTHERS[other], PLAIN[plain]):
+        same(called(compiled, make()), called(f, make()))
+    assert vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.eager(REFUSED)
+def test_a_write_into_one_of_a_split_that_needs_no_gradients():
+    f = lambda x, w: x.mul_(w)  # noqa: E731
+    compiled = vitrify.compile(f)
+    for make in (lambda: torch.ones(2, 3), lambda: torch.ones(4, 3).split(2)[0], lambda: torch.ones(2, 3)):
+        same(called(compiled, make()), called(f, make()))
+
+
+@pytest.mark.eager(REFUSED)
+def test_a_tensor_that_the_module_holds_becomes_a_leaf():
+    class Holds(torch.nn.Module):
+        def forward(self, w):
+            return self.held.mul_(w)
+    seen = []
+    for compiled in (False, True):
+        m = Holds()
+        m.held = PLAIN["no view"]()
+        f = vitrify.compile(m) if compiled else m
+        first = called(lambda x, w: f(w), m.held)
+        m.held.detach_().requires_grad_()
+        seen.append((*first, *called(lambda x, w: f(w), m.held)))
+    same(*seen)
+
+
+@pytest.mark.eager(REFUSED, some=True)
+def test_writes_without_gradients_go_on():
+    """Under no_grad a leaf may be written, and no view is refused."""
+    @torch.no_grad()
+    def f(x, w):
+        return x.mul_(w)
+    compiled = vitrify.compile(f)
+    for make in (PLAIN["no view"], OTHERS["a leaf"], OTHERS["one of a split"]):
+        a, b, w = make(), make(), torch.full((2, 3), 1.5)
+        compiled(a, w), f(b, w)
+        assert torch.equal(a, b)
+    assert vitrify.counters["eager_calls"] == 0
+
+
+def forces(x, w):
+    with torch.enable_grad():
+        energy = (x * w).sin().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def with_gradients(x, w):
+    with torch.enable_grad():
+        return (x * w).sin()
+
+
+def some_of_them(x, w):
+    with torch.enable_grad():
+        y = (x * w).sin()
+    return y * 2, y, x[0], y[0]
+
+
+def writes(x, w):
+    h = x * 1
+    with torch.enable_grad():
+        h.mul_(w)
+    return h
+
+
+@pytest.mark.parametrize("f", [forces, with_gradients, some_of_them, writes])
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+def test_enable_grad_in_a_call_without(f):
+    compiled = vitrify.compile(f)
+    for i in range(3):
+        results = []
+        for g in (compiled, f):
+            torch.manual_seed(i)
+            x, w = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+            with torch.no_grad():
+                out = [t for _, t in compare.tensors_of(g(x, w))]
+            heads = [t for t in out if t.requires_grad and t.grad_fn]
+            results.append([*[(t.detach(), t.requires_grad, t.is_leaf) for t in out], *torch.autograd.grad([h.sum() for h in heads], [x, w], allow_unused=True)])
+        torch.testing.assert_close(*results)
+    assert vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+def test_enable_grad_that_writes_an_input():
+    def f(h, w):
+        with torch.enable_grad():
+            h.mul_(w)
+    results = []
+    for g in (vitrify.compile(f), f):
+        h, w = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+        with torch.no_grad():
+            g(h, w)
+        assert h.requires_grad
+        results.append(torch.autograd.grad(h.sum(), w)[0])
+    torch.testing.assert_close(*results)
