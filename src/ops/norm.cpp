@@ -98,6 +98,27 @@ bool lower_rms_norm(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// normalized() as eager writes it where weights belong to channels: infinite ones give its NaNs. `subtracts`: the mean is subtracted first, and what
+// is equal gives zeros.
+Tensor scaled(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias, DType out,
+              bool subtracts) {
+  const DType t = compute_type(x.dtype);
+  Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
+  Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
+  const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
+  return a.L.map(
+      out, x.sizes,
+      [=](Body& b, const Index& i) {
+        Val scale = cast(s.at(b, i), t);
+        if (subtracts) return cast((cast(x.at(b, i), t) - cast(m.at(b, i), t)) * scale, compute_type(out));
+        if (w) scale = scale * cast(w.at(b, i), t);
+        Val shift = -scale * cast(m.at(b, i), t);
+        if (c) shift = shift + cast(c.at(b, i), t);
+        return cast(fma(scale, cast(x.at(b, i), t), shift), compute_type(out));
+      },
+      x.cost + m.cost + s.cost + 5, reads);
+}
+
 // Shared by the batch norm overloads: positions of what differs between them.
 struct BatchNorm {
   Tensor weight, bias, running_mean, running_var;
@@ -107,10 +128,16 @@ struct BatchNorm {
 void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool functional) {
   Tensor x = a.tensor(0);
   const DType t = compute_type(x.dtype), out = a.out().dtype;
+  const ir::TensorType& given = std::get<ir::Value>(a.n.args[0]).type();
+  const bool row_major = given.is_contiguous() || given.strides == strides_for(ir::MemoryFormat::ChannelsLast, given.sizes) ||
+                         given.strides == strides_for(ir::MemoryFormat::ChannelsLast3d, given.sizes);
+  auto result = [&](const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias) {
+    return row_major ? scaled(a, x, mean, rstd, weight, bias, out, false) : normalized(a, x, mean, rstd, weight, bias, out);
+  };
   auto per_channel = [&](const Tensor& v) { return v ? channelwise(a.L, v, x.sizes) : Tensor{}; };
   if (!p.training) {
     Tensor rstd = map1(a.L, p.running_var, t, [t, eps = p.eps](Body&, Val v) { return unary(LOp::rsqrt, cast(v, t) + eps); }, 4);
-    r.push_back(normalized(a, x, per_channel(p.running_mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias), out));
+    r.push_back(result(per_channel(p.running_mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias)));
     for (size_t i = 1; i < 3 && i < a.n.outs.size(); ++i) {
       // Saved statistics: empty on the CPU; some backends give the running ones.
       const bool full = !a.out(i).sizes.empty() && !a.out(i).sizes[0].is(0);
@@ -122,7 +149,7 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
   x = reused(a.L, x);
   auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, t, t);
   Tensor rstd = rstd_of(a.L, m, p.eps);
-  r.push_back(normalized(a, x, per_channel(m.mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias), out));
+  r.push_back(result(per_channel(m.mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias)));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
   if (!functional) return;
@@ -169,27 +196,6 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
   return L.reshape(x, s);
 }
 
-// normalized() as eager writes it where weights belong to channels: infinite ones give its NaNs. Without weights, in contiguous memory, the mean is
-// subtracted first: what is equal gives zeros.
-Tensor scaled(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight, const Tensor& bias, DType out) {
-  const DType t = compute_type(x.dtype);
-  Tensor m = broadcast(a.L, mean, x.sizes), s = broadcast(a.L, rstd, x.sizes);
-  Tensor w = weight ? broadcast(a.L, weight, x.sizes) : Tensor{}, c = bias ? broadcast(a.L, bias, x.sizes) : Tensor{};
-  const int reads = x.reads + 2 + (w ? 1 : 0) + (c ? 1 : 0);
-  const bool subtracts = !w && !c && a.out().strides == ir::contiguous_strides(x.sizes);
-  return a.L.map(
-      out, x.sizes,
-      [=](Body& b, const Index& i) {
-        Val scale = cast(s.at(b, i), t);
-        if (subtracts) return cast((cast(x.at(b, i), t) - cast(m.at(b, i), t)) * scale, compute_type(out));
-        if (w) scale = scale * cast(w.at(b, i), t);
-        Val shift = -scale * cast(m.at(b, i), t);
-        if (c) shift = shift + cast(c.at(b, i), t);
-        return cast(fma(scale, cast(x.at(b, i), t), shift), compute_type(out));
-      },
-      x.cost + m.cost + s.cost + 5, reads);
-}
-
 bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const int64_t groups = a.constant_int(6);
@@ -205,7 +211,8 @@ bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   };
   Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{},
          b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
-  r.push_back(scaled(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
+  const bool plain = !w && !b && a.out().strides == ir::contiguous_strides(x.sizes);
+  r.push_back(scaled(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype, plain));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
   return true;

@@ -130,13 +130,11 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       }
   for (const Mutation& m : p.mutations) {
     at::Tensor& in = inputs.at(m.input);
-    if (m.metadata_only) {
-      follow(resolve(m.path), in);
-      continue;
-    }
+    if (m.metadata_only) continue;
     {
       at::NoGradGuard no_grad;
       at::AutoDispatchBelowADInplaceOrView below;
+      follow(resolve(m.path), in);
       in.copy_(outputs.at(m.output));
     }
     if (!in.is_inference())
@@ -146,6 +144,8 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
   for (const at::Tensor& t : inputs) pointers.push_back(&t);
   std::vector<at::Tensor> results;
   ResultMaker(p.results).make(outputs, pointers, results);
+  for (const Mutation& m : p.mutations)  // views of what they reshape are made of what it was
+    if (m.metadata_only) follow(resolve(m.path), inputs.at(m.input));
   take_grads(p, pointers.data(), results);
   return results;
 }

@@ -12,8 +12,7 @@ const std::unordered_set<std::string_view>& reads_values() {
 }
 
 const std::unordered_set<std::string_view>& refused() {
-  static const std::unordered_set<std::string_view> names = {"aten::resize_",
-                                                             "aten::resize_as_",
+  static const std::unordered_set<std::string_view> names = {"aten::resize_as_",
                                                              "aten::_resize_output_",
                                                              "aten::set_",
                                                              "aten::set_data",
@@ -48,6 +47,7 @@ bool special(std::string_view name) {
                                                              "aten::equal",
                                                              "aten::as_strided",
                                                              "aten::as_strided_",
+                                                             "aten::resize_",
                                                              "aten::detach_",
                                                              "aten::is_pinned",
                                                              "aten::cudnn_batch_norm",
