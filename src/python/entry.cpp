@@ -90,6 +90,15 @@ void run_graph(CompiledGraph& graph, const Entry& e, at::ArrayRef<at::Tensor> in
   }
 }
 
+// Eager runs the call, since the program has gone another way, as it may again: unless it mostly does, the plan stays. False: a warning is an error.
+bool refused_for_good(Entry& e, const std::string& why) {
+  if (++e.refused <= e.served + kMaxRefusals || !e.graph) return true;
+  e.graph = nullptr;
+  counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+  return PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on, since most of its calls differ: %s",
+                          why.c_str()) >= 0;
+}
+
 // Null without an exception: the plan failed by a bug of ours before it wrote anything; the entry is eager from now on.
 // `failed`: by what an op or the data raised.
 PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats, Attempt& attempt, bool& failed) {
@@ -114,16 +123,12 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
   try {
     run_graph(*graph, *e, in, out, floats);
   } catch (const capture::RunRefused& refusal) {
-    // The program has gone another way, as it may again: unless it mostly does, the plan stays.
     attempt.why = refusal.what();
-    if (dynamic_cast<const capture::WayRefused*>(&refusal)) attempt.refused.push_back(e);
     if (refusal.effects) attempt.effects = refusal.effects;
-    if (++e->refused > e->served + kMaxRefusals) {
-      e->graph = nullptr;
-      counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
-      PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on, since most of its calls differ: %s",
-                       refusal.what());
-    }
+    if (dynamic_cast<const capture::WayRefused*>(&refusal))
+      attempt.refused.push_back(e);
+    else
+      refused_for_good(*e, attempt.why);
     return nullptr;
   } catch (const capture::CallRefused& refusal) {
     note_eager(refusal.what());
@@ -173,8 +178,12 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
 }
 
 // Null without an exception: no entry matches.
-void settle(const Attempt& attempt) {
-  for (auto& e : attempt.refused) e->settled = true;
+bool settle(const Attempt& attempt) {
+  for (auto& e : attempt.refused) {
+    e->settled = true;
+    if (!refused_for_good(*e, attempt.why)) return false;
+  }
+  return true;
 }
 
 PyObject* run_eagerly(State& s, const Call& c, const Attempt& attempt) {
@@ -198,12 +207,18 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
   ModeState modes = ModeState::current();
   Tensors tensors;
   std::vector<double> floats;
-  for (size_t i = 0; i < s.entries.size(); ++i) {
+  bool again = true;  // where a plan has refused the call: other threads may have moved the others meanwhile
+  for (size_t i = 0; i < s.entries.size() || (again && !attempt.refused.empty()); ++i) {
+    if (i >= s.entries.size()) {
+      if (s.entries.empty()) break;
+      again = false;
+      i = 0;
+    }
     std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
-    if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors, floats)) continue;
+    if (!(e->signature->modes == modes) || std::ranges::find(attempt.refused, e) != attempt.refused.end() || !match_entry(*e, c, tensors, floats))
+      continue;
     if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
     bool failed = false;
-    if (std::ranges::find(attempt.refused, e) != attempt.refused.end()) continue;
     if (e->graph) {
       const size_t refused = attempt.refused.size();
       PyObject* r = run_entry(e, tensors, floats, attempt, failed);
@@ -222,11 +237,10 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
     return r;
   }
   if (attempt.refused.empty()) return nullptr;
-  bool more = attempt.refused.size() < kMaxWays;
-  for (auto& e : attempt.refused) more = more && e->graph && !e->settled && (e->served || !e->way);
+  bool more = attempt.refused.size() < kMaxWays && !attempt.captured;
+  for (auto& e : attempt.refused) more = more && e->graph && !e->settled;
   if (more) return nullptr;  // for a plan of where the program goes now
-  settle(attempt);
-  return run_eagerly(s, c, attempt);
+  return settle(attempt) ? run_eagerly(s, c, attempt) : nullptr;
 }
 
 PyObject* dispatch(PyObject* self, const Call& c) {
@@ -526,10 +540,10 @@ PyObject* call_entries(PyObject* self, PyObject* args, PyObject* kwargs, bool& h
 }
 
 void settle(PyObject* self) {
-  if (const Attempt* a = attempt_of(self)) settle(*a);
+  if (const Attempt* a = attempt_of(self); a && !settle(*a)) throw PythonError();
 }
 
-const Attempt* attempt_of(PyObject* self) { return attempt_here && attempt_here->state == &state_of(self) ? attempt_here : nullptr; }
+Attempt* attempt_of(PyObject* self) { return attempt_here && attempt_here->state == &state_of(self) ? attempt_here : nullptr; }
 
 Ref effects_list(const Effects& effects) {
   Ref list = checked(PyList_New(0));

@@ -49,7 +49,6 @@ struct Entry {
   bool check_captured_aliases = false;
   bool stale = false;                // recorded wrongly: to be captured again
   uint64_t served = 0, refused = 0;  // calls that ran, and that content led another way
-  bool way = false;                  // captured for a call that another has refused
   bool settled = false;              // what it refuses runs eagerly: a plan captured for such a call did not serve it
   bool release_gil = false;
 
@@ -75,10 +74,11 @@ struct Attempt {
   explicit Attempt(State& s) : state(&s) {}
   State* state;
   std::vector<std::shared_ptr<Entry>> refused;
+  bool captured = false;  // once more, since they have
   std::string why;
   std::shared_ptr<const Effects> effects;
 };
-const Attempt* attempt_of(PyObject* state_object);
+Attempt* attempt_of(PyObject* state_object);
 void settle(PyObject* state_object);  // no more plans for what the call has been refused for
 // (op, results, random state or none) of each, as vitrify._effects takes them.
 Ref effects_list(const Effects&);

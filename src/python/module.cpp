@@ -528,8 +528,7 @@ void bind_states(py::module_& m) {
     std::vector<Live::Float> live;
     for (auto& [dict, key, index] : floats) live.push_back({Ref::borrow(dict.ptr()), Ref::borrow(key.ptr()), index});
     auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live));
-    const Attempt* attempt = attempt_of(h.ptr());
-    e->way = attempt && !attempt->refused.empty();
+    if (Attempt* attempt = attempt_of(h.ptr()); attempt && !attempt->refused.empty()) attempt->captured = true;
     auto& entries = get(h).entries;
     entries.insert(entries.begin(), std::move(e));
   });

@@ -191,10 +191,10 @@ std::optional<c10::Scalar> Tracer::Impl::assume(Value v) {
   if ((!boolean && !is_int(type.dtype)) || !type.numel().is(1) || type.device.kind != DeviceKind::CPU || in_backward) return std::nullopt;
   if (has_side_effects(*graph) && !options.python_mode) return std::nullopt;
   c10::Scalar value = true;  // torch's own checks of arguments raise where this is false
-  if (v.node->op->name != "aten::_is_all_true") {
+  if (const bool check = v.node->op->name == "aten::_is_all_true"; !check || options.refused) {
     const auto now = values_now({v});
-    if (!now) return std::nullopt;
-    value = now->at(0).item();
+    if (!now && !check) return std::nullopt;
+    if (now) value = now->at(0).item();
   }
   const ir::Op* op = graph->op(boolean ? "vitrify::assume" : "vitrify::assume_int", ir::kEffect);
   graph->append(op, {v, boolean ? Arg(value.toBool()) : Arg(sym::Int(value.toLong()))}, {})->source = source;

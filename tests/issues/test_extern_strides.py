@@ -33,8 +33,6 @@ def test_what_follows_inherits_them(shape):
 
 
 @pytest.mark.parametrize("name, fn, make", [
-    ("rrelu of one column", lambda x: torch.nn.functional.rrelu(x[:, :-1], 0.1, 0.3, training=True), lambda: torch.randn(1, 16, 1, 1)),
-    ("rrelu of a transposed tensor", lambda x: torch.nn.functional.rrelu(x.t(), 0.1, 0.3, training=True), lambda: torch.randn(2, 3)),
     ("max_unpool2d of channels last", lambda x: torch.nn.functional.max_unpool2d(*torch.nn.functional.max_pool2d(x, 2, return_indices=True), 2), lambda: torch.randn(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_first_calls_know_the_strides_of_kernels(name, fn, make):
