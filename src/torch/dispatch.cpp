@@ -264,7 +264,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
 // `real`: the kernel itself is asked, on zeros: many of ATen's Meta kernels are written in Python, and a C++ process has none of those.
 Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize, bool real) {
-  if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kEffect | ir::kDataDependent)) || info.op.schema().is_mutable()
+  if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kEffect | ir::kDataDependent))
            : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
     throw NoMeta(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
@@ -674,7 +674,8 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     c10::Device device = c10::kCPU;
     Stack metas;
     try {
-      metas = run_meta(info, fakes, &device, true);
+      const Operands o = look_at(converted);
+      metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && o.elements <= kMostZeros);
     } catch (const std::exception& e) {
       throw capture::Undescribed(e.what());
     }

@@ -89,7 +89,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     std::vector<at::Tensor>& results = values[n];
-    if ((n->op->flags & ir::kEffect) && call.op.schema().is_mutable() && !name.starts_with("aten::")) {
+    if (writes_copies(*n, call.op.schema())) {
       call_on_copies(call.op, stack, results);
     } else {
       if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has
