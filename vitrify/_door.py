@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
+from . import _C, _effects, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
 from ._marks import UNBOUNDED
 from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer
@@ -77,18 +77,25 @@ class Door:
 
     # -- a call that no entry matches
     def miss(self, state, args, kwargs):
-        with self.lock:
-            verdict = READY if _C.state_has(state, args, kwargs) else self.prepare(args, kwargs)
-        if verdict is READY:
+        for _ in range(2):  # the plan of the first may find that the program goes another way than it could know
+            with self.lock:
+                verdict = READY if _C.state_has(state, args, kwargs) else self.prepare(args, kwargs)
+            if verdict is not READY:
+                break
             hit = _C.state_call(state, args, kwargs)
             if hit is not None:
                 return hit[0]
         failed = verdict if isinstance(verdict, Failed) else None
-        if failed and failed.ours and self.fullgraph:
+        why, effects = _C.state_refused(state) or (None, None)
+        if why:
+            _C.state_settle(state)
+        if failed and failed.ours and self.fullgraph and not why:
             self.refuse(failed.reason, failed.place, failed.exc)
         _C.count("eager_calls")
-        result = self.original(*args, **kwargs)  # an error of the user's comes from here, as eager raises it
-        if failed:
+        if why:
+            _C.note_eager(why)
+        result = _effects.call(effects, self.original, *args, **kwargs)  # an error of the user's comes from here, as eager raises it
+        if failed and not (why and self.fullgraph):
             self.refuse(failed.reason, failed.place, failed.exc)
         return result
 
@@ -116,6 +123,8 @@ class Door:
             return self.refuse(signature.refusal)
         compiled = [old for graph, old in entries if graph is not None]
         if compiled and self.options.get("error_on_recompile"):
+            if _C.state_refused(self.state):
+                return EAGER
             raise _C.RecompileError(f"{self.name} would be compiled again: {_difference(signature, compiled[0])}")
         start = time.perf_counter_ns()
         try:
@@ -135,7 +144,7 @@ class Door:
             outcome = self.compile(signature, sources, [[] for _ in marks])
         if outcome is READY and compiled:
             _C.count("recompiles")
-        elif isinstance(outcome, Failed):
+        elif isinstance(outcome, Failed) and not _C.state_refused(self.state):  # else other calls of this signature have a plan
             _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return outcome
 
@@ -197,7 +206,7 @@ class Door:
 
     def compile(self, signature, sources, marks):
         start = time.perf_counter_ns()
-        session = _C.Session(_CaptureMode(), self.name)
+        session = _C.Session(_CaptureMode(), self.name, self.state)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
         with Process(sources.generators) as process:
@@ -306,7 +315,8 @@ class Door:
         _C.count("fallbacks")
         _C.note_eager(f"internal error while compiling: {what}")
         _messages.warn(message)
-        _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
+        if not _C.state_refused(self.state):
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return EAGER
 
 

@@ -18,6 +18,7 @@ namespace vitrify::python {
 namespace {
 
 constexpr int kMaxRefusals = 4;
+constexpr size_t kMaxWays = 4;  // plans for one signature, by what its content decides
 using Tensors = c10::SmallVector<PyObject*, 16>;
 
 // One call in either of the two forms CPython uses.
@@ -29,6 +30,8 @@ struct Call {
   PyObject* dict = nullptr;
   size_t nkw() const { return kwnames ? PyTuple_GET_SIZE(kwnames) : dict ? PyDict_GET_SIZE(dict) : 0; }
 };
+
+thread_local Attempt* attempt_here = nullptr;
 
 PyObject* call_target(PyObject* f, const Call& c) {
   return c.tuple ? PyObject_Call(f, c.tuple, c.dict) : PyObject_Vectorcall(f, c.args, c.nargs, c.kwnames);
@@ -87,9 +90,18 @@ void run_graph(CompiledGraph& graph, const Entry& e, at::ArrayRef<at::Tensor> in
   }
 }
 
+// Eager runs the call, since the program has gone another way, as it may again: unless it mostly does, the plan stays. False: a warning is an error.
+bool refused_for_good(Entry& e, const std::string& why) {
+  if (++e.refused <= e.served + kMaxRefusals || !e.graph) return true;
+  e.graph = nullptr;
+  counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
+  return PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on, since most of its calls differ: %s",
+                          why.c_str()) >= 0;
+}
+
 // Null without an exception: the plan failed by a bug of ours before it wrote anything; the entry is eager from now on.
 // `failed`: by what an op or the data raised.
-PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats, bool& failed) {
+PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at::ArrayRef<double> floats, Attempt& attempt, bool& failed) {
   HANDLE_TH_ERRORS
   const std::shared_ptr<CompiledGraph> graph = e->graph;
   c10::SmallVector<at::Tensor, 8> in;
@@ -99,17 +111,24 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
   std::vector<at::Tensor> out = std::move(spare);
   out.clear();
   const uint64_t effects = effects_begun();
+  struct Given {
+    explicit Given(const Attempt& a) : any(a.effects != nullptr) {
+      if (any) give_effects(a.effects);
+    }
+    ~Given() {
+      if (any) give_effects(nullptr);
+    }
+    bool any;
+  } given(attempt);
   try {
     run_graph(*graph, *e, in, out, floats);
   } catch (const capture::RunRefused& refusal) {
-    // The program has gone another way, as it may again: unless it mostly does, the plan stays.
-    note_eager(refusal.what());
-    if (++e->refused > e->served + kMaxRefusals) {
-      e->graph = nullptr;
-      counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
-      PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on, since most of its calls differ: %s",
-                       refusal.what());
-    }
+    attempt.why = refusal.what();
+    if (refusal.effects) attempt.effects = refusal.effects;
+    if (dynamic_cast<const capture::WayRefused*>(&refusal))
+      attempt.refused.push_back(e);
+    else
+      refused_for_good(*e, attempt.why);
     return nullptr;
   } catch (const capture::CallRefused& refusal) {
     note_eager(refusal.what());
@@ -159,22 +178,55 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
 }
 
 // Null without an exception: no entry matches.
-PyObject* try_entries(State& s, const Call& c) {
+bool settle(const Attempt& attempt) {
+  for (auto& e : attempt.refused) {
+    e->settled = true;
+    if (!refused_for_good(*e, attempt.why)) return false;
+  }
+  return true;
+}
+
+PyObject* run_eagerly(State& s, const Call& c, const Attempt& attempt) {
+  if (!attempt.why.empty()) note_eager(attempt.why);
+  counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
+  if (!attempt.effects) return call_target(s.original.get(), c);
+  const Ref effects = checked(PyImport_ImportModule("vitrify._effects")), with = checked(PyObject_GetAttrString(effects.get(), "call"));
+  const Ref list = effects_list(*attempt.effects);
+  std::vector<PyObject*> args{list.get(), s.original.get()};
+  if (!c.tuple) {
+    args.insert(args.end(), c.args, c.args + c.nargs + c.nkw());
+    return PyObject_Vectorcall(with.get(), args.data(), 2 + c.nargs, c.kwnames);
+  }
+  for (size_t i = 0; i < c.nargs; ++i) args.push_back(c.args[i]);
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(args.size())));
+  for (size_t i = 0; i < args.size(); ++i) PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
+  return PyObject_Call(with.get(), tuple.get(), c.dict);
+}
+
+PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
   ModeState modes = ModeState::current();
   Tensors tensors;
   std::vector<double> floats;
-  for (size_t i = 0; i < s.entries.size(); ++i) {
+  bool again = true;  // where a plan has refused the call: other threads may have moved the others meanwhile
+  for (size_t i = 0; i < s.entries.size() || (again && !attempt.refused.empty()); ++i) {
+    if (i >= s.entries.size()) {
+      if (s.entries.empty()) break;
+      again = false;
+      i = 0;
+    }
     std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
-    if (!(e->signature->modes == modes) || !match_entry(*e, c, tensors, floats)) continue;
+    if (!(e->signature->modes == modes) || std::ranges::find(attempt.refused, e) != attempt.refused.end() || !match_entry(*e, c, tensors, floats))
+      continue;
     if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
     bool failed = false;
     if (e->graph) {
-      PyObject* r = run_entry(e, tensors, floats, failed);
+      const size_t refused = attempt.refused.size();
+      PyObject* r = run_entry(e, tensors, floats, attempt, failed);
       if (r || PyErr_Occurred()) return r;
+      if (attempt.refused.size() > refused) continue;
       if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
     }
-    counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
-    PyObject* r = call_target(s.original.get(), c);
+    PyObject* r = run_eagerly(s, c, attempt);
     if (r && failed) {  // an error that eager has not: ours
       counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
       e->graph = nullptr;
@@ -184,7 +236,11 @@ PyObject* try_entries(State& s, const Call& c) {
     }
     return r;
   }
-  return nullptr;
+  if (attempt.refused.empty()) return nullptr;
+  bool more = attempt.refused.size() < kMaxWays && !attempt.captured;
+  for (auto& e : attempt.refused) more = more && e->graph && !e->settled;
+  if (more) return nullptr;  // for a plan of where the program goes now
+  return settle(attempt) ? run_eagerly(s, c, attempt) : nullptr;
 }
 
 PyObject* dispatch(PyObject* self, const Call& c) {
@@ -192,8 +248,9 @@ PyObject* dispatch(PyObject* self, const Call& c) {
   State& s = state_of(self);
   if (s.off || Tracer::current()) return call_target(s.original.get(), c);
   PyObject* r = nullptr;
+  Attempt attempt(s);
   try {
-    r = try_entries(s, c);
+    r = try_entries(s, c, attempt);
   } catch (const std::exception& e) {
     if (!PyErr_Occurred()) PyErr_SetString(error_types().error, e.what());
     return nullptr;
@@ -207,6 +264,11 @@ PyObject* dispatch(PyObject* self, const Call& c) {
     for (size_t i = 0; i < c.nkw(); ++i)
       if (PyDict_SetItem(dict.get(), PyTuple_GET_ITEM(c.kwnames, i), c.args[c.nargs + i]) < 0) return nullptr;
   }
+  struct Here {
+    explicit Here(Attempt* a) : before(std::exchange(attempt_here, a)) {}
+    ~Here() { attempt_here = before; }
+    Attempt* before;
+  } here(&attempt);
   return PyObject_CallFunctionObjArgs(s.miss.get(), self, tuple.get(), dict.get(), nullptr);
 }
 
@@ -470,9 +532,30 @@ PyObject* make_state(PyObject* original, PyObject* miss) {
 
 PyObject* call_entries(PyObject* self, PyObject* args, PyObject* kwargs, bool& hit) {
   Call c{((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, PyDict_GET_SIZE(kwargs) ? kwargs : nullptr};
-  PyObject* r = try_entries(state_of(self), c);
+  State& s = state_of(self);
+  Attempt fresh(s);
+  PyObject* r = try_entries(s, c, attempt_here && attempt_here->state == &s ? *attempt_here : fresh);
   hit = r || PyErr_Occurred();
   return r;
+}
+
+void settle(PyObject* self) {
+  if (const Attempt* a = attempt_of(self); a && !settle(*a)) throw PythonError();
+}
+
+Attempt* attempt_of(PyObject* self) { return attempt_here && attempt_here->state == &state_of(self) ? attempt_here : nullptr; }
+
+Ref effects_list(const Effects& effects) {
+  Ref list = checked(PyList_New(0));
+  for (const Effects::One& one : effects.all) {
+    Ref results = checked(PyList_New(0));
+    auto wrap = [](const at::Tensor& t) { return t.defined() ? checked(THPVariable_Wrap(t)) : Ref::borrow(Py_None); };
+    for (const at::Tensor& t : one.results)
+      if (PyList_Append(results.get(), wrap(t).get()) < 0) throw PythonError();
+    const Ref item = checked(Py_BuildValue("(sOO)", one.op.c_str(), results.get(), wrap(one.random).get()));
+    if (PyList_Append(list.get(), item.get()) < 0) throw PythonError();
+  }
+  return list;
 }
 
 bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -481,7 +564,11 @@ bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {
   Tensors tensors;
   std::vector<double> floats;
   auto entries = state_of(self).entries;
-  return std::any_of(entries.begin(), entries.end(), [&](auto& e) { return e->signature->modes == modes && match_entry(*e, c, tensors, floats); });
+  const Attempt* attempt = attempt_of(self);
+  return std::any_of(entries.begin(), entries.end(), [&](auto& e) {
+    if (attempt && std::ranges::find(attempt->refused, e) != attempt->refused.end()) return false;
+    return e->signature->modes == modes && match_entry(*e, c, tensors, floats);
+  });
 }
 
 void install(PyObject* function, PyObject* state) {

@@ -8,6 +8,7 @@
 #include "python/live.h"
 #include "python/tree.h"
 #include "torch/compiled.h"
+#include "torch/executor.h"
 
 namespace vitrify::python {
 
@@ -33,6 +34,7 @@ struct Result {
 };
 
 class Symbols;
+struct State;
 
 struct Entry {
   std::shared_ptr<Signature> signature;
@@ -47,6 +49,7 @@ struct Entry {
   bool check_captured_aliases = false;
   bool stale = false;                // recorded wrongly: to be captured again
   uint64_t served = 0, refused = 0;  // calls that ran, and that content led another way
+  bool settled = false;              // what it refuses runs eagerly: a plan captured for such a call did not serve it
   bool release_gil = false;
 
   // Fixes metadata checks to what the program depends on.
@@ -65,6 +68,20 @@ struct State {
 PyTypeObject* state_type();  // made at first use
 State& state_of(PyObject* state_object);
 PyObject* make_state(PyObject* original, PyObject* miss);
+
+// A call under way: the plans that have refused it, and what their custom ops gave. The innermost of this thread, or null.
+struct Attempt {
+  explicit Attempt(State& s) : state(&s) {}
+  State* state;
+  std::vector<std::shared_ptr<Entry>> refused;
+  bool captured = false;  // once more, since they have
+  std::string why;
+  std::shared_ptr<const Effects> effects;
+};
+Attempt* attempt_of(PyObject* state_object);
+void settle(PyObject* state_object);  // no more plans for what the call has been refused for
+// (op, results, random state or none) of each, as vitrify._effects takes them.
+Ref effects_list(const Effects&);
 
 // Runs a matching entry; `hit` says whether there was one.
 PyObject* call_entries(PyObject* state, PyObject* args, PyObject* kwargs, bool& hit);

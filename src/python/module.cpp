@@ -35,15 +35,19 @@ struct Session {
   std::vector<at::Generator> generators;  // that the program can reach
   std::unique_ptr<Budget> budget;         // of the capture, on its thread
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
-  Session(py::object mode, const std::string& name)
-      : tracer(new Tracer(tracer_options(mode, name)), [mode](Tracer* t) mutable {
+  Session(py::object mode, const std::string& name, py::handle state)
+      : tracer(new Tracer(tracer_options(mode, name, state)), [mode](Tracer* t) mutable {
           py::gil_scoped_acquire gil;
           delete t;
           mode = py::object();
         }) {}
 
-  static TracerOptions tracer_options(const py::object& mode, const std::string& name) {
+  static TracerOptions tracer_options(const py::object& mode, const std::string& name, py::handle state) {
     TracerOptions o;
+    if (const Attempt* a = state.is_none() ? nullptr : attempt_of(state.ptr()); a && !a->refused.empty()) {
+      o.refused = true;
+      o.effects = a->effects;
+    }
     o.name = name;
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
@@ -327,7 +331,7 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("graph", [](JointProgram& j) { return ir::print(*j.program.graph); })
       .def_property_readonly("program", [](JointProgram& j) { return std::make_shared<Program>(j.program); });
   py::class_<Session>(m, "Session")
-      .def(py::init<py::object, std::string>(), py::arg("mode"), py::arg("name"))
+      .def(py::init<py::object, std::string, py::handle>(), py::arg("mode"), py::arg("name"), py::arg("state") = py::none())
       .def("add_input",
            [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
              const at::Tensor& t = THPVariable_Unpack(real.ptr());
@@ -494,6 +498,19 @@ void bind_states(py::module_& m) {
     get(h);
     return has_entry(h.ptr(), args.ptr(), kwargs.ptr());
   });
+  // Of the call under way: why a plan has refused it, and what the custom ops of that run gave.
+  m.def("state_refused", [get](py::handle h) -> py::object {
+    get(h);
+    const Attempt* a = attempt_of(h.ptr());
+    if (!a || a->refused.empty()) return py::none();
+    py::object effects = py::none();
+    if (a->effects) effects = py::reinterpret_steal<py::object>(effects_list(*a->effects).release());
+    return py::make_tuple(a->why, effects);
+  });
+  m.def("state_settle", [get](py::handle h) {
+    get(h);
+    settle(h.ptr());
+  });
   m.def("state_clear", [get](py::handle h) {
     auto dead = std::move(get(h).entries);
     get(h).entries.clear();
@@ -517,6 +534,7 @@ void bind_states(py::module_& m) {
     std::vector<Live::Float> live;
     for (auto& [dict, key, index] : floats) live.push_back({Ref::borrow(dict.ptr()), Ref::borrow(key.ptr()), index});
     auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live));
+    if (Attempt* attempt = attempt_of(h.ptr()); attempt && !attempt->refused.empty()) attempt->captured = true;
     auto& entries = get(h).entries;
     entries.insert(entries.begin(), std::move(e));
   });

@@ -211,7 +211,9 @@ class GraphLowering final : public Nests {
       Dims strides = settled(v.type().strides);
       const bool here = v.type().device.kind == DeviceKind::CPU;
       if (here && sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
-        if (!is_dense(v.type()) && is_fixed(v.type())) strides = preserved_strides(*ctx_, v.type());  // results follow the order of its dims
+        // Results of ATen's ops follow the order of its dims; a custom op may look at gaps too.
+        const bool gaps = (n.op->flags & ir::kEffect) && std::ranges::none_of(v.type().strides, [](Int s) { return s.is(0); });
+        if (!is_dense(v.type()) && is_fixed(v.type()) && !gaps) strides = preserved_strides(*ctx_, v.type());
         if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
       }
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them

@@ -142,7 +142,8 @@ Reduced reduce(Int a, Int b) {
   return out;
 }
 
-// x % m inside (...) % b is x when b divides its coefficient times m. Where one is in another many times over, the factors would grow without end.
+// x % m inside (...) % b is x when b divides its coefficient times m. Where one is in another many times over, the factors would grow without end, and
+// powers of sizes pass 64 bits.
 std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
   const Poly p = poly(a);
   const auto large = [](int64_t k) { return k > INT32_MAX || k < INT32_MIN; };
@@ -151,6 +152,15 @@ std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
     const Poly q = poly(e);
     return large(q.k) || std::ranges::any_of(q.terms, [&](const Term& t) { return large(t.coef); });
   };
+  const auto has_powers = [&](Int e) {
+    if (e.is_const()) return false;
+    const Poly q = poly(e);
+    return std::ranges::any_of(q.terms, [](const Term& t) {
+      for (size_t i = 1; i < t.atoms.size(); ++i)
+        if (t.atoms[i] == t.atoms[i - 1] && t.atoms[i]->kind == Kind::Symbol) return true;
+      return false;
+    });
+  };
   for (const Term& t : p.terms) {
     for (const Node* n : t.atoms) {
       if (n->kind != Kind::Mod) continue;
@@ -158,7 +168,8 @@ std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
       divide_atom(t.atoms, n, rest.atoms);
       Int c = from_term(ctx, rest);
       if (grown(c) || grown(n->a)) continue;
-      if (exact_quotient(c * n->b, b)) return a - from_term(ctx, t) + c * n->a;
+      const Int whole = c * n->a;
+      if (const auto times = exact_quotient(c * n->b, b); times && (times->is_const() || !has_powers(whole))) return a - from_term(ctx, t) + whole;
     }
   }
   return {};

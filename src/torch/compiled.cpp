@@ -106,7 +106,7 @@ schedule::Destinations destinations_of(const Program& p) {
   const std::vector<char> returned = returned_outputs(p, times.size());
   schedule::Destinations to(times.size(), -1);
   for (const Mutation& m : p.mutations)
-    if (!m.metadata_only && times[m.output] == 1 && !returned[m.output]) to[m.output] = static_cast<int32_t>(m.input);
+    if (!m.metadata_only && m.path.empty() && times[m.output] == 1 && !returned[m.output]) to[m.output] = static_cast<int32_t>(m.input);
   return to;
 }
 
@@ -148,7 +148,7 @@ class Compiled final : public CompiledGraph {
     }
     plan_ = shared_->plan;
     const ir::Graph& finished = *program_.graph;  // perhaps another's
-    if (has_side_effects(finished)) check_found();
+    if (has_side_effects(finished) && !program_.resumes) check_found();
     for (sym::Int s : found)  // others the run finds
       if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
     if (!found_.empty()) guards_ = program_.graph->ctx().guards();
@@ -163,6 +163,7 @@ class Compiled final : public CompiledGraph {
       if (program_.live[i].grad_of >= 0) grads_.push_back(i);
     for (const Mutation& m : program_.mutations)
       if (!m.metadata_only) written_.push_back(m.input);
+    reshapes_ = std::ranges::any_of(program_.mutations, &Mutation::metadata_only);
     estimated_us_ = estimate(*plan_);
   }
 
@@ -209,6 +210,7 @@ class Compiled final : public CompiledGraph {
       write_back(c);
     }
     results_.make(c.outputs, c.inputs, out);
+    if (reshapes_) change_shapes(c);
     if (!program_.grad_writes.empty() || !program_.spent.empty()) take_grads(program_, c.inputs.data(), out);
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);
     if (!has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true)) pipeline::return_code_pages();
@@ -432,14 +434,29 @@ class Compiled final : public CompiledGraph {
     for (size_t i = 0; i < program_.mutations.size(); ++i) {
       const Mutation& m = program_.mutations[i];
       const at::Tensor& real = *c.inputs[m.input];
-      if (m.metadata_only)
-        follow(mutation_paths_[i], real);
-      else if (!plan_->outputs[m.output].in_place || !c.stand_ins.empty())
-        real.copy_(c.outputs[m.output]);
-      if (!real.is_inference())
-        for (int32_t k = 0; k < m.version_bumps; ++k) real.unsafeGetTensorImpl()->bump_version();
+      if (m.metadata_only) continue;
+      if (!mutation_paths_[i].empty()) follow(mutation_paths_[i], real);
+      if (!plan_->outputs[m.output].in_place || !c.stand_ins.empty()) real.copy_(c.outputs[m.output]);
+      bump(m, real);
     }
     c.stand_ins.clear();
+  }
+
+  // After results that are views of them were made.
+  void change_shapes(Context& c) {
+    const PlanGuard guard;
+    for (size_t i = 0; i < program_.mutations.size(); ++i) {
+      const Mutation& m = program_.mutations[i];
+      if (!m.metadata_only) continue;
+      const at::Tensor& real = *c.inputs[m.input];
+      follow(mutation_paths_[i], real);
+      bump(m, real);
+    }
+  }
+
+  static void bump(const Mutation& m, const at::Tensor& t) {
+    if (t.is_inference()) return;
+    for (int32_t k = 0; k < m.version_bumps; ++k) t.unsafeGetTensorImpl()->bump_version();
   }
 
   Program program_;
@@ -454,6 +471,7 @@ class Compiled final : public CompiledGraph {
   std::vector<uint32_t> copies_;   // outputs to be given memory of their own
   std::vector<uint32_t> written_;  // inputs that calls write
   double estimated_us_ = 0;
+  bool reshapes_ = false;
   std::atomic<bool> learned_{false};
   std::atomic<bool> has_run_{false};
   ContextPool pool_;

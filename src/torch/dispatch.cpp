@@ -61,30 +61,49 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
            return !t.defined() || one || t.numel() <= kMostElements;
          });
 }
-// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
-// but of empty ones asking costs nothing. Nor do they check operands as the kernels do, where a rule of ours has found something odd about them.
-bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
-  constexpr double kMostElements = 1 << 20;
-  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))
-    return false;
-  bool other = false, here = true, empty = false;
+struct Operands {
+  bool other = false, here = true, empty = false;  // not row-major, on the CPU, without elements
   double elements = 0;
+};
+Operands look_at(const std::vector<Arg>& args) {
+  Operands r;
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
-    other = other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
-    here = here && t.device.kind == DeviceKind::CPU;
+    r.other = r.other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
+    r.here = r.here && t.device.kind == DeviceKind::CPU;
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
-    elements += n;
-    empty = empty || n == 0;
+    r.elements += n;
+    r.empty = r.empty || n == 0;
   };
   for (const Arg& a : args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
+  return r;
+}
+// The default generator of the CPU is as it was.
+struct KeepsDraws {
+  explicit KeepsDraws(bool keeps) {
+    if (keeps) before = at::detail::getDefaultCPUGenerator().get_state();
+  }
+  ~KeepsDraws() {
+    if (before.defined()) at::Generator(at::detail::getDefaultCPUGenerator()).set_state(before);
+  }
+  KeepsDraws(const KeepsDraws&) = delete;
+  at::Tensor before;
+};
+constexpr double kMostZeros = 1 << 20;  // elements of operands with which a kernel is asked
+// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
+// but of small ones asking costs nothing. Nor do they check operands as the kernels do, where a rule of ours has found something odd about them.
+bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
+  constexpr double kMostOfCalls = 1 << 13;
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
+  const Operands o = look_at(args);
   const bool odd = info.row && info.row->shape && ops::is_elementwise(info.name) && !(info.flags & ir::kDivides);
-  return here && elements <= kMostElements && (empty || odd || (other && info.row && info.row->lower));
+  const bool asks = o.empty || odd || (o.other && (o.elements <= kMostOfCalls || (info.row && info.row->lower)));
+  return o.here && o.elements <= kMostZeros && asks;
 }
 // What memory holds that nobody has written: in deterministic mode eager fills it.
 std::optional<Arg> fill_of_empty(const std::string& name, const TensorType& type) {
@@ -238,6 +257,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
   n->source = source;
   if (flags & ir::kRandom) draws.try_emplace(std::move(state), n);
+  if (is_side_effect(*n)) know_effect(*n);
   return n;
 }
 
@@ -258,7 +278,7 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
 // `real`: the kernel itself is asked, on zeros: many of ATen's Meta kernels are written in Python, and a C++ process has none of those.
 Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10::Device* device, bool specialize, bool real) {
-  if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) || info.op.schema().is_mutable()
+  if (real ? !info.name.starts_with("aten::") || (info.flags & (ir::kEffect | ir::kDataDependent))
            : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
     throw NoMeta(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
@@ -334,6 +354,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
   // Without a tensor the dispatcher would find the very kernel of a custom op, which has effects.
   const bool custom = factory && (info.flags & ir::kEffect);
+  const KeepsDraws keeps(real && info.flags & ir::kRandom);
   if (custom && !info.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) throw NoMeta(fmt::format("no Meta kernel for {}", info.name));
   try {
     if (custom)
@@ -380,7 +401,15 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     try {
       if (!ruled && !(info.flags & ir::kEffect) && info.kind == OpKind::Pure && (info.flags & ir::kDataDependent))
         throw NoMeta(fmt::format("reads a tensor's value: {}", info.name));
-      call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name) || (!ruled && asks_kernel(info, converted)));
+      const bool asks = !ruled && asks_kernel(info, converted);
+      try {
+        call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name) || asks);
+      } catch (const CaptureError&) {
+        throw;
+      } catch (const std::exception&) {  // perhaps it takes no zeros
+        if (!asks) throw;
+        call.metas = run_meta(info, args, &device, !ruled);
+      }
     } catch (const NoMeta& e) {
       if (info.flags & ir::kEffect) throw capture::Undescribed(e.what());
       if (!ruled && !run_now(info, converted, &call.metas)) {
@@ -391,7 +420,14 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       if (!ruled) throw;
     } catch (const std::exception& e) {
       if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
-      throw;
+      const Operands o = look_at(converted);
+      if (ruled || !o.here || o.elements > kMostZeros) throw;
+      const auto refusal = std::current_exception();
+      try {  // Meta kernels written in Python refuse what others take
+        call.metas = run_meta(info, args, &device, true, true);
+      } catch (const NoMeta&) {
+        std::rethrow_exception(refusal);
+      }
     }
     std::vector<at::Tensor> tensors;
     flatten_results(call.metas, tensors);
@@ -654,7 +690,8 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     c10::Device device = c10::kCPU;
     Stack metas;
     try {
-      metas = run_meta(info, fakes, &device, true);
+      const Operands o = look_at(converted);
+      metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && o.elements <= kMostZeros);
     } catch (const std::exception& e) {
       throw capture::Undescribed(e.what());
     }
@@ -683,6 +720,81 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     for (size_t w : info.writes)
       if (info.op.schema().arguments()[w].alias_info()->beforeSets() == r.alias_info()->beforeSets()) stack->push_back(args[w]);
   }
+}
+
+// What eager makes of an out argument of another size or type: its kernel says so, on zeros. Undefined where it refuses, or would take long.
+at::Tensor Tracer::Impl::out_on_zeros(const OpInfo& info, const Stack& fakes, size_t out) {
+  if (!info.name.starts_with("aten::") || info.flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) return {};
+  bool usual = true;
+  auto zeros = [&](const at::Tensor& t) -> at::Tensor {
+    FakeImpl* f = as_fake(t);
+    usual = usual && (f ? f->device().is_cpu() : !symbolic_number(t));
+    if (!f || !usual) return t;
+    f->specialize();
+    double elements = 1;
+    for (int64_t n : f->hint_sizes()) elements *= static_cast<double>(n);
+    if (!(usual = elements <= kMostZeros)) return t;
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::empty_strided(f->hint_sizes(), f->hint_strides(), at::TensorOptions(f->dtype())).zero_();
+  };
+  Stack args;
+  for (const IValue& v : fakes) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      args.emplace_back(zeros(v.toTensor()));
+    } else if (v.isTensorList()) {
+      c10::List<at::Tensor> l;
+      for (const at::Tensor& t : v.toTensorVector()) l.push_back(zeros(t));
+      args.emplace_back(std::move(l));
+    } else {
+      args.push_back(capture::static_value(v, true));
+    }
+  }
+  if (!usual) return {};
+  at::Tensor made = args[out].toTensor();
+  c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  try {
+    info.op.callBoxed(&args);
+  } catch (const c10::Error&) {
+    return {};
+  }
+  return made;
+}
+
+// An out argument that takes the result's size, as in eager, where nothing else looks at its memory: from now on it is the result. `real`: its
+// layout.
+bool Tracer::Impl::resize_out(const at::Tensor& out, Value result, const at::Tensor& real) {
+  FakeImpl* fake = as_fake(out);
+  const View& v = *fake->view;
+  const std::shared_ptr<StorageState> old = v.storage;
+  const bool input = old->input >= 0;
+  const bool own = !input || inputs[static_cast<size_t>(old->input)]->fake.is_same(out);
+  const long holders = input ? 3 : 2;  // `old`, the view, and of an input the list of them
+  if (!own || v.parent || old->shared_with >= 0 || fake->view.use_count() != 1 || old.use_count() != holders || out.requires_grad()) return false;
+  TensorType type = result.type();
+  type.wrapped_number = false;
+  type.dtype = v.type.dtype;
+  type.opaque_scalar_type = v.type.opaque_scalar_type;
+  type.strides.assign(real.strides().begin(), real.strides().end());
+  if (!capture::is_static(type) || values_of(type.sizes) != real.sizes().vec() || !(type.device == v.type.device)) return false;
+  result = cast(result, type);
+  if (!(result.type() == type)) {
+    if (result.type().dtype != type.dtype || !type.is_contiguous()) return false;
+    result = append("aten::clone", {result, ir::MemoryFormat::Contiguous}, {type})->out();
+  }
+  auto view = std::make_shared<View>();
+  view->storage = new_storage(result, type, input ? old->offset : 0, to_torch_device(type.device));
+  view->type = type;
+  view->offset = view->storage->offset;
+  if (input) {
+    view->storage->input = old->input;
+    view->storage->generation = old->generation + 1;
+    view->storage->resized = true;
+    std::ranges::replace(input_storages, old, view->storage);
+  }
+  fake->view = std::move(view);
+  fake->set_storage_keep_dtype(fake->view->storage->storage);
+  fake->set_geometry();
+  return true;
 }
 
 void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
@@ -745,25 +857,6 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       call.node = append(info, convert_args(info, fakes), call.types);
     }
   }
-  // An out argument of no elements that the program has made itself takes the result's size, as in eager: from now on it is the result.
-  auto resize_empty = [&](const at::Tensor& t, Value result) {
-    capture::FakeImpl* fake = as_fake(t);
-    const View& v = *fake->view;
-    TensorType type = result.type();
-    const bool empty = std::ranges::any_of(v.type.sizes, [](sym::Int size) { return size.is(0); });
-    const bool alone = !v.parent && v.storage->input < 0 && v.storage->shared_with < 0 && fake->view.use_count() == 1 && v.storage.use_count() == 1;
-    if (!empty || !alone || t.requires_grad() || same_sizes(type.sizes, v.type.sizes) || !type.is_contiguous() || !capture::is_static(type) ||
-        type.dtype != v.type.dtype || !(type.device == v.type.device))
-      return false;
-    type.wrapped_number = false;
-    auto view = std::make_shared<View>();
-    view->storage = new_storage(result, type, 0, to_torch_device(type.device));
-    view->type = type;
-    fake->view = std::move(view);
-    fake->set_storage_keep_dtype(fake->view->storage->storage);
-    fake->set_geometry();
-    return true;
-  };
   if (!call.node) call = record_call(f, fargs);
   if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
   size_t first = call.types.size() - targets.size();
@@ -772,11 +865,16 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     Value made = call.node->out(first + i);
     if (!from_memory.empty()) made = permute(made, from_memory);
     const TensorType& r = made.type();
-    if (writes_out && resize_empty(targets[i], made)) continue;
-    if (!same_sizes(r.sizes, v.type.sizes))
-      fail(fmt::format("{} {}", info.name, writes_out ? "resizes its out argument" : "needs a result of another shape than the tensor it writes"));
-    // Which other types an out argument may have differs from op to op.
-    if (writes_out && scalar_type_of(r) != scalar_type_of(v.type)) fail(fmt::format("{} converts to the type of its out argument", info.name));
+    const bool other_size = !same_sizes(r.sizes, v.type.sizes);
+    if (other_size && !writes_out) fail(fmt::format("{} needs a result of another shape than the tensor it writes", info.name));
+    if (writes_out && (other_size || scalar_type_of(r) != scalar_type_of(v.type))) {
+      const at::Tensor real = targets.size() == info.writes.size() ? out_on_zeros(info, fakes, info.writes[i]) : at::Tensor();
+      // Of those that compute element by element eager converts the result; others compute in the type of their out argument.
+      const bool takes_type = scalar_type_of(r) == scalar_type_of(v.type) || info.op.hasTag(at::Tag::pointwise);
+      if (!takes_type || (!real.defined() && !other_size)) fail(fmt::format("{} converts to the type of its out argument", info.name));
+      if (other_size && (!real.defined() || !resize_out(targets[i], made, real))) fail(fmt::format("{} resizes its out argument", info.name));
+      if (other_size) continue;
+    }
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type)))
       fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
     Value value = cast(made, v.type);

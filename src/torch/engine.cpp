@@ -408,6 +408,7 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
     }
     return true;
   } catch (const capture::CallRefused& refusal) {
+    if (effects_begun() != effects) throw InternalError(refusal.what());  // custom ops have run
     counters().eager_calls++;
     note_eager(refusal.what());
     out.clear();

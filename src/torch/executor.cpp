@@ -57,6 +57,7 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
 }
 
 thread_local uint64_t effects_begun_here = 0;
+thread_local std::shared_ptr<const Effects> given_here;
 
 // A call of oneDNN with an op after the product: its maxima make zero of NaN.
 bool hides_nan(const ir::Node& n) {
@@ -131,6 +132,7 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 
 uint64_t effects_begun() { return effects_begun_here; }
 void note_effect() { ++effects_begun_here; }
+void give_effects(std::shared_ptr<const Effects> e) { given_here = std::move(e); }
 
 at::Tensor without_bits(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
@@ -206,6 +208,9 @@ void PlanRun::note_generator(const ir::Node& n) {
 
 void PlanRun::find_refusals(const std::vector<char>& bound) {
   side_effects_ = has_side_effects(*plan_->graph);
+  resumes_ = side_effects_ && std::ranges::any_of(plan_->graph->nodes(), [](const ir::Node* n) {
+               return (n->op->flags & ir::kEffect) && n->op->name.starts_with("vitrify::");
+             });
   for (const sym::Guard& g : plan_->graph->ctx().guards()) {
     std::vector<sym::Int> symbols;
     sym::free_symbols(g.expr, symbols);
@@ -221,8 +226,7 @@ void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
     if (const auto v = f.symbols.eval(g.expr))
       fits = fits && (g.kind == sym::Guard::Kind::EqZero ? *v == 0 : g.kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0);
   if (fits) return;
-  if (side_effects_) VT_UNREACHABLE("a size of {} is not what the plan is for, and it has run custom ops", value);
-  throw capture::RunRefused("a size that follows from content is not what the plan is for");
+  throw capture::WayRefused("a size that follows from content is not what the plan is for");
 }
 
 // When results come into being, and which step reads an input last.
@@ -513,7 +517,8 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
       for (const at::Tensor* o : state.pointers)
         if (o->has_storage() &&
             o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
-          t = t.clone();
+          // in its own strides: it may be expanded, and views of it are recorded so
+          t = t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? t.clone() : without_bits(t);
           break;
         }
       if (state.relaid && t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides) && agrees())  // users see the strides of one element too
@@ -606,7 +611,13 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
   const ExternCall& e = plan_->externs[i];
   ExternState& s = f.externs[i];
   const NodeCall& call = calls_[i];
-  if (is_side_effect(*e.node)) note_effect();
+  const bool side_effect = side_effects_ && is_side_effect(*e.node);
+  const bool resumes = side_effect && (late_ || resumes_);
+  if (resumes && take_effect(f, i)) return;
+  if (side_effect) note_effect();
+  const at::Generator& random = at::detail::getDefaultCPUGenerator();
+  at::Tensor before;
+  if (resumes) before = random.get_state();
   if (call.has_out() && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
     const runtime::Slot& p = plan_->slots[slot];
@@ -655,6 +666,30 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
       },
       stack_, results_);
   placement.reset();
+  if (before.defined()) {
+    Effects::One& one = made_.all.emplace_back();
+    one.op = e.node->op->name;
+    for (const at::Tensor& t : results_) one.results.push_back(t.defined() ? t.clone() : t);  // kernels may write over what was given
+    if (at::Tensor after = random.get_state(); !after.equal(before)) one.random = std::move(after);
+  }
+  store_results(f, i);
+}
+
+// The op has run already, in an earlier run for this call.
+bool PlanRun::take_effect(Frame& f, uint32_t i) {
+  const size_t k = made_.all.size();
+  if (!given_ || k >= given_->all.size()) return false;
+  const Effects::One& one = made_.all.emplace_back(given_->all[k]);
+  VT_CHECK(one.op == plan_->externs[i].node->op->name, "{} has run where {} should", one.op, plan_->externs[i].node->op->name);
+  for (const at::Tensor& t : one.results) results_.push_back(t.defined() ? t.clone() : t);
+  if (one.random.defined()) at::Generator(at::detail::getDefaultCPUGenerator()).set_state(one.random);
+  store_results(f, i);
+  return true;
+}
+
+void PlanRun::store_results(Frame& f, uint32_t i) {
+  const ExternCall& e = plan_->externs[i];
+  const ExternState& s = f.externs[i];
   VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
   for (uint32_t r = 0; r < e.results.size(); ++r)
     if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);
@@ -685,6 +720,10 @@ void PlanRun::drop_tensors() noexcept {
     if (plan_->slots[s].kind == SlotKind::Extern || plan_->slots[s].kind == SlotKind::Output) tensors_[s].reset();
   results_.clear();
   stack_.clear();
+  if (side_effects_) {
+    made_.all.clear();
+    given_.reset();
+  }
 }
 
 void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned) {
@@ -695,15 +734,27 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     ~Drop() { run.drop_tensors(); }
   } drop{*this};
   fault_ = 0;
+  if (side_effects_) {
+    given_ = std::exchange(given_here, nullptr);
+    made_.all.clear();
+  }
   // Where it fails, eager starts from the same random state; not where an op has run that must not run twice.
   const uint64_t effects = effects_before_ = effects_begun();
   std::vector<at::Tensor> states;
   for (const at::Generator& g : generators_) states.push_back(g.get_state());
+  const auto put_back = [&] {
+    fault_ = 0;
+    for (size_t i = 0; i < states.size(); ++i) generators_[i].set_state(states[i]);
+  };
   try {
     run_steps(f, inputs, owned);
+  } catch (capture::RunRefused& refusal) {
+    put_back();
+    if (!made_.all.empty()) refusal.effects = std::make_shared<Effects>(std::move(made_));
+    throw;
   } catch (...) {
     fault_ = 0;
-    for (size_t i = 0; i < states.size() && effects_begun() == effects; ++i) generators_[i].set_state(states[i]);
+    if (effects_begun() == effects) put_back();
     throw;
   }
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);

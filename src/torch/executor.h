@@ -28,6 +28,18 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 uint64_t effects_begun();
 void note_effect();
 
+// What the custom ops of a refused run gave, in order: whatever serves the call then must not run them again.
+struct Effects {
+  struct One {
+    std::string op;
+    std::vector<at::Tensor> results;  // and then what the written arguments have become
+    at::Tensor random;                // the default generator's state after it; undefined: it drew nothing
+  };
+  std::vector<One> all;
+};
+// Of the next run on this thread.
+void give_effects(std::shared_ptr<const Effects>);
+
 // A copy in the same strides that is not negative: kernels read memory, where the bit is not.
 at::Tensor without_bits(const at::Tensor&);
 
@@ -132,6 +144,8 @@ class PlanRun {
   void reserve_scratch(int64_t threads);
   void run_extern(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void call_extern(Frame&, uint32_t ext);
+  bool take_effect(Frame&, uint32_t ext);  // of an earlier run
+  void store_results(Frame&, uint32_t ext);
   bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
@@ -162,12 +176,14 @@ class PlanRun {
   std::vector<runtime::Arena> late_memory_;  // per slot, sizes known only while running
   std::vector<at::Tensor> tensors_;          // per slot: outputs, extern results and constants
   std::vector<uint32_t> input_slots_, output_slots_;
-  std::vector<char> input_pointer_;        // per slot: some kernel or window needs the address
-  std::vector<char> written_;              // per slot: an input that kernels write
-  bool late_ = false;                      // some sizes are known only while running
-  std::vector<at::Generator> generators_;  // that calls draw from
-  std::vector<sym::Guard> guards_;         // on sizes known only while running
-  bool side_effects_ = false;
+  std::vector<char> input_pointer_;              // per slot: some kernel or window needs the address
+  std::vector<char> written_;                    // per slot: an input that kernels write
+  bool late_ = false;                            // some sizes are known only while running
+  std::vector<at::Generator> generators_;        // that calls draw from
+  std::vector<sym::Guard> guards_;               // on sizes known only while running
+  bool side_effects_ = false, resumes_ = false;  // custom ops run, of which it is kept what they gave
+  std::shared_ptr<const Effects> given_;
+  Effects made_;
   int32_t fault_ = 0;
   std::vector<c10::IValue> stack_;
   std::vector<at::Tensor> results_;

@@ -40,6 +40,10 @@ bool writes_first(const c10::FunctionSchema& s) {
   return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();
 }
 
+bool writes_copies(const ir::Node& n, const c10::FunctionSchema& s) {
+  return s.is_mutable() && (n.op->name.starts_with("aten::") ? !writes_first(s) : (n.op->flags & ir::kEffect) != 0);
+}
+
 void call_on_copies(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) {
   std::vector<at::Tensor> copies;
   const auto& arguments = op.schema().arguments();
@@ -88,7 +92,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g),
   writes_ = writes_first(op_.schema());
   const std::string& name = n.op->name;
   if (runtime::writes_into_operand(name) && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
-  on_copies_ = (n.op->flags & ir::kEffect) && op_.schema().is_mutable() && !name.starts_with("aten::");
+  on_copies_ = writes_copies(n, op_.schema());
   keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;

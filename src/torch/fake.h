@@ -27,6 +27,7 @@ struct StorageState {
   uint64_t generation = 0;           // writes so far
   int32_t input = -1;                // graph input whose memory this is
   int32_t shared_with = -1;          // another input that shares memory with it
+  bool resized = false;              // an input's, which the program has given another size
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
   bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included
 };

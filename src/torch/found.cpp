@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "torch/convert.h"
+#include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/slice.h"
 #include "torch/sym_node.h"
@@ -147,9 +148,32 @@ std::vector<at::Tensor> Tracer::Impl::find_sizes(const OpInfo& info, const std::
     const int64_t size = results[r].size(static_cast<int64_t>(d));
     VT_CHECK(size >= symbol.range.lo && size <= symbol.range.hi, "{}: the shape rule gives a size in [{}, {}], the kernel {}", info.name,
              symbol.range.lo, symbol.range.hi, size);
-    symbol.hint = std::min(std::max<int64_t>(size, 2), symbol.range.hi);
+    settle_size(s, size);
   }
   return results;
+}
+
+// A capture of a call that a plan has refused takes small sizes as they are.
+void Tracer::Impl::settle_size(sym::Int s, int64_t size) {
+  sym::Symbol& symbol = graph->ctx().mutable_symbol_info(s);
+  const bool settles = options.refused && size < 2;
+  symbol.hint = settles ? size : std::min(std::max<int64_t>(size, 2), symbol.range.hi);
+  if (settles) graph->ctx().specialize(s);
+}
+
+// What a custom op gave in the run that was refused.
+void Tracer::Impl::know_effect(const ir::Node& n) {
+  if (!options.effects || effects_known >= options.effects->all.size()) return;
+  const Effects::One& one = options.effects->all[effects_known++];
+  if (one.op != n.op->name || one.results.size() < n.outs.size()) fail("calls other custom ops than before");
+  for (uint32_t r = 0; r < n.outs.size(); ++r) {
+    const at::Tensor& t = one.results[r];
+    if (!t.defined() || t.dim() != static_cast<int64_t>(n.outs[r].dim())) continue;
+    known_now.emplace_back(ir::Value{const_cast<ir::Node*>(&n), r}, t);
+    for (size_t d = 0; d < n.outs[r].dim(); ++d)
+      if (sym::Int s = n.outs[r].sizes[d]; !s.is_const() && sym::is_symbol(s) && found_symbols.contains(sym::view(s).symbol->id))
+        settle_size(s, t.size(static_cast<int64_t>(d)));
+  }
 }
 
 // The call whose results have those sizes already.
@@ -159,17 +183,18 @@ ir::Node* Tracer::Impl::found_before(const OpInfo& info, const std::vector<Arg>&
   return nullptr;
 }
 
-// A boolean or an integer that the program reads is taken to stay what it is now. Once custom ops have run it may not turn out otherwise.
+// A boolean or an integer that the program reads is taken to stay what it is now. Where it turns out otherwise once custom ops have run, what they
+// gave is kept (Effects), but in a C++ process.
 std::optional<c10::Scalar> Tracer::Impl::assume(Value v) {
   const TensorType& type = v.type();
   const bool boolean = type.dtype == DType::Bool;
   if ((!boolean && !is_int(type.dtype)) || !type.numel().is(1) || type.device.kind != DeviceKind::CPU || in_backward) return std::nullopt;
-  if (has_side_effects(*graph)) return std::nullopt;
+  if (has_side_effects(*graph) && !options.python_mode) return std::nullopt;
   c10::Scalar value = true;  // torch's own checks of arguments raise where this is false
-  if (v.node->op->name != "aten::_is_all_true") {
+  if (const bool check = v.node->op->name == "aten::_is_all_true"; !check || options.refused) {
     const auto now = values_now({v});
-    if (!now) return std::nullopt;
-    value = now->at(0).item();
+    if (!now && !check) return std::nullopt;
+    if (now) value = now->at(0).item();
   }
   const ir::Op* op = graph->op(boolean ? "vitrify::assume" : "vitrify::assume_int", ir::kEffect);
   graph->append(op, {v, boolean ? Arg(value.toBool()) : Arg(sym::Int(value.toLong()))}, {})->source = source;
@@ -288,10 +313,10 @@ void Tracer::Impl::run_index_by_mask(const OpInfo& info, Stack* stack) {
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   constexpr const char* kOther = "a value that the program reads is another";
   m.def("assume(Tensor condition, bool value) -> ()", [](const at::Tensor& condition, bool value) {
-    if (*condition.const_data_ptr<bool>() != value) throw capture::RunRefused(kOther);
+    if (*condition.const_data_ptr<bool>() != value) throw capture::WayRefused(kOther);
   });
   m.def("assume_int(Tensor number, int value) -> ()", [](const at::Tensor& number, int64_t value) {
-    if (number.item().toLong() != value) throw capture::RunRefused(kOther);
+    if (number.item().toLong() != value) throw capture::WayRefused(kOther);
   });
 }
 

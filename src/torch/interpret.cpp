@@ -89,7 +89,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     std::vector<at::Tensor>& results = values[n];
-    if ((n->op->flags & ir::kEffect) && call.op.schema().is_mutable() && !name.starts_with("aten::")) {
+    if (writes_copies(*n, call.op.schema())) {
       call_on_copies(call.op, stack, results);
     } else {
       if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has
@@ -130,13 +130,11 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       }
   for (const Mutation& m : p.mutations) {
     at::Tensor& in = inputs.at(m.input);
-    if (m.metadata_only) {
-      follow(resolve(m.path), in);
-      continue;
-    }
+    if (m.metadata_only) continue;
     {
       at::NoGradGuard no_grad;
       at::AutoDispatchBelowADInplaceOrView below;
+      follow(resolve(m.path), in);
       in.copy_(outputs.at(m.output));
     }
     if (!in.is_inference())
@@ -146,6 +144,8 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
   for (const at::Tensor& t : inputs) pointers.push_back(&t);
   std::vector<at::Tensor> results;
   ResultMaker(p.results).make(outputs, pointers, results);
+  for (const Mutation& m : p.mutations)  // views of what they reshape are made of what it was
+    if (m.metadata_only) follow(resolve(m.path), inputs.at(m.input));
   take_grads(p, pointers.data(), results);
   return results;
 }

@@ -295,6 +295,14 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     }
     refuse_hooks(level.from, level.to);
     check_found();
+    if (has_side_effects(*graph) && std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name.starts_with("vitrify::assume"); }))
+      fail("decides by what follows from content, beside calls that may have effects");
+    for (const Mutation& m : j.program.mutations) {
+      if (m.path.empty()) continue;
+      if (!m.metadata_only) fail("gives an input another size, beside gradients");
+      for (const ResultSpec& r : j.program.results)
+        if (r.kind == ResultSpec::Kind::ViewOfInput && r.index == m.input) fail("returns a view of an input whose shape it changes in place");
+    }
     order_views_of_inputs(outputs, level, j.program);
     j.backward = graph->next_id();
     in_backward = true;

@@ -7,6 +7,9 @@
 #include "ir/graph.h"
 #include "support/error.h"
 
+namespace vitrify {
+struct Effects;  // executor.h
+}
 namespace vitrify::capture {
 
 // A call cannot be served by its plan, found before anything outside the plan was written. Eager runs it.
@@ -17,9 +20,14 @@ struct PlanRefused : InternalError {
 struct CallRefused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// The same, found by the run: a size or a value is not what the plan is for. Nothing outside has been written, and no custom op has run.
+// The same, found by the run. Nothing outside has been written; custom ops may have run.
 struct RunRefused : CallRefused {
   using CallRefused::CallRefused;
+  std::shared_ptr<const Effects> effects;  // null: none
+};
+// A size or a value is not what the plan is for: a plan captured now is for this one.
+struct WayRefused : RunRefused {
+  using RunRefused::RunRefused;
 };
 
 // A call by op, attributes and operand types. Empty when something symbolic is among them.

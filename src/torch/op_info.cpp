@@ -12,8 +12,7 @@ const std::unordered_set<std::string_view>& reads_values() {
 }
 
 const std::unordered_set<std::string_view>& refused() {
-  static const std::unordered_set<std::string_view> names = {"aten::resize_",
-                                                             "aten::resize_as_",
+  static const std::unordered_set<std::string_view> names = {"aten::resize_as_",
                                                              "aten::_resize_output_",
                                                              "aten::set_",
                                                              "aten::set_data",
@@ -30,6 +29,9 @@ const std::unordered_set<std::string_view>& refused() {
                                                              "aten::_sobol_engine_draw"};
   return names;
 }
+
+// Its functional form gives other strides than it does.
+bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_noise"; }
 
 // Composites that stay whole: one library call, and what they decompose to hides it.
 bool keep_whole(std::string_view name) { return name == "aten::linear" || name == "aten::one_hot"; }
@@ -48,6 +50,7 @@ bool special(std::string_view name) {
                                                              "aten::equal",
                                                              "aten::as_strided",
                                                              "aten::as_strided_",
+                                                             "aten::resize_",
                                                              "aten::detach_",
                                                              "aten::is_pinned",
                                                              "aten::cudnn_batch_norm",
@@ -149,6 +152,7 @@ void OpTable::classify(OpInfo& info) {
 void OpTable::find_functional(OpInfo& info) {
   const c10::FunctionSchema& s = info.op.schema();
   std::string base = s.name();
+  if (called_as_it_is(base)) return;
   bool in_place = !base.ends_with("__") && base.ends_with("_");
   if (in_place) base.pop_back();
   if (base == "aten::normal" && in_place) base = "aten::normal_functional";

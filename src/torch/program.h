@@ -39,9 +39,9 @@ struct ResultSpec {
 struct Mutation {
   uint32_t input = 0;
   uint32_t output = 0;
-  int32_t version_bumps = 1;   // as eager counts them; 0 for writes through .data
-  bool metadata_only = false;  // t_(), unsqueeze_(): `path` is replayed in place instead
-  std::vector<ResultSpec::ViewOp> path;
+  int32_t version_bumps = 1;             // as eager counts them; 0 for writes through .data
+  bool metadata_only = false;            // t_(), unsqueeze_(): `path` is replayed in place instead
+  std::vector<ResultSpec::ViewOp> path;  // of a write: what gives the input its size before
 };
 
 // An input that no call passes and nothing holds: found anew by every call.
@@ -63,6 +63,7 @@ struct Program {
   uint32_t num_args = 0;             // graph inputs [0, num_args) are the tensors the door declared, in order
   std::vector<ResultSpec> results;   // one per tensor the user's program returned, then one per new gradient
   std::vector<Mutation> mutations;
+  bool resumes = false;  // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
   std::vector<LiveInput> live;
   std::shared_ptr<const Numbers> numbers;  // null: none
   std::vector<GradWrite> grad_writes;

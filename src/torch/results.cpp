@@ -55,7 +55,7 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
   take_inputs(p);
   ir::cut_dead_readers(*graph);
   graph->remove_dead();
-  check_found();
+  if (!p.resumes) check_found();
   return p;
 }
 
@@ -232,9 +232,10 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (f == own) {
         r.kind = ResultSpec::Kind::Input;
       } else {
-        if (own->view->parent) fail("returns a view of an input whose shape it changes in place");
+        // Where no gradients follow, a view only has to look at the same memory.
+        if (s->resized) fail("returns a view of an input whose size it changes");
         for (const View* q = &v; q; q = q->parent.get())
-          if (q->in_place) fail("returns a view of an input, changed in place");
+          if (q->in_place && fakes[i].requires_grad()) fail("returns a view of an input, changed in place");
         r.kind = ResultSpec::Kind::ViewOfInput;
         r.path = path_of(v);
       }
@@ -272,6 +273,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       w.input = i;
       w.output = static_cast<uint32_t>(graph->outputs.size());
       w.version_bumps = std::max<int32_t>(0, static_cast<int32_t>(src.bumps) - metadata);
+      if (s->resized) {
+        if (metadata) fail("gives an input another size, beside what cannot follow it");
+        w.path.push_back({"aten::resize_", {values_of(s->type.sizes)}, -1});
+        if (!s->type.is_contiguous()) w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
+      }
       graph->outputs.push_back(own_storage(s->base, s, roots));
       p.mutations.push_back(std::move(w));
     }
@@ -288,6 +294,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
 void Tracer::Impl::take_inputs(Program& p) {
   p.graph = graph;
   p.num_args = num_args;
+  p.resumes = options.python_mode;
   for (uint32_t i = num_args; i < inputs.size(); ++i) {
     const Source& s = *inputs[i];
     p.captured.push_back(s.grad_of ? at::Tensor() : s.real);

@@ -126,6 +126,25 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return finish(args[0]);
   }
 
+  if (name == "aten::resize_") {
+    const at::Tensor self = fake_of(args[0].toTensor());
+    TensorType type = as_fake(self)->view->type;
+    const auto sizes = capture::ints_of(args[1]);
+    const ir::Dims wanted(sizes.begin(), sizes.end());
+    if (args[2].isNone() && same_sizes(type.sizes, wanted)) return finish(args[0]);
+    const bool empty = std::ranges::any_of(type.sizes, [](sym::Int n) { return n.is(0); });
+    type.sizes = wanted;
+    type.strides = ir::contiguous_strides(wanted);
+    type.wrapped_number = false;
+    if (!empty || !args[2].isNone() || type.dtype == DType::Opaque || !capture::is_static(type))
+      fail("calls aten::resize_, which cannot be captured");
+    const at::Tensor real = at::empty_strided(values_of(type.sizes), values_of(type.strides), at::TensorOptions(at::kMeta));
+    Value value =
+        append("aten::empty_strided", {to_ints(type.sizes), to_ints(type.strides), type.dtype, ir::None{}, type.device, ir::None{}}, {type})->out();
+    if (!resize_out(self, value, real)) fail("calls aten::resize_, which cannot be captured");
+    return finish(args[0]);
+  }
+
   if (name == "aten::copy_") {
     at::Tensor self = fake_of(args[0].toTensor()), src = fake_of(args[1].toTensor());
     check_write(self, {IValue(self), IValue(src)}, name);

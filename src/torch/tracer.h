@@ -20,6 +20,8 @@ struct Node;
 
 namespace vitrify {
 
+struct Effects;  // executor.h
+
 struct TracerOptions {
   // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
   void* python_mode = nullptr;
@@ -39,6 +41,9 @@ struct TracerOptions {
   // knows. False: the author says nothing.
   using NewSize = std::function<c10::SymInt(int64_t, std::optional<int64_t>)>;
   std::function<bool(const c10::OperatorHandle&, const std::vector<c10::IValue>& args, const NewSize&, std::vector<at::Tensor>& results)> describe;
+  // The call has been refused by a plan for its signature; `effects`: what its custom ops gave in that run, or null.
+  bool refused = false;
+  std::shared_ptr<const Effects> effects;
   std::string name = "the program";              // as warnings call it
   std::function<void(const std::string&)> warn;  // as the door does, on any thread; null: as torch does
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.

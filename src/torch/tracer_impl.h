@@ -62,6 +62,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_set<uint32_t> found_symbols;                // ids of those that the run finds
   std::vector<ir::Node*> found_nodes;                        // whose results have them as sizes
   std::vector<std::pair<ir::Value, at::Tensor>> known_now;   // what some values are for the inputs of now
+  size_t effects_known = 0;                                  // of TracerOptions::effects
   std::optional<Types> described;                            // results of the custom op under way, as its author describes them
 
   // --- process state put back at the end
@@ -118,11 +119,15 @@ struct Tracer::Impl final : capture::ModeHandler {
   void run_in_place_view(const OpInfo&, compat::Stack*);
   void run_write(const OpInfo&, compat::Stack*);
   void run_effect(const OpInfo&, compat::Stack*);
+  at::Tensor out_on_zeros(const OpInfo&, const compat::Stack& fakes, size_t out);
+  bool resize_out(const at::Tensor& out, ir::Value result, const at::Tensor& real);
   void run_on_copies(const OpInfo&, const compat::Stack& fakes, const std::vector<at::Tensor>& targets, compat::Stack*);
   void run_batch_norm(const OpInfo&, compat::Stack*);
   // --- what the run finds (found.cpp)
   std::optional<std::vector<at::Tensor>> values_now(const std::vector<ir::Value>&);
   std::vector<at::Tensor> find_sizes(const OpInfo&, const std::vector<ir::Arg>&, const Types&, size_t first_symbol);
+  void settle_size(sym::Int symbol, int64_t size);
+  void know_effect(const ir::Node&);
   ir::Node* found_before(const OpInfo&, const std::vector<ir::Arg>&) const;
   std::optional<bool> assume_equal(const at::Tensor&, const at::Tensor&);
   bool call_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);

@@ -37,7 +37,7 @@ def rows_first(x: Tensor) -> Tensor:
 
 @rows_first.register_fake
 def _(x):
-    return torch.empty(x.dim(), dtype=torch.float32)
+    return torch.empty(x.dim() if x.numel() else 0, dtype=torch.float32)
 
 
 @torch.library.custom_op("fuzz::positive", mutates_args=())

@@ -30,3 +30,32 @@ def test_what_follows_inherits_them(shape):
             assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
         assert vitrify.counters["externs_called"] > before["externs_called"] and vitrify.counters["fallbacks"] == before["fallbacks"]
         assert shape == () or vitrify.counters["kernels_launched"] > before["kernels_launched"]  # rows of no coordinates: nothing to compute
+
+
+@pytest.mark.parametrize("name, fn, make", [
+    ("max_unpool2d of channels last", lambda x: torch.nn.functional.max_unpool2d(*torch.nn.functional.max_pool2d(x, 2, return_indices=True), 2), lambda: torch.randn(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_first_calls_know_the_strides_of_kernels(name, fn, make):
+    """Small operands that are not row-major: the kernel is asked, on zeros."""
+    f = lambda x: (fn(x), x + 1)  # noqa: E731
+    x = make()
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        torch.manual_seed(3)
+        ours = compiled(x)
+        state = torch.get_rng_state()
+        torch.manual_seed(3)
+        theirs = f(x)
+        assert torch.equal(state, torch.get_rng_state())
+        for a, b in zip(ours, theirs):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("op", [lambda x: x << 1, lambda x: x >> 1], ids=["left", "right"])
+def test_what_only_meta_kernels_refuse(op):
+    """Shifts of booleans."""
+    f = lambda x: (op(x), x.float() + 1)  # noqa: E731
+    compiled, x = vitrify.compile(f), torch.tensor([True, False, True])
+    for a, b in zip(compiled(x), f(x)):
+        assert a.dtype == b.dtype and torch.equal(a, b)

@@ -113,7 +113,6 @@ def test_a_value_that_stays(name, grad):
         check(READS[name], made(x))
 
 
-@pytest.mark.eager("a value that the program reads is another")
 def test_a_value_that_changes():
     """Each call is what eager gives, also the one whose value differs."""
     def fn(x, w):
@@ -127,7 +126,7 @@ def test_a_value_that_changes():
         x = torch.ones(6) * scale
         a, b = [x.clone(), torch.zeros(6)], [x.clone(), torch.zeros(6)]
         same_call(run(compiled, a), run(fn, b), a, b)
-    assert vitrify.counters["compiled_calls"] == 5 and vitrify.counters["captures"] == 1
+    assert vitrify.counters["compiled_calls"] == 7 and vitrify.counters["captures"] == 2
 
 
 @pytest.mark.eager("a value that the program reads is another")
@@ -141,7 +140,6 @@ def test_a_value_that_never_stays():
     assert vitrify.counters["captures"] <= 6
 
 
-@pytest.mark.eager("a value that the program reads is another")
 def test_draws_before_a_value_that_changed_are_taken_back():
     def fn(x):
         h = x + torch.randn(6) * torch.rand(6)

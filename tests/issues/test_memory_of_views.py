@@ -181,3 +181,23 @@ def test_memory_in_training(look):
             assert a.stride() == b.stride() and a.dtype == b.dtype
             torch.testing.assert_close(a, b, **bounds.DEEP_CONVOLUTIONS)
     assert vitrify.counters["eager_calls"] == before["eager_calls"] and vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+@torch.library.custom_op("vt_memory::stride_of", mutates_args=())
+def stride_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(x.stride(), dtype=torch.float32) + x.flatten()[0]
+
+
+@stride_of.register_fake
+def _(x):
+    return torch.empty(x.dim())
+
+
+@pytest.mark.parametrize("part", [lambda t: t[::2], lambda t: t.view(4, 4)[:, 1:3], lambda t: t.view(4, 4).t()[1:]], ids=["every other", "columns", "a transposed part"])
+@pytest.mark.parametrize("write", [lambda x: x.mul_(0.5), lambda x: x.data.mul_(0.5), lambda x: x[0].fill_(3)], ids=["mul_", "data", "a part"])
+def test_gaps_of_an_input_that_was_written(part, write):
+    """A custom op sees them."""
+    def fn(x):
+        write(x)
+        return stride_of(x) * 2
+    check(fn, lambda: [part(torch.arange(16.0))])

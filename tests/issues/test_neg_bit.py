@@ -210,3 +210,13 @@ def test_gradients(view):
 def test_negative_views_of_every_type(dtype):
     compare_thrice(lambda x: (x._neg_view() + 1, x._neg_view(), x._neg_view().sum()), lambda: (torch.arange(-3, 4).to(dtype),))
     compare_thrice(lambda x: (x + 1, x.clone(), x.t().contiguous()), lambda: (torch.arange(-3, 3).to(dtype).reshape(2, 3)._neg_view(),))
+
+
+@pytest.mark.parametrize("of", [lambda z: z.expand(2, *z.shape).imag, lambda z: z.expand(2, *z.shape).mT.conj().imag, lambda z: z[:1].expand(5, 4).conj().real, lambda z: torch.view_as_real(z.expand(2, *z.shape)).select(-1, 0)],
+                         ids=["imag", "imag of an adjoint", "real of conj", "view_as_real"])
+@pytest.mark.parametrize("outer", [0, 1], ids=["made", "given"])
+def test_parts_of_expanded_complex_numbers(of, outer):
+    """What a view hands through is kept in the strides that views of it are recorded with."""
+    z = number(torch.complex64, 3, 4)
+    compare_thrice(lambda z: of(z if outer else z * 2).neg() + 1, lambda: (z.clone(),))
+    compare_thrice(lambda z: of(z) + 1, lambda: (z.clone()[:, :1].expand(3, 4),))

@@ -165,3 +165,24 @@ def test_small_products_and_padded_tails():
         same(lambda x: F.layer_norm(x, (19,)) + 0, with_value((7, 19), value, (3, 18)))
         same(lambda x: x.softmax(-1) + 0, with_value((7, 19), value, (3, 18)))
         same(lambda x: x.logsumexp(-1) + 0, with_value((7, 19), value, (3,)))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+@pytest.mark.parametrize("value", [INF, -INF, NAN, 3e38], ids=str)
+@pytest.mark.parametrize("where", ["weight", "bias", "running_mean", "running_var"])
+def test_batch_norm(where, value, training, layout):
+    """Eager scales and shifts: of an infinite weight it makes NaNs."""
+    def net():
+        torch.manual_seed(0)
+        m = nn.BatchNorm2d(4)
+        m.running_mean.normal_()
+        getattr(m, where).data[1] = value
+        return m.train(training)
+    compiled, eager = vitrify.compile(net()), net()
+    x = torch.randn(2, 4, 5, 5).contiguous(memory_format=layout)
+    with torch.no_grad():
+        for _ in range(2):
+            ours, theirs = compiled(x), eager(x)
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours, theirs, equal_nan=True)

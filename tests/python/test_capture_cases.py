@@ -56,6 +56,7 @@ VIEWS = [
     ("x.grad = y; return x + 1", {"make": steps((2,), (2,))}),
     # out=
     ("o = torch.empty(2, 3); r = torch.mul(x, 2, out=o); return r is o, o", {}),
+    ("o = torch.empty(2, 3, dtype=torch.float64); torch.mul(x, 2, out=o); return o", {}),
     ("return torch.mul(x, 2, out=y)", {"make": steps((2, 3), (2, 3))}),
     ("torch.mul(x, 2, out=y[0]); return y", {"make": steps((3,), (2, 3))}),
     # bits of a tensor
@@ -94,7 +95,6 @@ REFUSED = [
     ("z = x * 2; z.resize_(6); return z[:2] + 1", {"reason": "resize_"}),
     ("x.set_(y); return x + 1", {"make": steps((2,), (2,)), "reason": "set_"}),
     ("x.data = y; return x + 1", {"make": steps((2,), (2,)), "reason": "assigns to the .data"}),
-    ("o = torch.empty(2, 3, dtype=torch.float64); torch.mul(x, 2, out=o); return o", {"reason": "type of its out argument"}),
     ("return nn.Parameter(x * 2, requires_grad=False)", {"reason": "returns a new Parameter"}),
     ("x.requires_grad_(); return x.detach() * 2", {"reason": "changes the requires_grad"}),
     ("x.tag = 3; return x + 1", {"reason": "sets attributes of a tensor (tag)"}),

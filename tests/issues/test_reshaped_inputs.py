@@ -1,0 +1,22 @@
+"""Views of inputs whose shape the program changes in place, and views of inputs that it changes so themselves."""
+import pytest
+import torch
+from beside import check
+
+X = lambda: torch.arange(24.0).view(2, 1, 3, 4)  # noqa: E731
+CASES = {
+    "a view, transposed": lambda x: (x + 1, x[0].transpose_(0, 1)),
+    "a view, squeezed": lambda x: (x + 1, x.narrow(2, 1, 1).squeeze_()),
+    "a view, swapped with itself": lambda x: (x + 1, x.narrow(2, 1, 1).swapaxes_(-1, -1)),
+    "the input, and a view of it": lambda x: (x.squeeze_() + 1, x[0], x),
+    "the input, and a view from before": lambda x: (x[0], x.squeeze_() + 1, x),
+    "the input twice": lambda x: (x.squeeze_().unsqueeze_(0) + 1, x.mT, x[0, 1]),
+    "the input, written through the view": lambda x: (x.squeeze_()[0].mul_(2), x + 1),
+    "a view of a view": lambda x: (x[0].unsqueeze_(0)[..., 1:].mul_(3), x + 1),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("name", CASES)
+def test_views(name, grad):
+    check(CASES[name], lambda: [X()], grad=grad)

@@ -1,0 +1,133 @@
+"""What content decides: a plan for each way that a program goes. Where a custom op has run before it shows, it does not run again."""
+import pytest
+import torch
+import vitrify
+from beside import run, same_call
+
+ran = []
+Tensor = torch.Tensor
+
+
+@torch.library.custom_op("vt_ways::noted", mutates_args=())
+def noted(x: Tensor) -> Tensor:
+    ran.append("noted")
+    return x * 2
+
+
+noted.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("vt_ways::above", mutates_args=())
+def above(x: Tensor) -> Tensor:
+    ran.append("above")
+    return x[x > 0].clone()
+
+
+@above.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+@torch.library.custom_op("vt_ways::halved", mutates_args=("x",))
+def halved(x: Tensor) -> Tensor:
+    ran.append("halved")
+    x.mul_(0.5)
+    return x.sum()
+
+
+@halved.register_fake
+def _(x):
+    return x.new_empty(())
+
+
+@torch.library.custom_op("vt_ways::drawn", mutates_args=())
+def drawn(x: Tensor) -> Tensor:
+    ran.append("drawn")
+    return x + torch.rand(x.shape)
+
+
+drawn.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("vt_ways::parts", mutates_args=())
+def parts(x: Tensor) -> list[Tensor]:
+    ran.append("parts")
+    return [x + 1, x * 3]
+
+
+@parts.register_fake
+def _(x):
+    return [torch.empty_like(x), torch.empty_like(x)]
+
+
+def broadcast(v):
+    """Guards that there is not just one."""
+    return v.expand(2, *v.shape) * torch.ones(2, 1)
+
+
+PROGRAMS = {
+    "a size after an op": lambda x: (noted(x) + 1, broadcast(x[x > 0])),
+    "a size of an op": lambda x: (broadcast(above(x)) + 1, x * 2),
+    "a size of what an op gave": lambda x: broadcast(noted(x)[noted(x) > 2]),
+    "a value after an op": lambda x: noted(x) * 2 if (x > 0).all() else noted(x) - 100,
+    "an op that writes": lambda x: (halved(x), broadcast(x[x > 0]), x + 1),
+    "an op that draws": lambda x: (torch.rand(2), drawn(x), broadcast(x[x > 0]), torch.rand(2)),
+    "ops of several results": lambda x: (parts(x)[1] + parts(x)[0], broadcast(x[x > 0])),
+    "no op": lambda x: broadcast(x[x > 0]) + 1 if (x > -5).all() else x * 3,
+}
+MANY, ONE, NONE = torch.tensor([1.0, -1, 2, 3]), torch.tensor([-1.0, 5, -2, -9]), torch.tensor([-1.0, -7, -2, -3])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 0, 1, 2), (2, 0, 1, 1), (1, 0, 0, 2)], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_way_is_compiled(name, order):
+    fn = PROGRAMS[name]
+    compiled = vitrify.compile(fn)
+    before = dict(vitrify.counters)
+    with torch.no_grad():
+        for k in order:
+            x = [MANY, ONE, NONE][k]
+            a, b = [x.clone()], [x.clone()]
+            ran.clear()
+            ours, mine = run(compiled, a), list(ran)
+            ran.clear()
+            same_call(ours, run(fn, b), a, b)
+            assert mine == ran
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["compiled_calls"] == len(order) and did["eager_calls"] == 0 and did["captures"] <= 4
+
+
+@pytest.mark.eager("a value that the program reads is another", "a size that follows from content", "recompile_limit is reached", some=True)
+@pytest.mark.filterwarnings("ignore:vitrify")
+@pytest.mark.parametrize("name", ["a size of an op", "a value after an op", "an op that writes", "an op that draws", "ops of several results"])
+def test_eagerly_when_there_are_too_many(name):
+    """What ops gave goes to eager too."""
+    fn = PROGRAMS[name]
+    compiled = vitrify.compile(fn, options={"recompile_limit": 1})
+    with torch.no_grad():
+        for x in (MANY, NONE, ONE, MANY):
+            a, b = [x.clone()], [x.clone()]
+            ran.clear()
+            ours, mine = run(compiled, a), list(ran)
+            ran.clear()
+            same_call(ours, run(fn, b), a, b)
+            assert mine == ran
+
+
+@pytest.mark.eager("a value that the program reads is another")
+def test_an_error_on_the_other_way_is_eagers():
+    """Bad data leaves the plan of good data alone."""
+    def fn(x):
+        y = noted(x)
+        if not (x > 0).all():
+            raise ValueError("not above zero")
+        return y + 1
+    compiled = vitrify.compile(fn)
+    before = dict(vitrify.counters)
+    good = torch.ones(3)
+    with torch.no_grad():
+        for x in (good, -good, good, -good, good):
+            ran.clear()
+            same_call(run(compiled, [x]), run(fn, [x]), [x], [x])
+            assert ran == ["noted"] * 2
+    assert vitrify.counters["captures"] - before["captures"] == 1 and vitrify.counters["compiled_calls"] - before["compiled_calls"] == 3
