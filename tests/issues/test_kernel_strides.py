@@ -80,3 +80,23 @@ def test_strides_of_what_eager_allocates_itself(op, rows, dynamic):
         x = ROWS[rows]()
         ours, eager = compiled(x), LIKE[op](x)
         assert (ours.shape, ours.stride(), ours.dtype) == (eager.shape, eager.stride(), eager.dtype)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 2, 3)])
+def test_rrelu(shape, training):
+    """The functional form of the op keeps the layout of its argument, the op itself gives rows: gradients and moments of optimizers are laid out alike."""
+    def f(x):
+        return F.rrelu(x, training=training), F.rrelu(x * 2, training=training) + 0
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        told = []
+        for run in (f, compiled):
+            torch.manual_seed(1)
+            x = permuted(torch.randn(shape, generator=torch.Generator().manual_seed(2))).requires_grad_()
+            out = run(x)
+            told.append([*out, *torch.autograd.grad(sum(t.sum() for t in out), x)])
+        for a, b in zip(*told):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+    assert vitrify.counters["eager_calls"] == 0
