@@ -191,6 +191,13 @@ Shape shape_log_sigmoid(sym::Context&, ArgSpan args) {
   return Types{t, t};
 }
 
+// Its functional form keeps the layout.
+Shape shape_rrelu(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+
 const OpRow kRows[] = {
     {"aten::gelu", 0, float1, lower<lower_gelu>},
     {"aten::relu", 0, same1, lower<lower_relu>},
@@ -213,6 +220,7 @@ const OpRow kRows[] = {
     {"aten::log_sigmoid_forward", 0, shape_log_sigmoid, lower<lower_log_sigmoid>},
     {"aten::dropout", 0, nullptr, lower<lower_dropout>},
     {"aten::native_dropout", 0, shape_dropout, lower<lower_dropout>},
+    {"aten::rrelu_with_noise", ir::kRandom, shape_rrelu, nullptr},
 };
 
 }  // namespace

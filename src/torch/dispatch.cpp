@@ -881,6 +881,8 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     if (value.type().dtype != v.type.dtype || !(value.type().device == v.type.device)) value = conform(value, v.type, [&] { return read(v); });
     write(v, value, info.name);
   }
+  std::optional<Types> own;  // what the op itself gives, where its functional form lays it out otherwise
+  if (info.row && info.row->shape) own = info.row->shape(graph->ctx(), convert_args(info, fakes));
   drop(*stack, n);
   uint32_t fresh = 0;
   for (const auto& ret : info.op.schema().returns()) {
@@ -890,7 +892,11 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
         if (set == ret.alias_info()->beforeSets()) stack->push_back(args[w]);
       }
     } else {
-      stack->emplace_back(new_tensor(call.node->out(fresh++)));
+      Value made = call.node->out(fresh);
+      if (own && fresh < own->size() && (*own)[fresh].strides != made.type().strides && (*own)[fresh].is_contiguous())
+        made = append("aten::clone", {made, ir::MemoryFormat::Contiguous}, {(*own)[fresh]})->out();
+      ++fresh;
+      stack->emplace_back(new_tensor(made));
     }
   }
 }

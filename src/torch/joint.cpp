@@ -1,6 +1,7 @@
 // Captures the derivative: autograd's own formulas run over the placeholders, under the same mode as the program did.
 #include "torch/joint.h"
 
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -95,8 +96,8 @@ class Tracer::Impl::Nodes {
       todo.pop_back();
       if (!e.function || !seen.insert(e.function.get()).second) continue;
       hooks_.emplace_back(e.function, e.function->add_post_hook(std::make_unique<After>(*this, e.function.get())));
-      if (looks_at_values(*e.function) || capture::of_python(*e.function))
-        e.function->add_pre_hook(std::make_unique<Before>(*this, e.function.get()));
+      const bool seen_there = looks_at_values(*e.function) || capture::of_python(*e.function);
+      e.function->add_pre_hook(std::make_unique<Before>(*this, e.function.get(), seen_there));
       for (const Edge& next : e.function->next_edges()) todo.push_back(next);
     }
   }
@@ -114,23 +115,28 @@ class Tracer::Impl::Nodes {
   using variable_list = torch::autograd::variable_list;
 
   struct Before final : torch::autograd::FunctionPreHook {
-    Before(Nodes& nodes, const Node* node) : nodes(nodes), node(node) {}
+    Before(Nodes& nodes, Node* node, bool seen) : nodes(nodes), node(node), seen(seen) {}
     variable_list operator()(const variable_list& grads) override {
+      nodes.impl_.running = node->getptr();
+      if (!seen) return grads;
       if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
       return grads;
     }
     Nodes& nodes;
-    const Node* node;
+    Node* node;
+    bool seen;  // it runs with the mode on the stack
   };
   struct After final : torch::autograd::FunctionPostHook {
     After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& made, const variable_list& grads) override {
+      nodes.impl_.running = {};
       nodes.mode_.reset();
       if (const auto same = std::exchange(nodes.same_, nullptr); same && !same())
         fail(fmt::format("{} changes attributes of its ctx, which another backward would find", node->name()));
       variable_list r = made;
+      if (nodes.impl_.in_batch && looks_at_values(*node)) fail(fmt::format("{} looks at values of a batch", node->name()));
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
       nodes.impl_.summing = node;
       nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
@@ -146,6 +152,85 @@ class Tracer::Impl::Nodes {
   Impl& impl_;
 };
 
+// For a backward, no edge leads to a node that raises.
+class Tracer::Impl::Round {
+ public:
+  Round(const Impl& impl, std::vector<Edge> todo) {
+    if (impl.raising.empty()) return;
+    std::unordered_set<Node*> seen;
+    while (!todo.empty()) {
+      const compat::NodePtr n = todo.back().function;
+      todo.pop_back();
+      if (!n || !seen.insert(n.get()).second) continue;
+      for (size_t i = 0; i < n->next_edges().size(); ++i) {
+        const Edge next = n->next_edge(i);
+        if (!next.function) continue;
+        if (impl.raises(next.function.get()))
+          cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], Edge()));
+        else
+          todo.push_back(next);
+      }
+    }
+  }
+  ~Round() {
+    for (auto& [node, i, edge] : cut_) node->next_edges()[i] = std::move(edge);
+  }
+  Round(const Round&) = delete;
+
+ private:
+  std::vector<std::tuple<compat::NodePtr, size_t, Edge>> cut_;
+};
+
+// What eager's backward raises where it comes to the node under way, whatever its gradient is: versions, and what has no derivative. False: it is
+// something else.
+bool Tracer::Impl::note_raising(const std::string& says) {
+  const compat::NodePtr node = std::exchange(running, {});
+  if (!node || failure || raises(node.get()) || capture::of_python(*node)) return false;
+  Raising r{node, says};
+  if (!dynamic_cast<const torch::autograd::Error*>(node.get())) {
+    constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
+    constexpr std::string_view kVersion = " is at version ", kExpected = "; expected version ";
+    const size_t version = says.find(kVersion), expected = says.find(kExpected);
+    if (!says.starts_with(kBegin) || version == std::string::npos || expected == std::string::npos) return false;
+    if (says.find("VitrifyInput") != std::string::npos) return false;
+    const int64_t now = std::stoll(says.substr(version + kVersion.size())), then = std::stoll(says.substr(expected + kExpected.size()));
+    for (const Source* s : inputs) {
+      if (says.find("]], which is output") != std::string::npos || !s->fake.defined() || !s->real.defined()) continue;
+      const at::Tensor& t = seen_by_autograd(*s);
+      if (!t.defined() || t.is_inference() || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
+      if (!says.substr(kBegin.size()).starts_with(fmt::format("{} [{}]]", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
+      r.input = s->input;
+      r.expected = then - (t.is_same(s->real) ? s->real_version : 0);
+      break;
+    }
+  }
+  raising.push_back(std::move(r));
+  return true;
+}
+
+// What a backward that asks for them, and for no others, raises instead of finding no way there.
+void Tracer::Impl::find_past_raising(JointProgram& j, const Level& level) const {
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> todo;
+  for (const Raising& r : raising) todo.push_back(r.node.get());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (!seen.insert(n).second) continue;
+    for (const Edge& e : n->next_edges()) {
+      const auto to = std::ranges::find(level.to, e);
+      if (to == level.to.end()) {
+        if (e.function) todo.push_back(e.function.get());
+        continue;
+      }
+      const uint32_t given = j.place_of(level.of[static_cast<size_t>(to - level.to.begin())]);
+      const bool known = std::ranges::find(j.gradients, given, &Gradient::given) != j.gradients.end() ||
+                         std::ranges::find(j.past_raising, given) != j.past_raising.end();
+      if (!known) j.past_raising.push_back(given);
+    }
+  }
+}
+
 // The engine's own, of gradients that meet, and no formula's.
 bool Tracer::Impl::is_sum(const OpInfo& info) const {
   if (!in_backward || info.name != "aten::add.Tensor") return false;
@@ -155,7 +240,7 @@ bool Tracer::Impl::is_sum(const OpInfo& info) const {
 
 // The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
 bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
-  if (c10::GradMode::is_enabled()) return false;
+  if (c10::GradMode::is_enabled() || in_batch) return false;
   const at::Tensor& sum = args[0].toTensor();
   const FakeImpl* f = as_fake(sum);
   // The engine, the call and its boxed arguments hold the tensor; it and its state hold the memory.
@@ -309,7 +394,22 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     last_forward_states = states();
     std::unordered_map<const StorageState*, uint64_t> writes;
     for (const auto& s : input_storages) writes[s.get()] = s->generation;
-    grads = differentiate(level, level.tangents, values);
+    for (bool done = false; !done;) {
+      const uint32_t first = graph->next_id();
+      try {
+        grads = differentiate(level, level.tangents, values);
+        done = true;
+      } catch (const CaptureError&) {
+        throw;
+      } catch (const std::exception& e) {
+        const c10::Error* of_torch = dynamic_cast<const c10::Error*>(&e);
+        const bool drew =
+            std::ranges::any_of(graph->nodes(), [&](const ir::Node* n) { return n->id >= first && (n->op->flags & (ir::kRandom | ir::kEffect)); });
+        if (drew || !note_raising(of_torch ? of_torch->what_without_backtrace() : e.what())) throw;
+        values.clear();
+        sums.clear();
+      }
+    }
     in_backward = false;
     for (const auto& s : input_storages)  // as batch norm does; it would be left out
       if (s->generation != writes[s.get()])
@@ -321,6 +421,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   place_inputs(j);
   find_checkpoints(j, level);
   take_gradients(j, std::move(grads), values);
+  find_past_raising(j, level);
   j.tape = tape_of(j, level);
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
@@ -364,6 +465,7 @@ std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::
     if (how[k].strides.empty()) continue;
     ir::TensorType type = r[k].type();
     type.strides.assign(how[k].strides.begin(), how[k].strides.end());
+    if (how[k].batch) type.sizes.insert(type.sizes.begin() + how[k].batch_dim, sym::Int(how[k].batch));
     for (size_t d = 0; d < type.dim(); ++d)
       if (how[k].is_expanded(d)) type.sizes[d] = 1;
     r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
@@ -426,7 +528,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined()) {
+    if (tangents[k].defined() && !raises(level.from[k].function.get())) {
       from.push_back(level.from[k]);
       defined.push_back(tangents[k]);
     }
@@ -434,7 +536,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
-      if (!tangents[k].defined()) continue;
+      if (!tangents[k].defined() || raises(level.from[k].function.get())) continue;
       if (const auto& views = level.views[k]; !views.empty()) {
         const bool known = k < how.size() && how[k].view >= 0;
         from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);
@@ -442,11 +544,18 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
       ++i;
     }
   }
+  const bool batched = std::ranges::any_of(how, [](const TangentLayout& l) { return l.batch != 0; });
   auto run = [&] {
     BackwardState state;
+    std::optional<capture::InBatch> in_batch_now;  // it lets nobody draw
+    if (batched) in_batch_now.emplace();
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
+    Round round(*this, from);
+    running = {};
+    backward_begin = graph->next_id();
     Nodes nodes(from, level.to, *this);
+    in_batch = batched;
     grads =
         torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
   };
@@ -464,7 +573,8 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
     if (!grads[k].defined()) continue;
-    const at::Tensor g = fake_of(grads[k]);
+    const auto* batched = at::maybeGetBatchedImpl(grads[k]);
+    const at::Tensor g = fake_of(batched ? batched->value() : grads[k]);
     FakeImpl* f = as_fake(g);
     if (f->is_conj() || f->is_neg()) fail("a gradient is a conjugate or negative view");
     capture::View& v = *f->view;
@@ -477,7 +587,7 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     } else {
       values.push_back(own_storage(read(v), v.storage.get(), owners));
     }
-    r.push_back({level.of[k], std::move(how), v.type});
+    r.push_back({level.of[k], std::move(how), v.type, batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1});
   }
   return r;
 }
@@ -519,11 +629,11 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     try {
       f();
     } catch (...) {
-      in_backward = past_checkpoints = false;
+      in_backward = past_checkpoints = in_batch = false;
       stop();
       throw;
     }
-    in_backward = past_checkpoints = false;
+    in_backward = past_checkpoints = in_batch = false;
     stop();
   };
   if (options.with_gil)
@@ -542,10 +652,13 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
       given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
-      if (!how[k].expanded.empty()) given.back() = given.back().expand(values_of(j.roots[k].tangent.type().sizes));
+      std::vector<int64_t> sizes = values_of(j.roots[k].tangent.type().sizes);
+      if (how[k].batch) sizes.insert(sizes.begin() + how[k].batch_dim, how[k].batch);
+      if (!how[k].expanded.empty()) given.back() = given.back().expand(sizes);
+      if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
     }
     for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
-      r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
+      r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type), g.batch_dim});
   });
   return r;
 }

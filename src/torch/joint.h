@@ -16,7 +16,8 @@ struct Tape;
 struct Gradient {
   uint32_t given;       // of this one of JointProgram::given
   ResultSpec how;       // made from values that come with it
-  ir::TensorType type;  // as users get it
+  ir::TensorType type;  // as users get it; of a batched one with the dim of the batch
+  int32_t batch_dim = -1;
 };
 
 // How a tangent comes: not at all, as recorded, or in strides of its own.
@@ -27,6 +28,8 @@ struct TangentLayout {
   bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
   int32_t view = -1;               // of Root::views: those after it gave none
+  int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
+  int32_t batch_dim = 0;           // this dim
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -54,6 +57,7 @@ struct JointProgram {
   };
   std::vector<Root> roots;                  // empty: nothing needs gradients, `program` is all there is
   std::vector<Gradient> gradients;          // only where eager has one
+  std::vector<uint32_t> past_raising;       // of `given`: their gradients come by way of steps that raise only
   std::string no_grad;                      // what grad() raises where it is barred
   std::exception_ptr failed;                // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;  // what eager's autograd does in a backward (torch/tape.h), and that of the level below

@@ -196,6 +196,11 @@ Unseen::~Unseen() {
   ModeStack::push_non_infra_mode_onto_stack(std::move(mode_));
 }
 
+InBatch::InBatch(bool on) : before_(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::VmapMode)) {
+  c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::VmapMode, on);
+}
+InBatch::~InBatch() { c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::VmapMode, before_); }
+
 Seen::Seen() : mode_(std::move(waiting)), not_unseen_(kUnseenKey) {
   if (mode_) restack(mode_);
 }

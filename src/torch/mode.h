@@ -49,6 +49,17 @@ class Unseen {
   c10::impl::LocalDispatchKeySet keys_;
 };
 
+// For a scope, ops know that they are of a batch of the first generation's vmap, or that they are not.
+class InBatch {
+ public:
+  explicit InBatch(bool on = true);
+  ~InBatch();
+  InBatch(const InBatch&) = delete;
+
+ private:
+  bool before_;
+};
+
 // Back on the stack for a scope within that.
 class Seen {
  public:

@@ -235,7 +235,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         // Where no gradients follow, a view only has to look at the same memory.
         if (s->resized) fail("returns a view of an input whose size it changes");
         for (const View* q = &v; q; q = q->parent.get())
-          if (q->in_place && fakes[i].requires_grad()) fail("returns a view of an input, changed in place");
+          if (q->in_place && fakes[i].requires_grad()) fail("returns a view of an input, changed in place");  // its history is another
         r.kind = ResultSpec::Kind::ViewOfInput;
         r.path = path_of(v);
       }

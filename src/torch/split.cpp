@@ -485,6 +485,7 @@ struct Splitter {
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
       out.backward.types.push_back(g.type);
+      out.backward.batch_dims.push_back(-1);
       out.backward.results.push_back(g.how);
       out.backward.results.back().index -= j.num_forward;
     }
@@ -543,6 +544,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     b.gradients.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
     b.results.push_back(std::move(made.how));
     b.types.push_back(std::move(made.type));
+    b.batch_dims.push_back(made.batch_dim);
   }
   find_reads(j, first, b);
   // The trace has what is computed alike once for each use; what is kept is kept of the first.

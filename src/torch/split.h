@@ -23,6 +23,7 @@ struct BackwardProgram {
   std::vector<ResultSpec> results;    // from the outputs of `graph`
   std::vector<uint32_t> gradients;    // per result: which of JointProgram::gradients
   std::vector<ir::TensorType> types;  // of the gradients, as users get them
+  std::vector<int32_t> batch_dims;    // of those that are batched; -1: is not
   std::vector<uint32_t> saved;        // which of Split::saved its inputs are; from its size on, which of JointProgram::given
   // What eager would have saved for these gradients, whether we keep it or not: indices of JointProgram::given, and of the forward's outputs.
   std::vector<uint32_t> reads_given, reads_outputs;

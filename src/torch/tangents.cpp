@@ -1,5 +1,8 @@
 #include "torch/tangents.h"
 
+#include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/LegacyVmapMode.h>
+
 #include <algorithm>
 #include <numeric>
 #include <ranges>
@@ -44,7 +47,25 @@ void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout
     if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
 }
 
+bool take_batch(const at::Tensor& t, TangentLayout& how) {
+  const auto* batch = at::maybeGetBatchedImpl(t);
+  if (!batch || batch->bdims().size() != 1 || batch->bdims()[0].level() != 1 || at::impl::VmapMode::current_vmap_level() != 1) return false;
+  const at::Tensor& all = batch->value();
+  if (!is_plain(all) || all.is_conj() || all.is_neg() || all._is_zerotensor()) return false;
+  how.batch_dim = static_cast<int32_t>(batch->bdims()[0].dim());
+  how.batch = all.size(how.batch_dim);
+  how.strides = all.strides().vec();
+  for (uint32_t d = 0; d < how.strides.size(); ++d)
+    if (how.strides[d] == 0 && all.size(d) > 1) how.expanded.push_back(d);
+  return how.batch > 0 && !how.strides.empty();
+}
+
 at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
+  if (how.batch) {
+    at::Tensor r = at::maybeGetBatchedImpl(t)->value();
+    for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
+    return r;
+  }
   if (!how.strides.empty()) {
     at::Tensor r = t.resolve_conj().resolve_neg();
     for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);

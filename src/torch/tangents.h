@@ -17,6 +17,8 @@ bool is_plain(const at::Tensor&);
 bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly = false);
 // Notes strides that were not recorded.
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);
+// How one comes that is_grads_batched made of several; false: it is something else than memory.
+bool take_batch(const at::Tensor&, TangentLayout&);
 // As the plan for that layout wants it.
 at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);
 

@@ -76,8 +76,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   for (size_t i = 0; i < level.to.size(); ++i) {
     const uint32_t given = j.place_of(level.of[i]);
     const auto at = std::ranges::find(j.gradients, given, &Gradient::given);
-    leaves[level.to[i].function.get()].emplace_back(level.to[i].input_nr,
-                                                    at == j.gradients.end() ? -1 : static_cast<int32_t>(at - j.gradients.begin()));
+    const auto past = std::ranges::find(j.past_raising, given);
+    auto place = static_cast<int32_t>(at - j.gradients.begin());
+    if (at == j.gradients.end()) place = past == j.past_raising.end() ? -1 : place + static_cast<int32_t>(past - j.past_raising.begin());
+    leaves[level.to[i].function.get()].emplace_back(level.to[i].input_nr, place);
   }
   // In the order in which nodes are left, the last first.
   std::unordered_map<const Node*, uint32_t> known;
@@ -113,6 +115,13 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     }
     s.saves = capture::saves_unread(*s.node);
   }
+  for (const Raising& r : raising)
+    if (const auto at = known.find(r.node.get()); at != known.end()) {
+      Tape::Step& s = tape->steps[at->second];
+      s.raises = r.says;
+      s.expected = r.expected;
+      if (r.input >= 0) s.stale = static_cast<int32_t>(j.place_of(graph->inputs[static_cast<size_t>(r.input)].value));
+    }
 
   const Sources sources(*graph, j);
   ir::ValueMap<std::vector<uint32_t>> given(*graph), outputs(*graph);
@@ -120,12 +129,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   for (uint32_t o = 0; o < j.num_forward; ++o)
     if (j.outputs[o]) outputs[root_of(j.outputs[o])].push_back(o);
   for (ir::Node* n : graph->nodes()) {
-    if (n->id < j.backward) continue;
+    if (n->id < std::max(j.backward, backward_begin)) continue;
     const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; });
     if (ran == ends.end()) continue;
     const auto at = known.find(ran->first);
     if (at == known.end()) continue;
-    const uint32_t begin = ran == ends.begin() ? j.backward : std::prev(ran)->second;
+    const uint32_t begin = ran == ends.begin() ? std::max(j.backward, backward_begin) : std::prev(ran)->second;
     Tape::Step& s = tape->steps[at->second];
     ir::for_each_input(*n, [&](Value& v) {
       if (v.node->id >= begin || !sources.is_saved(v)) return;
@@ -144,7 +153,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       for (size_t i = 0; i < next.size(); ++i)
         if (const auto at = leaves.find(next[i].function.get()); at != leaves.end())
           for (auto [input, gradient] : at->second)
-            if (input == next[i].input_nr && gradient >= 0)
+            if (input == next[i].input_nr && gradient >= 0 && static_cast<size_t>(gradient) < j.gradients.size())
               (i < c->args ? passed : s.found_given).push_back(j.gradients[static_cast<size_t>(gradient)].given);
       std::erase_if(s.found_given, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
       std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found_given, g) != s.found_given.end(); });

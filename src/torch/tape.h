@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace vitrify {
@@ -15,14 +16,17 @@ struct Tape {
   struct Step {
     const torch::autograd::Node* node;  // of the trace, which holds it
     std::vector<uint32_t> next;         // steps that its gradients go to
-    std::vector<uint32_t> gradients;    // of JointProgram::gradients: those that it gives
+    std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
     bool saves = false;                 // tensors, without which it cannot run again
     bool holds = false;                 // tensors that nothing frees
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;
     // What a checkpoint's function finds by itself, or a user's own node has as attributes of its ctx, and reads as it is by then.
     std::vector<uint32_t> found_given, found_outputs;
-    int32_t below = -1;  // the same node's step in the tape of the level below
+    int32_t below = -1;    // the same node's step in the tape of the level below
+    std::string raises;    // what eager raises here
+    int32_t stale = -1;    // for the reason that this one of JointProgram::given, which it has saved, was written since:
+    int64_t expected = 0;  // its version then, counted from the call's begin
   };
   std::vector<Step> steps;                    // each before those that its gradients go to
   std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes

@@ -201,6 +201,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::unordered_map<uint32_t, std::vector<OutputView>> views_of_output;  // by graph output that is returned through views
   bool in_backward = false;
+  bool in_batch = false;                           // in a backward of batched gradients
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
@@ -214,6 +215,22 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::string no_grad;            // what eager raises where grad() comes to one
   bool past_checkpoints = false;  // in a backward: they give none
   void find_checkpoints(JointProgram&, const Level&) const;
+  // A node that raises when a backward comes to it, as eager's does: what is recorded goes round it.
+  struct Raising {
+    compat::NodePtr node;
+    std::string says;
+    int32_t input = -1;  // what it has saved is this graph input, written since: at this version, counted from the program's begin
+    int64_t expected = 0;
+  };
+  std::vector<Raising> raising;
+  compat::NodePtr running;      // in a backward
+  uint32_t backward_begin = 0;  // ids of the last one, from here on
+  bool raises(const torch::autograd::Node* n) const {
+    return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
+  }
+  bool note_raising(const std::string& says);
+  void find_past_raising(JointProgram&, const Level&) const;
+  class Round;
   class Nodes;
   std::vector<std::pair<const torch::autograd::Node*, uint32_t>>
       ends;  // of the last backward: its nodes as they ran, and the id after what each recorded
@@ -232,6 +249,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::Value of;
     ResultSpec how;
     ir::TensorType type;
+    int32_t batch_dim = -1;
   };
   // Gradients for the tangents that are defined; the values they are made of go to `values`.
   std::vector<Grad> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values,

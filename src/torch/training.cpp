@@ -1,5 +1,6 @@
 #include "torch/training.h"
 
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/engine.h>
@@ -27,6 +28,7 @@
 #include "torch/graph_task.h"
 #include "torch/kept.h"
 #include "torch/learned.h"
+#include "torch/mode.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/sym_node.h"
@@ -61,6 +63,13 @@ class RegionNode final : public Node {
   void watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
     if (t.defined() && !t.is_inference()) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
   }
+  // A step of eager's backward that raises. Without a tensor: always the same.
+  struct Raised {
+    size_t step;
+    std::optional<c10::VariableVersion> version;
+    int64_t expected = 0;
+  };
+  void raise_at(Raised r) { raised_.push_back(std::move(r)); }
   // The views of root `root`, each after those that gradients come through later.
   void add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
     if (const Node* n = t.grad_fn().get()) views_.push_back({root, view, n, n->sequence_nr()});
@@ -85,6 +94,7 @@ class RegionNode final : public Node {
   std::shared_ptr<const Training> region_;
   std::shared_ptr<Call> call_;
   std::vector<Watched> watched_;
+  std::vector<Raised> raised_;
   std::vector<View> views_;
   bool freed_ = false;  // as the backward that ran last asked for
 };
@@ -138,7 +148,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     kept_bytes_ = s.kept_bytes;
     if (!joint_.tape) joint_.tape = std::make_shared<Tape>();
     find_read(*s.forward.graph);
+    for (size_t i = 0; i < joint_.tape->steps.size(); ++i)
+      if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
     derivative_ = s.backward.graph;
+    for (const ir::Node* n : derivative_->nodes())
+      for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
     const Layouts all(joint_.roots.size());
@@ -167,6 +181,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
     torch::autograd::edge_list edges;
     for (const Gradient& g : joint_.gradients) edges.push_back(edge_of(g.given));
+    for (uint32_t i : joint_.past_raising) edges.push_back(edge_of(i));
     if (joint_.failed)  // it is raised when autograd comes here on its way to any of them
       for (size_t i = 0; i < given.size(); ++i)
         if (origin ? origin->edges[i].is_valid() : given[i]->defined() && given[i]->requires_grad()) edges.push_back(edge_of(i));
@@ -174,6 +189,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t k = 0; k < before.size(); ++k)
       if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
         before[k] = torch::autograd::impl::gradient_edge(*given[joint_.roots[k].written]);
+    std::vector<RegionNode::Raised> raised;
+    for (size_t s : raising_) {
+      const Tape::Step& step = joint_.tape->steps[s];
+      raised.push_back({s});
+      if (step.stale < 0 || given[static_cast<size_t>(step.stale)]->is_inference()) continue;
+      raised.back().version = given[static_cast<size_t>(step.stale)]->unsafeGetTensorImpl()->version_counter();
+      raised.back().expected = Kept(*given[static_cast<size_t>(step.stale)]).version + step.expected;
+    }
     std::vector<at::Tensor> values;
     forward_->run(args, values);
     out.clear();
@@ -191,6 +214,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         rebase(*given[r.written], Edge(node, node->add_input_metadata(*given[r.written])), before[k]);
     }
     keep(*call, given, values, hooked ? node : nullptr, origin);
+    for (RegionNode::Raised& r : raised) node->raise_at(std::move(r));
     for (uint32_t i : read_given_)  // hooks keep what it was
       if (!hooked) node->watch(*given[i], origin ? origin->given[i].version : Kept(*given[i]).version, false, i);
     for (uint32_t o : read_outputs_)
@@ -210,13 +234,23 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!is_of_grad())
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-    if (!all_plain(tangents)) return op_by_op(unpack, tangents, node);
-    Layouts how = layouts_of(tangents, node);
+    const bool batched = !all_plain(tangents);
+    if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
+    std::optional<capture::InBatch> no_batch;
+    if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
+    Layouts how = batched ? batches_of(tangents) : layouts_of(tangents, node);
     pass_checkpoints(how, node);
     std::shared_ptr<const Backward> b;
     variable_list grads;
     for (int refused = 0;;) {
-      b = backward_for(how);
+      try {
+        b = backward_for(how);
+      } catch (const CaptureError& e) {
+        if (!batched) throw;
+        no_batch.reset();
+        warn_once("batched gradients", e.what());
+        return op_by_op(unpack, tangents, node);
+      }
       const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
@@ -238,7 +272,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     b->proven = true;
     if (b->plan->learned()) forget(b, true);  // a layout was not as recorded: the next derivative knows better
     variable_list all(joint_.gradients.size());
-    for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
+    for (size_t k = 0; k < grads.size(); ++k) {
+      if (batched && grads[k].defined() && b->program.batch_dims[k] >= 0)
+        grads[k] = at::addBatchDim(std::move(grads[k]), 1, b->program.batch_dims[k]);
+      all[b->program.gradients[k]] = std::move(grads[k]);
+    }
     return all;
   }
 
@@ -267,6 +305,23 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
   }
 
+  // What is_grads_batched gives, and kernels can read.
+  bool is_batch(const variable_list& tangents) const {
+    if (!static_) return false;
+    return std::ranges::all_of(tangents, [](const at::Tensor& t) {
+      TangentLayout how;
+      return !t.defined() || is_plain(t) || take_batch(t, how);
+    });
+  }
+  Layouts batches_of(const variable_list& tangents) const {
+    Layouts how(tangents.size());
+    for (size_t k = 0; k < tangents.size(); ++k) {
+      how[k].defined = tangents[k].defined();
+      if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
+    }
+    return how;
+  }
+
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
@@ -280,7 +335,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         for (size_t k = 0; k < how.size(); ++k)
           TORCH_CHECK(!how[k].defined || !joint_.roots[k].checkpointed,
                       "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
-        warn_once(why);
+        warn_once("gradients of the gradients", why);
         return by_formulas(*call, tangents, node);
       }
       const Origin origin = next->origin(*this, call, tangents, how, node);
@@ -587,7 +642,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
     if (auto known = backwards_.find(how); known != backwards_.end()) return known->second;
-    if (is_other(how) && layouts_++ >= kMaxLayouts) return backward_known(as_recorded(how));
+    if (is_other(how) && layouts_++ >= kMaxLayouts) {
+      if (std::ranges::any_of(how, [](const TangentLayout& l) { return l.batch != 0; })) throw CaptureError("batches come in too many layouts");
+      return backward_known(as_recorded(how));
+    }
     if (auto b = made_of_all(how)) return backwards_[how] = std::move(b);
     StageTimer timer("derivative");
     std::vector<Value> tangents, values;
@@ -638,12 +696,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return at->second;
   }
 
-  void warn_once(const std::string& why) const {
+  void warn_once(const std::string& part, const std::string& why) const {
     {
       std::lock_guard lock(mutex_);
       if (!warned_.insert(why).second) return;
     }
-    trace_->warn_eager("gradients of the gradients", why);
+    trace_->warn_eager(part, why);
   }
 
   JointProgram joint_;
@@ -654,6 +712,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<Saved> saved_;
   std::vector<uint32_t> read_given_, read_outputs_;  // that steps of eager's backward have saved and users can change
   std::vector<int32_t> written_;                     // by output of the forward: which of `given` it is written to, or -1
+  std::vector<size_t> raising_;                      // steps of eager's backward that raise
   std::vector<uint32_t> kept_given_;                 // that gradients follow from, as they were
   std::vector<char> needs_;                          // by given: its elements are read
   std::shared_ptr<const ir::Graph> derivative_;      // through all results
@@ -666,6 +725,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable int renewals_ = 0;
   mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
+  bool static_ = true;  // no size in the derivative differs from call to call
 };
 
 void RegionNode::find_views(Layouts& how) const {
@@ -695,6 +755,14 @@ variable_list RegionNode::apply(variable_list&& tangents) {
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index),
                      w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+  for (const Raised& r : raised_) {
+    if (!on(path, r.step)) continue;
+    const Tape::Step& step = region_->tape().steps[r.step];
+    if (r.version)
+      refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), "", static_cast<int64_t>(r.version->current_version()),
+                     r.expected);
+    TORCH_CHECK(false, step.raises);
+  }
   auto free = [&] {
     if (!torch::autograd::get_current_graph_task_keep_graph() && !std::exchange(freed_, true)) call_->free(path);
   };
@@ -715,6 +783,7 @@ variable_list RegionNode::apply(variable_list&& tangents) {
     grads = region_->backward(needed, std::move(tangents), *this);
   }
   free();
+  grads.resize(num_outputs());  // those past what raises have none
   skip_unreached(grads);
   return grads;
 }

@@ -102,3 +102,23 @@ def test_strides_of_large_images(op, dynamic):
 def test_strides_of_one_row_of_many(f):
     x = torch.randn(1, 12, 10).transpose(0, 1)
     assert vitrify.compile(f)(x).stride() == f(x).stride()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(3, 2), (4, 2, 3)])
+def test_rrelu(shape, training):
+    """The functional form of the op keeps the layout of its argument, the op itself gives rows: gradients and moments of optimizers are laid out alike."""
+    def f(x):
+        return F.rrelu(x, training=training), F.rrelu(x * 2, training=training) + 0
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        told = []
+        for run in (f, compiled):
+            torch.manual_seed(1)
+            x = permuted(torch.randn(shape, generator=torch.Generator().manual_seed(2))).requires_grad_()
+            out = run(x)
+            told.append([*out, *torch.autograd.grad(sum(t.sum() for t in out), x)])
+        for a, b in zip(*told):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+    assert vitrify.counters["eager_calls"] == 0

@@ -201,3 +201,22 @@ def test_gaps_of_an_input_that_was_written(part, write):
         write(x)
         return stride_of(x) * 2
     check(fn, lambda: [part(torch.arange(16.0))])
+
+
+@pytest.mark.parametrize("change", [lambda v: v.t_(), lambda v: v.unsqueeze_(0), lambda v: v.transpose_(0, 1).squeeze_()], ids=["t_", "unsqueeze_", "two"])
+def test_a_view_of_an_argument_that_changes_its_own_shape(change):
+    """Such programs ran eagerly; without gradients the view is that of the new shape, made anew, and the version is counted."""
+    def f(x):
+        v, w = x[0], x[:, 1:]
+        change(v)
+        return v, w + 1, v * 2
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        told = []
+        for run in (f, compiled):
+            x = torch.arange(24.0).view(2, 3, 4).clone()
+            out = run(x)
+            assert out[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and out[0]._base is x
+            told.append([x._version, *[(t.stride(), t.tolist()) for t in out]])
+        assert told[0] == told[1]
+    assert vitrify.counters["eager_calls"] == 0

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from torch.autograd.functional import hessian, hvp, jacobian
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 from gradients import leaf  # noqa: E402
@@ -40,6 +41,34 @@ def test_batched(name, create_graph):
             told += [g for g in torch.autograd.grad(sum(g.square().sum() for g in grads), (x, y), allow_unused=True) if g is not None]
         return told
     beside(PROGRAMS[name], run)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_batched_backward_has_a_plan(name):
+    """It ran op by op: no kernels, and numbers of a derivative took part in the choice of dtypes where they do not in eager. The layout is eager's."""
+    def run(f):
+        x, y = leaf(2, 3), leaf(2, 3, seed=2)
+        out = f(x, y)
+        rows = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(1))
+        for tangents in (rows, rows[:1].expand(3, *out.shape), rows.flip(0), rows.transpose(0, -1).contiguous().transpose(0, -1)):
+            told = torch.autograd.grad(out, (x, y), tangents, is_grads_batched=True, retain_graph=True, allow_unused=True)
+            yield [(g, g.stride()) for g in told if g is not None]
+    beside(PROGRAMS[name], lambda f: list(run(f)))
+    if name != "max":  # the formula looks at values
+        assert vitrify.counters["fallbacks"] == 0
+
+
+def test_a_batched_backward_does_not_draw():
+    """Eager refuses it, whatever the program was compiled with."""
+    def f(x):
+        return checkpoint(lambda t: F.dropout(t, 0.3) * 2, x * x, use_reentrant=False)
+    for run in (f, vitrify.compile(f)):
+        x = leaf(4, 3)
+        out = run(x)
+        with pytest.raises(RuntimeError, match="do not yet support calling random operations inside of vmap"):
+            torch.autograd.grad(out, x, torch.ones(2, 4, 3), is_grads_batched=True)
+        run(x).sum().backward()
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["eager_calls"] == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"vectorize": True}, {"create_graph": True}, {"vectorize": True, "create_graph": True}], ids=str)

@@ -1,0 +1,99 @@
+"""Programs of which a backward raises where it comes to some of their nodes: the program and its other gradients are compiled, and the error comes from those backwards, as eager's."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x, y):
+        kept = x * self.scale + self.weight
+        self.scale.add_(0.5)
+        return kept, (y * self.weight).sin()
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t):
+        return t * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def result_written(x, y):
+    a = torch.tanh(x)
+    b = (x * y).sin()
+    a.narrow(0, 0, 1).zero_()
+    return a, b
+
+
+def only_way_raises(x, y):
+    a = torch.tanh(y)
+    a.narrow(0, 0, 1).zero_()
+    return a, x.exp()
+
+
+def argument_written(x, y, scale):
+    a = x * scale
+    scale.add_(1)
+    return a, y.exp() * x
+
+
+def without_derivative(x, y):
+    return torch.floor_divide(x, 2), (x * y).exp()
+
+
+def behind_others(x, y):
+    a = x.sigmoid()
+    b = (a * 3).sin() * y
+    a.add_(1)
+    return b, Twice.apply(y).cos()
+
+
+PROGRAMS = {"result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
+GRAD = torch.autograd.grad
+USES = {
+    "backward": lambda out, x, y: (out[0].sum() + out[1].sum()).backward(),
+    "through the first": lambda out, x, y: out[0].sum().backward(),
+    "through the second": lambda out, x, y: out[1].sum().backward(),
+    "one by one": lambda out, x, y: (out[1].sum().backward(retain_graph=True), out[0].sum().backward()),
+    "of x": lambda out, x, y: GRAD(out[0].sum() + out[1].sum(), x, allow_unused=True),
+    "of y": lambda out, x, y: GRAD(out[0].sum() + out[1].sum(), y, allow_unused=True),
+    "of y through the first": lambda out, x, y: GRAD(out[0].sum(), y),
+    "of x through the second": lambda out, x, y: GRAD(out[1].sum(), x, allow_unused=True),
+    "second": lambda out, x, y: [GRAD(g.square().sum(), y, allow_unused=True, retain_graph=True) for g in GRAD(out[1].sum(), (x, y), create_graph=True, allow_unused=True) if g is not None],
+    "into": lambda out, x, y: out[1].sum().backward(inputs=[y]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_errors_are_of_the_backwards_that_eager_ends(name, use):
+    sides = []
+    for compile in (lambda f: f, vitrify.compile):
+        program = PROGRAMS[name]()
+        f, told = compile(program), []
+        for call in range(3):
+            x, y = (torch.linspace(-1, 2, 4).add(call + i).requires_grad_() for i in range(2))
+            more = [torch.full((4,), 2.0).add_(1)] if name == "argument written" else []  # whose version is not 0
+            out = f(x, y, *more)
+            try:
+                told.append(USES[use](out, x, y))
+            except RuntimeError as e:
+                told.append(str(e).partition("\n")[0])
+                continue
+            told += [t.detach() for t in out] + [t.grad for t in (x, y)]
+        sides.append(told)
+    for a, b in zip(*sides, strict=True):
+        if isinstance(a, str) or isinstance(b, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(b, a)
+    assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] >= 3
