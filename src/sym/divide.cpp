@@ -142,8 +142,8 @@ Reduced reduce(Int a, Int b) {
   return out;
 }
 
-// x % m inside (...) % b is x when b divides its coefficient times m. Where one is in another many times over, the factors would grow without end, and
-// powers of sizes pass 64 bits.
+// x % m inside (...) % b is x when b divides its coefficient times m. Where one is in another many times over, the factors would grow without end,
+// and powers of sizes pass 64 bits.
 std::optional<Int> drop_inner_mod(Context::Impl* ctx, Int a, Int b) {
   const Poly p = poly(a);
   const auto large = [](int64_t k) { return k > INT32_MAX || k < INT32_MIN; };

@@ -18,7 +18,7 @@ struct PlanGuard {
   at::NoGradGuard no_grad;
 };
 
-bool writes_first(const c10::FunctionSchema&);  // argument 0 in place
+bool writes_first(const c10::FunctionSchema&);                    // argument 0 in place
 bool writes_copies(const ir::Node&, const c10::FunctionSchema&);  // call_on_copies is how it is called
 // Calls an op on copies of the arguments that it writes, in the layout they have; `results`: what it returns, then the copies.
 void call_on_copies(const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);

@@ -1,5 +1,5 @@
 // What the run finds: sizes that follow from content become symbols, and booleans that the program reads are taken to stay what they are now. Either
-// way the run looks, and eager takes the calls that the plan is not for.
+// way the run looks; the calls that a plan is not for have one of their own (python/entry.cpp), or eager takes them.
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
