@@ -194,15 +194,24 @@ bool Tracer::Impl::note_raising(const std::string& says) {
     if (!says.starts_with(kBegin) || version == std::string::npos || expected == std::string::npos) return false;
     if (says.find("VitrifyInput") != std::string::npos) return false;
     const int64_t now = std::stoll(says.substr(version + kVersion.size())), then = std::stoll(says.substr(expected + kExpected.size()));
+    // Versions of what a call is given are counted from those it has. Whose they are is not said: what was written as often and looks alike is taken
+    // if its versions have moved alike, and a view of an argument is not known.
+    const std::string_view of = std::string_view(says).substr(kBegin.size());
+    const Source* found = nullptr;
+    bool written = false;
     for (const Source* s : inputs) {
-      if (says.find("]], which is output") != std::string::npos || !s->fake.defined() || !s->real.defined()) continue;
+      if (!s->fake.defined() || !s->real.defined()) continue;
       const at::Tensor& t = seen_by_autograd(*s);
       if (!t.defined() || t.is_inference() || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
-      if (!says.substr(kBegin.size()).starts_with(fmt::format("{} [{}]]", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
-      r.input = s->input;
-      r.expected = then - (t.is_same(s->real) ? s->real_version : 0);
-      break;
+      written = true;
+      if (!of.starts_with(fmt::format("{} [{}]] is at", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
+      const bool counted = t.is_same(s->real);
+      if (found && !(counted && seen_by_autograd(*found).is_same(found->real) && found->real_version == s->real_version)) return false;
+      if (!found) r.expected = then - (counted ? s->real_version : 0);
+      found = found ? found : s;
     }
+    if (written && !found) return false;
+    if (found) r.input = found->input;
   }
   raising.push_back(std::move(r));
   return true;

@@ -1,4 +1,5 @@
 """Programs of which a backward raises where it comes to some of their nodes: the program and its other gradients are compiled, and the error comes from those backwards, as eager's."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -97,3 +98,19 @@ def test_errors_are_of_the_backwards_that_eager_ends(name, use):
         else:
             torch.testing.assert_close(b, a)
     assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] >= 3
+
+
+def test_versions_of_a_view_of_an_argument():
+    """Whose they are is not known from the error: such a program still runs eagerly."""
+    def f(x, scale):
+        a = x * scale[:2]
+        scale.add_(1)
+        return a
+    expects.eager("modified by an inplace operation")
+    told = []
+    for run in (f, vitrify.compile(f)):
+        x, scale = torch.ones(2, requires_grad=True), torch.ones(4).add_(1).add_(1)
+        with pytest.raises(RuntimeError) as e:
+            run(x, scale).sum().backward()
+        told.append(str(e.value).partition("\n")[0])
+    assert told[0] == told[1] and "version 3; expected version 2" in told[0]
