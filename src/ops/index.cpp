@@ -256,6 +256,15 @@ Shape shape_as_self(sym::Context& ctx, ArgSpan args) {
   if (!x) return {};
   return one(contiguous_type(x->dtype, x->device, x->sizes));
 }
+// Where sizes do not agree for certain, Meta's kernel says what eager does.
+Shape shape_index_add(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *index = tensor_arg(args, 2), *source = tensor_arg(args, 3);
+  const auto dim = int_arg(ctx, args, 1);
+  if (!x || !index || !source || !dim || x->sizes.empty() || index->sizes.size() != 1 || x->dtype != source->dtype) return {};
+  Dims sizes = x->sizes;
+  sizes[wrap_dim(*dim, sizes.size())] = index->sizes[0];
+  return source->sizes == sizes ? shape_as_self(ctx, args) : Shape{};
+}
 // scatter and index_put clone their operand, or allocate like it.
 Shape shape_preserved(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
@@ -467,7 +476,7 @@ const OpRow kRows[] = {
     {"aten::scatter.src", ir::kFaults, shape_scatter, nullptr},
     {"aten::scatter_add", ir::kFaults, shape_scatter, lower<lower_scatter_add>},
     {"aten::scatter_reduce.two", ir::kFaults, shape_scatter, nullptr},
-    {"aten::index_add", ir::kFaults, shape_as_self, lower<lower_index_add>},
+    {"aten::index_add", ir::kFaults, shape_index_add, lower<lower_index_add>},
     {"aten::index_fill.int_Scalar", ir::kFaults, nullptr, lower<lower_index_fill>},
     {"aten::scatter.reduce", ir::kFaults, nullptr, nullptr},
     {"aten::scatter.value_reduce", ir::kFaults, nullptr, nullptr},

@@ -163,3 +163,21 @@ def test_no_memory_for_a_result_between_launches():
             call(x, 2**27)
     for a, b in zip(compiled(x, 2), f(x, 2)):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("index, rows", [(1, 0), (2, 1), (1, 2)], ids=str)
+@pytest.mark.no_kernels("the program raises while it is captured")
+def test_an_index_add_of_other_sizes_raises_though_nobody_reads_it(index, rows):
+    """Its shape rule asked for the sizes of the first operand only."""
+    def f(x, source):
+        x.add_(1)
+        torch.zeros_like(x).index_add(0, torch.zeros(index, dtype=torch.long), source)
+        return x * 2
+    for _ in range(2):
+        told = []
+        for run in (f, vitrify.compile(f)):
+            x = torch.zeros(3, 2)
+            with pytest.raises((RuntimeError, IndexError)) as e:
+                run(x, torch.ones(rows, 2))
+            told.append((type(e.value), str(e.value).partition("\n")[0], x.tolist(), x._version))
+        assert told[0] == told[1]
