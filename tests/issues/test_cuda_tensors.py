@@ -8,6 +8,7 @@ import warnings
 import bounds
 import compare
 import expects
+import bounds
 import pytest
 import torch
 import torch.nn.functional as F
