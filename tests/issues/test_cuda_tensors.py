@@ -8,7 +8,6 @@ import warnings
 import bounds
 import compare
 import expects
-import bounds
 import pytest
 import torch
 import torch.nn.functional as F
