@@ -2,7 +2,6 @@
 
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/SavedTensorHooks.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -35,6 +34,7 @@
 #include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/view_path.h"
+#include "torch/write_history.h"
 
 namespace vitrify {
 
@@ -98,36 +98,6 @@ class RegionNode final : public Node {
   std::vector<View> views_;
   bool freed_ = false;  // as the backward that ran last asked for
 };
-
-// Gradients reach an input that was written through the region; what a view's base held there gets none.
-class WriteNode final : public Node {
- public:
-  variable_list apply(variable_list&& g) override {
-    if (num_outputs() == 1) return {g[0]};
-    return {g[0].defined() ? at::zeros_like(g[0]) : g[0], g[0]};
-  }
-  std::string name() const override { return "VitrifyWriteBackward"; }
-};
-
-[[noreturn]] void refuse_changed(const ir::TensorType& type, const std::string& of, int64_t version, int64_t expected) {
-  std::vector<std::string> sizes;
-  for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
-  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
-              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
-              fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,
-              " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-              "torch.autograd.set_detect_anomaly(True, check_nan=False).");
-}
-
-// Leaves, and some views, may not be written in a way that gradients follow: eager says which, and why.
-void check_written(const at::Tensor& t) {
-  try {
-    const c10::AutoGradMode with_gradients(true);
-    torch::autograd::check_inplace(t, true);
-  } catch (const c10::Error&) {
-    throw capture::CallRefused("it writes what gradients follow where eager may not");
-  }
-}
 
 // Where a call that computes gradients of another's results comes from.
 struct Origin {
@@ -601,15 +571,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (std::ranges::any_of(joint_.roots[k].barred, [&](uint32_t i) { return asked.contains(i); })) throw std::runtime_error(joint_.no_grad);
       how[k].past_checkpoints = true;
     }
-  }
-
-  // `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
-  static void rebase(const at::Tensor& t, Edge region, const Edge& before) {
-    auto part = compat::make_node<WriteNode>();
-    if (t.is_view() && before.function) part->add_next_edge(before);
-    part->add_next_edge(std::move(region));
-    part->add_input_metadata(t);
-    torch::autograd::impl::rebase_history(t, Edge(std::move(part), 0));
   }
 
   std::shared_ptr<const Backward> backward_for(const Layouts& how) const {

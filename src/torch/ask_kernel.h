@@ -1,0 +1,38 @@
+// When ATen's kernel is asked what it gives, on zeros: its Meta kernel says another size or layout.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "torch/op_info.h"
+
+namespace vitrify {
+
+struct Operands {
+  bool other = false, here = true, empty = false;  // some are: not row-major, on the CPU, without elements
+  double elements = 0;
+};
+Operands look_at(const std::vector<ir::Arg>&);
+
+constexpr double kMostZeros = 1 << 20;  // elements of operands with which a kernel is asked
+
+bool hides_sizes(const std::string& op);
+bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results, c10::Device);
+bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
+
+// The default generator of the CPU is as it was, afterwards.
+struct KeepsDraws {
+  explicit KeepsDraws(bool keeps) {
+    if (keeps) before = at::detail::getDefaultCPUGenerator().get_state();
+  }
+  ~KeepsDraws() {
+    if (before.defined()) at::Generator(at::detail::getDefaultCPUGenerator()).set_state(before);
+  }
+  KeepsDraws(const KeepsDraws&) = delete;
+  at::Tensor before;
+};
+
+}  // namespace vitrify

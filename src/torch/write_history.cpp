@@ -1,0 +1,61 @@
+#include "torch/write_history.h"
+
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "torch/compat.h"
+#include "torch/convert.h"
+#include "torch/learned.h"
+
+namespace vitrify {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+namespace {
+
+// Gradients reach an input that was written through the region; what a view's base held there gets none.
+class WriteNode final : public Node {
+ public:
+  variable_list apply(variable_list&& g) override {
+    if (num_outputs() == 1) return {g[0]};
+    return {g[0].defined() ? at::zeros_like(g[0]) : g[0], g[0]};
+  }
+  std::string name() const override { return "VitrifyWriteBackward"; }
+};
+
+}  // namespace
+
+void refuse_changed(const ir::TensorType& type, const std::string& of, int64_t version, int64_t expected) {
+  std::vector<std::string> sizes;
+  for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
+  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
+              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
+              fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,
+              " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+              "torch.autograd.set_detect_anomaly(True, check_nan=False).");
+}
+
+// Leaves, and some views, may not be written in a way that gradients follow: eager says which, and why.
+void check_written(const at::Tensor& t) {
+  try {
+    const c10::AutoGradMode with_gradients(true);
+    torch::autograd::check_inplace(t, true);
+  } catch (const c10::Error&) {
+    throw capture::CallRefused("it writes what gradients follow where eager may not");
+  }
+}
+
+// `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
+void rebase(const at::Tensor& t, Edge region, const Edge& before) {
+  auto part = compat::make_node<WriteNode>();
+  if (t.is_view() && before.function) part->add_next_edge(before);
+  part->add_next_edge(std::move(region));
+  part->add_input_metadata(t);
+  torch::autograd::impl::rebase_history(t, Edge(std::move(part), 0));
+}
+
+}  // namespace vitrify

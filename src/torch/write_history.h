@@ -1,0 +1,22 @@
+// What autograd sees of writes in place.
+#pragma once
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <string>
+
+#include "ir/graph.h"
+
+namespace vitrify {
+
+// Eager's error for a tensor of that type which a backward needs and which has been written since. `of`: which output of which node it is, or
+// nothing.
+[[noreturn]] void refuse_changed(const ir::TensorType&, const std::string& of, int64_t version, int64_t expected);
+
+// Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.
+void check_written(const at::Tensor&);
+
+// The tensor was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
+void rebase(const at::Tensor&, torch::autograd::Edge region, const torch::autograd::Edge& before);
+
+}  // namespace vitrify
