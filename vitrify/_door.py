@@ -33,8 +33,8 @@ EAGER, READY = "eager", "ready"
 class Failed:
     """A capture that stopped. Whether the user's program is to blame shows when it runs eagerly."""
 
-    def __init__(self, exc, reason, ours):
-        self.place = _messages.user_frame(exc)
+    def __init__(self, exc, reason, ours, place=None):
+        self.place = place or _messages.user_frame(exc)
         self.exc, self.reason, self.ours = exc.with_traceback(None), reason, ours
 
 
@@ -214,9 +214,11 @@ class Door:
                 program, result = self.capture(session, signature, sources, marks, tensors, floats)
                 failed = None
             except Exception as e:
+                # What frames hold ends with them: a checkpoint's takes its hooks off a stack, which is then to be as it was before.
+                place, e.__traceback__ = _messages.user_frame(e), None
                 session.abort()
                 reason = session.failure or str(e).strip().partition("\n")[0] or type(e).__name__
-                failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError))
+                failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
             except BaseException:
                 session.abort()
                 floats.put_back()

@@ -135,7 +135,7 @@ class Side:
             with MODES[call.mode](), self.around():
                 exec(call.driver, scope)
         except Exception as problem:
-            error = problem
+            error = problem.with_traceback(None)  # frames of a checkpoint hold its hooks on the stack as long as they live
         torch.set_num_threads(threads)
         bumps = [v is not None and version(t) - v for t, v in zip(watched, versions)]
         did = {k: v - before.get(k, 0) for k, v in dict(counters()).items()}

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import compare  # noqa: E402
@@ -181,3 +182,24 @@ def test_an_index_add_of_other_sizes_raises_though_nobody_reads_it(index, rows):
                 run(x, torch.ones(rows, 2))
             told.append((type(e.value), str(e.value).partition("\n")[0], x.tolist(), x._version))
         assert told[0] == told[1]
+
+
+@pytest.mark.no_kernels("the program raises")
+def test_an_error_within_a_checkpoint_leaves_the_hooks_as_they_were(monkeypatch):
+    """A checkpoint's generator takes its hooks off the stack when its frame goes: of a capture that was after the stack had been put back."""
+    def no(a):
+        torch.tanh(a)
+        raise ValueError("no")
+    ignored, packed = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: ignored.append(what.exc_value))
+    compiled, x = vitrify.compile(lambda x: checkpoint(no, x, use_reentrant=False)), torch.randn(3, requires_grad=True)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+            with pytest.raises(ValueError, match="no"):
+                compiled(x)
+            packed.clear()
+            x.exp()
+            assert len(packed) == 1  # the user's own are still there
+        packed.clear()
+        x.exp().sum().backward()
+        assert not packed and not ignored
