@@ -334,7 +334,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       } catch (const CaptureError&) {
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
-        if (!asks) throw;
+        if (!asks || checks_operands(info)) throw;
         call.metas = run_meta(info, args, &device, !ruled);
       }
     } catch (const NoMeta& e) {
