@@ -9,6 +9,8 @@ namespace {
 
 using P = PointwiseDType;
 
+// A comparison with NaN fails: the order of each `where` below is that of ATen's vectors, from which the ends of its loops differ at NaN.
+
 bool lower_gelu_backward(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(2) == "tanh";
   return activation<2>(a, r, 40, [tanh_form](Body&, Val* v) {
@@ -52,14 +54,13 @@ bool lower_leaky_relu_backward(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_hardtanh_backward(const Args& a, std::vector<Tensor>& r) {
   auto lo = a.scalar(2), hi = a.scalar(3);
-  return lo && hi && activation<2>(a, r, 3, [l = *lo, h = *hi](Body&, Val* v) {
-           return where((v[1] <= v[1].lit(l)) | (v[1] >= v[1].lit(h)), v[0].lit(0), v[0]);
-         });
+  return lo && hi &&
+         activation<2>(a, r, 3, [l = *lo, h = *hi](Body&, Val* v) { return where((v[1] > v[1].lit(l)) & (v[1] < v[1].lit(h)), v[0], v[0].lit(0)); });
 }
 bool lower_hardswish_backward(const Args& a, std::vector<Tensor>& r) {
   return activation<2>(a, r, 6, [](Body&, Val* v) {
     Val g = v[0], x = v[1];
-    return where(x <= x.lit(-3), x.lit(0), where(x < x.lit(3), g * (x / 3.0 + 0.5), g));
+    return where(x <= x.lit(-3), x.lit(0), where(x >= x.lit(3), g, g * (x / 3.0 + 0.5)));
   });
 }
 bool lower_hardsigmoid_backward(const Args& a, std::vector<Tensor>& r) {
@@ -73,7 +74,7 @@ bool lower_elu_backward(const Args& a, std::vector<Tensor>& r) {
   return activation_at(a, r, {0, 5}, 16, [=, is_result = a.boolean(4)](Body&, Val* v) {
     Val g = v[0], x = v[1];
     Val below = is_result ? g * input * (x + neg) : g * (input * neg) * unary(LOp::exp, x * input);
-    return where(x <= x.lit(0), below, g * pos);
+    return where(x > x.lit(0), g * pos, below);
   });
 }
 bool lower_softplus_backward(const Args& a, std::vector<Tensor>& r) {
@@ -94,7 +95,7 @@ bool lower_log_sigmoid_backward(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_shrink_backward(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(2);
-  return l && activation<2>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[1] >= v[1].lit(-l)) & (v[1] <= v[1].lit(l)), v[0].lit(0), v[0]); });
+  return l && activation<2>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[1] < v[1].lit(-l)) | (v[1] > v[1].lit(l)), v[0], v[0].lit(0)); });
 }
 bool lower_dropout_backward(const Args& a, std::vector<Tensor>& r) {
   auto scale = a.scalar(2);
