@@ -51,13 +51,24 @@ namespace {
 
 Tensor optional_tensor(const Args& a, size_t i) { return a.is_tensor(i) ? a.tensor(i) : Tensor{}; }
 
+// All of one type, or halves beside parameters of float32: eager raises for others, which is left to it.
+bool types_agree(const Args& a, std::initializer_list<size_t> parameters) {
+  const DType x = a.tensor(0).dtype;
+  std::optional<DType> found;
+  for (size_t i : parameters) {
+    if (!a.is_tensor(i)) continue;
+    const DType p = a.tensor(i).dtype;
+    if ((p != x && (p != DType::F32 || compute_type(x) != DType::F32)) || p != found.value_or(p)) return false;
+    found = p;
+  }
+  return true;
+}
+
 bool lower_layer_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const size_t k = a.ints(1).size();
   if (!is_float(x.dtype) || k == 0 || k > x.sizes.size()) return false;
-  for (size_t i : {2, 3})  // all of one type, or halves beside parameters of float32; eager raises for others
-    if (a.is_tensor(i) && a.tensor(i).dtype != x.dtype && (a.tensor(i).dtype != DType::F32 || compute_type(x.dtype) != DType::F32)) return false;
-  if (a.is_tensor(2) && a.is_tensor(3) && a.tensor(2).dtype != a.tensor(3).dtype) return false;
+  if (!types_agree(a, {2, 3})) return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   auto m = moments(a.L, x, dims_from(x.sizes.size() - k, x.sizes.size()), true, t, t);
@@ -168,7 +179,7 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
 }
 
 bool lower_batch_norm_no_training(const Args& a, std::vector<Tensor>& r) {
-  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2) return false;
+  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !types_agree(a, {1, 2, 3, 4})) return false;
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), a.tensor(3), a.tensor(4), false, 0, *a.scalar(6)}, r, false);
   return true;
 }
@@ -178,13 +189,13 @@ bool lower_batch_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const bool training = a.boolean(5);
   if (!is_float(x.dtype) || x.sizes.size() < 2 || (!training && (!a.is_tensor(3) || !a.is_tensor(4)))) return false;
-  if (!functional && training && (a.is_tensor(3) || a.is_tensor(4))) return false;
+  if ((!functional && training && (a.is_tensor(3) || a.is_tensor(4))) || !types_agree(a, {1, 2, 3, 4})) return false;
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), optional_tensor(a, 3), optional_tensor(a, 4), training, *a.scalar(6), *a.scalar(7)}, r,
              functional);
   return true;
 }
 bool lower_batch_norm_no_stats(const Args& a, std::vector<Tensor>& r) {
-  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !a.boolean(3)) return false;
+  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !a.boolean(3) || !types_agree(a, {1, 2})) return false;
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), {}, {}, true, *a.scalar(4), *a.scalar(5)}, r, false);
   return true;
 }
@@ -199,7 +210,7 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
 bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const int64_t groups = a.constant_int(6);
-  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1) return false;
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1 || !types_agree(a, {1, 2})) return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   Tensor g = grouped(a.L, x, groups);

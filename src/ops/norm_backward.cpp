@@ -165,7 +165,7 @@ template <bool log>
 bool lower_softmax_backward(const Args& a, std::vector<Tensor>& r) {
   Tensor g = a.tensor(0), y = a.tensor(1);
   const DType out = a.out().dtype;
-  if (!is_float(g.dtype) || y.sizes.empty() || !is_float(out)) return false;
+  if (!is_float(g.dtype) || y.sizes.empty() || g.dtype != out || y.dtype != out) return false;  // eager raises for unlike types
   g = reused(a.L, g), y = reused(a.L, y);
   const DType t = compute_type(y.dtype);
   const int64_t d[] = {wrap_dim(a.constant_int(2), y.sizes.size())};

@@ -54,6 +54,7 @@ bool lower_smooth_l1(const Args& a, std::vector<Tensor>& r) {
   });
 }
 bool lower_huber(const Args& a, std::vector<Tensor>& r) {
+  if (!all_of_type(a, 2, a.out().dtype)) return false;
   const double delta = *a.scalar(3);
   return pair_loss(a, r, [delta](Val d) {
     Val z = unary(LOp::abs, d);
@@ -210,7 +211,12 @@ Shape shape_bce_with_logits(sym::Context& ctx, ArgSpan args) {
 }
 Shape shape_huber(sym::Context& ctx, ArgSpan args) {
   auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
-  return delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
+  auto r = delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
+  const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
+  if (!r || x->dtype == y->dtype || !is_float(x->dtype)) return r;
+  (*r)[0].dtype = x->dtype;  // made of the input, and changed in place from then on
+  if (!(*r)[0].sizes.empty() && x->sizes == y->sizes) (*r)[0].strides = preserved_strides(ctx, *x);
+  return r;
 }
 Shape shape_nll(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);

@@ -267,7 +267,7 @@ bool lower_logaddexp(const Args& a, std::vector<Tensor>& r) {
   });
 }
 bool lower_heaviside(const Args& a, std::vector<Tensor>& r) {
-  if (a.out().dtype == Bool) return false;
+  if (a.out().dtype == Bool || a.tensor(0).dtype != a.tensor(1).dtype) return false;  // eager raises for unlike types
   return binary_with(a, r, 2, [](Body&, Val x, Val y) { return where(eq(x, x.lit(0)), y, where(x > x.lit(0), x.lit(1), x.lit(0))); }, true);
 }
 
