@@ -209,6 +209,16 @@ Shape shape_bce_with_logits(sym::Context& ctx, ArgSpan args) {
   const TensorType* ops[] = {y};
   return one(elementwise_type(ctx, ops, y->dtype, y->dtype));
 }
+// Written into zeros like the input, whatever the types of the others are.
+Shape shape_smooth_l1_backward(sym::Context& ctx, ArgSpan args) {
+  if (auto r = shape_loss_backward(ctx, args)) return r;
+  const TensorType *g = tensor_arg(args, 0), *x = tensor_arg(args, 1), *y = tensor_arg(args, 2);
+  if (!g || !x || !y || !is_float(g->dtype) || !is_float(x->dtype) || !is_float(y->dtype)) return {};
+  const TensorType* operands[] = {x, y, g};
+  auto r = elementwise_type(ctx, operands, x->dtype, x->dtype);
+  if (r && r->sizes == x->sizes) r->strides = preserved_strides(ctx, *x);
+  return one(r);
+}
 Shape shape_huber(sym::Context& ctx, ArgSpan args) {
   auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
   auto r = delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
@@ -235,7 +245,7 @@ const OpRow kRows[] = {
     {"aten::smooth_l1_loss", 0, shape_pair_loss, lower<lower_smooth_l1>},
     {"aten::huber_loss", 0, shape_huber, lower<lower_huber>},
     {"aten::mse_loss_backward", 0, shape_loss_backward, lower<lower_mse_backward>},
-    {"aten::smooth_l1_loss_backward", 0, shape_loss_backward, lower<lower_smooth_l1_backward>},
+    {"aten::smooth_l1_loss_backward", 0, shape_smooth_l1_backward, lower<lower_smooth_l1_backward>},
     {"aten::huber_loss_backward", 0, shape_loss_backward, lower<lower_huber_backward>},
     {"aten::binary_cross_entropy_with_logits", 0, shape_bce_with_logits, lower<lower_bce_with_logits>},
     {"aten::nll_loss_forward", ir::kFaults, shape_nll, lower<lower_nll>},
