@@ -1,4 +1,4 @@
-"""A call that a plan has refused after custom ops have run: eager gets what they gave, and does not run them again."""
+"""A call that a plan has refused, or that has failed, after custom ops have run: eager gets what they gave, and does not run them again."""
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -11,7 +11,7 @@ class _Given(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self.effects or func.name() != self.effects[0][0]:
             return func(*args, **(kwargs or {}))
-        _, results, random = self.effects.pop(0)
+        _, results, random, error = self.effects.pop(0)
         if random is not None:
             torch.set_rng_state(random)
         schema = func._schema
@@ -20,6 +20,8 @@ class _Given(TorchDispatchMode):
         fresh = results[:len(results) - len(written)]
         for t, value in zip(written, results[len(fresh):]):
             t.copy_(value)
+        if error is not None:
+            raise error
         if len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType):
             return fresh
         return None if not schema.returns else fresh[0] if len(schema.returns) == 1 else tuple(fresh)

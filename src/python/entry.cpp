@@ -155,7 +155,10 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     return nullptr;
   } catch (...) {
     // Nothing has been written yet. Eager makes the writes that come before the error, and raises it as it does.
-    if (effects_begun() != effects) throw;
+    if (effects_begun() != effects) {
+      attempt.effects = take_effects_of_failure();
+      if (!attempt.effects) throw;
+    }
     failed = true;
     return nullptr;
   }
@@ -545,6 +548,22 @@ void settle(PyObject* self) {
 
 Attempt* attempt_of(PyObject* self) { return attempt_here && attempt_here->state == &state_of(self) ? attempt_here : nullptr; }
 
+// The Python exception that it is to the program.
+Ref exception_of(const std::exception_ptr& error) {
+  const auto set = [&]() -> PyObject* {
+    HANDLE_TH_ERRORS
+    std::rethrow_exception(error);
+    END_HANDLE_TH_ERRORS
+  };
+  set();
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return Ref::steal(value);
+}
+
 Ref effects_list(const Effects& effects) {
   Ref list = checked(PyList_New(0));
   for (const Effects::One& one : effects.all) {
@@ -552,7 +571,8 @@ Ref effects_list(const Effects& effects) {
     auto wrap = [](const at::Tensor& t) { return t.defined() ? checked(THPVariable_Wrap(t)) : Ref::borrow(Py_None); };
     for (const at::Tensor& t : one.results)
       if (PyList_Append(results.get(), wrap(t).get()) < 0) throw PythonError();
-    const Ref item = checked(Py_BuildValue("(sOO)", one.op.c_str(), results.get(), wrap(one.random).get()));
+    const Ref error = one.error ? exception_of(one.error) : Ref::borrow(Py_None);
+    const Ref item = checked(Py_BuildValue("(sOOO)", one.op.c_str(), results.get(), wrap(one.random).get(), error.get()));
     if (PyList_Append(list.get(), item.get()) < 0) throw PythonError();
   }
   return list;

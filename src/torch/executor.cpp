@@ -57,7 +57,7 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
 }
 
 thread_local uint64_t effects_begun_here = 0;
-thread_local std::shared_ptr<const Effects> given_here;
+thread_local std::shared_ptr<const Effects> given_here, failed_here;
 
 // A call of oneDNN with an op after the product: its maxima make zero of NaN.
 bool hides_nan(const ir::Node& n) {
@@ -133,6 +133,7 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 uint64_t effects_begun() { return effects_begun_here; }
 void note_effect() { ++effects_begun_here; }
 void give_effects(std::shared_ptr<const Effects> e) { given_here = std::move(e); }
+std::shared_ptr<const Effects> take_effects_of_failure() { return std::exchange(failed_here, nullptr); }
 
 at::Tensor without_bits(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
@@ -215,6 +216,19 @@ void PlanRun::find_refusals(const std::vector<char>& bound) {
     std::vector<sym::Int> symbols;
     sym::free_symbols(g.expr, symbols);
     if (std::ranges::any_of(symbols, [&](sym::Int s) { return !bound[sym::view(s).symbol->id]; })) guards_.push_back(g);
+  }
+}
+
+void PlanRun::keep_effects(bool writes) {
+  if (!side_effects_ || (!writes && generators_.empty())) return;
+  keeps_.assign(plan_->externs.size(), 0);
+  bool fails = false;
+  for (size_t k = plan_->steps.size(); k-- > 0;) {
+    const Step& step = plan_->steps[k];
+    if (step.kind == Step::Kind::Launch) fails = fails || plan_->kernels[plan_->launches[step.index].kernel].may_fault;
+    if (step.kind != Step::Kind::Extern) continue;
+    keeps_[step.index] = fails;
+    fails = true;
   }
 }
 
@@ -377,6 +391,7 @@ void PlanRun::begin_writes(Frame& f) {
   for (size_t k = first_write_; late_ && k < plan_->steps.size(); ++k)
     if (plan_->steps[k].kind == Step::Kind::Launch) start_late(f, plan_->launches[plan_->steps[k].index].slots);
   reserve_scratch(team_size());
+  wrote_ = true;
   note_effect();
 }
 
@@ -594,6 +609,7 @@ bool PlanRun::run_originals(Frame& f, uint32_t i, const at::Tensor* const* input
   Failed& failed = failed_[i];
   if (!failed.ops) failed.ops = originals_->behind(*e.node, first_kept_);
   if (!failed.ops) return false;
+  results_.clear();
   std::vector<at::Tensor> args;
   for (const Originals::Ops::Source& from : failed.ops->sources) args.push_back(from.operand ? *s.pointers[from.index] : *inputs[from.index]);
   if (std::ranges::any_of(args, [](const at::Tensor& t) { return !t.defined(); })) return false;
@@ -612,9 +628,12 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
   ExternState& s = f.externs[i];
   const NodeCall& call = calls_[i];
   const bool side_effect = side_effects_ && is_side_effect(*e.node);
-  const bool resumes = side_effect && (late_ || resumes_);
-  if (resumes && take_effect(f, i)) return;
-  if (side_effect) note_effect();
+  const bool resumes = side_effect && (late_ || resumes_ || (!keeps_.empty() && keeps_[i]));
+  if (side_effect && take_effect(f, i)) return;
+  if (side_effect) {
+    note_effect();
+    ++begun_;
+  }
   const at::Generator& random = at::detail::getDefaultCPUGenerator();
   at::Tensor before;
   if (resumes) before = random.get_state();
@@ -657,14 +676,23 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
     else if (bytes >= cached_from && runtime::writes_into_slot(e.node->op->name))
       placement.emplace(cached_block(bytes), bytes);
   }
-  call.call(
-      s.pointers.data(),
-      [&](sym::Int x) {
-        auto v = f.symbols.eval(x);
-        VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
-        return *v;
-      },
-      stack_, results_);
+  const auto find_size = [&](sym::Int x) {
+    auto v = f.symbols.eval(x);
+    VT_CHECK(v.has_value(), "{} needs {}", e.node->op->name, sym::str(x));
+    return *v;
+  };
+  if (side_effect && !keeps_.empty()) {
+    try {
+      call.call(s.pointers.data(), find_size, stack_, results_);
+    } catch (const InternalError&) {
+      throw;
+    } catch (...) {
+      made_.all.push_back({e.node->op->name, std::move(results_), random.get_state(), std::current_exception()});
+      throw;
+    }
+  } else {
+    call.call(s.pointers.data(), find_size, stack_, results_);
+  }
   placement.reset();
   if (before.defined()) {
     Effects::One& one = made_.all.emplace_back();
@@ -679,6 +707,7 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
 bool PlanRun::take_effect(Frame& f, uint32_t i) {
   const size_t k = made_.all.size();
   if (!given_ || k >= given_->all.size()) return false;
+  ++begun_;
   const Effects::One& one = made_.all.emplace_back(given_->all[k]);
   VT_CHECK(one.op == plan_->externs[i].node->op->name, "{} has run where {} should", one.op, plan_->externs[i].node->op->name);
   for (const at::Tensor& t : one.results) results_.push_back(t.defined() ? t.clone() : t);
@@ -734,9 +763,12 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     ~Drop() { run.drop_tensors(); }
   } drop{*this};
   fault_ = 0;
+  failed_here.reset();
   if (side_effects_) {
     given_ = std::exchange(given_here, nullptr);
     made_.all.clear();
+    wrote_ = false;
+    begun_ = 0;
   }
   // Where it fails, eager starts from the same random state; not where an op has run that must not run twice.
   const uint64_t effects = effects_before_ = effects_begun();
@@ -754,7 +786,9 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     throw;
   } catch (...) {
     fault_ = 0;
-    if (effects_begun() == effects) put_back();
+    const bool again = !keeps_.empty() && !wrote_ && begun_ == made_.all.size();
+    if (again || effects_begun() == effects) put_back();
+    if (again) failed_here = std::make_shared<Effects>(std::move(made_));
     throw;
   }
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);

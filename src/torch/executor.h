@@ -34,9 +34,12 @@ struct Effects {
     std::string op;
     std::vector<at::Tensor> results;  // and then what the written arguments have become
     at::Tensor random;                // the default generator's state after it; undefined: it drew nothing
+    std::exception_ptr error;         // what it raised instead
   };
   std::vector<One> all;
 };
+// What the custom ops gave of the run that has just failed on this thread, where eager can run the call from the start with it; null: it cannot.
+std::shared_ptr<const Effects> take_effects_of_failure();
 // Of the next run on this thread.
 void give_effects(std::shared_ptr<const Effects>);
 
@@ -54,6 +57,7 @@ class PlanRun {
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
   bool lenient = false;                                            // a result in another layout than recorded is copied
   bool learned = false;                                            // that has happened
+  void keep_effects(bool writes);                                  // of custom ops before steps that may fail: eager then makes what the run has not
   size_t cached_from = runtime::BlockCache::kMinBytesOfInference;  // bytes of results from which they are the block cache's
 
  private:
@@ -182,6 +186,9 @@ class PlanRun {
   std::vector<at::Generator> generators_;        // that calls draw from
   std::vector<sym::Guard> guards_;               // on sizes known only while running
   bool side_effects_ = false, resumes_ = false;  // custom ops run, of which it is kept what they gave
+  std::vector<char> keeps_;                      // externs of which it is kept what they gave, should a later step fail; empty: none
+  bool wrote_ = false;                           // this run, to an input
+  size_t begun_ = 0;                             // custom ops of this run
   std::shared_ptr<const Effects> given_;
   Effects made_;
   int32_t fault_ = 0;

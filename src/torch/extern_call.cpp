@@ -57,8 +57,13 @@ void call_on_copies(const c10::OperatorHandle& op, std::vector<c10::IValue>& sta
       stack[i] = std::move(l);
     }
   }
-  op.callBoxed(stack);
   results.clear();
+  try {
+    op.callBoxed(stack);
+  } catch (...) {
+    results = std::move(copies);  // what it has written by then
+    throw;
+  }
   const auto& returns = op.schema().returns();
   for (size_t i = 0; i < returns.size(); ++i)
     if (!returns[i].alias_info()) flatten_results({stack[i]}, results);

@@ -458,6 +458,7 @@ struct Splitter {
     }
     f.mutations = j.program.mutations;
     f.trained = true;
+    f.resumes = j.program.resumes;
   }
 
   void remake() {

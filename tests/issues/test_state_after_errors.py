@@ -203,3 +203,54 @@ def test_an_error_within_a_checkpoint_leaves_the_hooks_as_they_were(monkeypatch)
         packed.clear()
         x.exp().sum().backward()
         assert not packed and not ignored
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("draws", [False, True], ids=["", "draws"])
+@pytest.mark.parametrize("fails", ["index", "division", "multinomial", "scatter", "the op", "an op that writes", "nothing"])
+def test_writes_before_an_error_after_an_op_with_effects(fails, draws, grad):
+    """Eager makes the writes and the draws that the run had not made, without running the op again."""
+    calls, name = [], f"state_after_errors::{fails.replace(' ', '_')}_{draws}_{grad}"
+
+    @torch.library.custom_op(name, mutates_args=())
+    def note(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if fails == "the op" and x.sum() > 200:
+            raise ValueError("too much")
+        return x + torch.rand(()) if draws else x.clone()
+
+    @torch.library.custom_op(name + "_into", mutates_args=("x",))
+    def into(x: torch.Tensor) -> None:
+        calls.append(2)
+        x.add_(1)
+        if fails == "an op that writes" and x.sum() > 200:
+            raise ValueError("too much")
+
+    note.register_fake(lambda x: torch.empty_like(x))
+
+    def f(x, y, w, index):
+        x.add_(1 + 99 * (index.max() > 3))
+        if draws:
+            y.add_(torch.rand(()))
+        into(y)
+        z = note(x * 2).abs()
+        y.mul_(2)
+        into(x)
+        bad = FAILING[fails](z, index) if fails in FAILING else z
+        y.add_(note(bad.sum().float()))
+        return bad, x + 1 + w
+    compiled = vitrify.compile(f)
+    good = torch.tensor([0, 1])
+    with torch.set_grad_enabled(grad):
+        for index in (BAD, good, BAD, good):
+            calls.clear()
+            a, ours = run(compiled, index, grad), calls[:]
+            calls.clear()
+            b = run(f, index, grad)
+            assert a[1] == b[1] and ours == calls and (b[1] is None) == (index is good or fails == "nothing")
+            for (where, p), (_, q) in zip(compare.flat((a[0], a[2])), compare.flat((b[0], b[2]))):
+                if isinstance(q, torch.Tensor):
+                    compare.check_meta(where, p, q)
+                    torch.testing.assert_close(p, q)
+            assert a[3] == b[3] and torch.equal(a[4], b[4])
