@@ -562,7 +562,6 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
     WithoutHooks no_hooks(level.to);
     Round round(*this, from);
     running = {};
-    backward_begin = graph->next_id();
     Nodes nodes(from, level.to, *this);
     in_batch = batched;
     grads =
@@ -577,6 +576,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
 
 std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
                                                             const std::vector<TangentLayout>& how) {
+  backward_begin = graph->next_id();
   const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
   std::vector<Grad> r;
   auto owners = output_roots;  // gradients and results each have memory of their own
