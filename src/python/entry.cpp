@@ -180,7 +180,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
   END_HANDLE_TH_ERRORS
 }
 
-// Null without an exception: no entry matches.
+// Plans that have refused a call which eager runs in the end. False: a warning is an error.
 bool settle(const Attempt& attempt) {
   for (auto& e : attempt.refused) {
     e->settled = true;
@@ -206,6 +206,7 @@ PyObject* run_eagerly(State& s, const Call& c, const Attempt& attempt) {
   return PyObject_Call(with.get(), tuple.get(), c.dict);
 }
 
+// Null without an exception: no entry matches.
 PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
   ModeState modes = ModeState::current();
   Tensors tensors;

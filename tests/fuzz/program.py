@@ -166,7 +166,7 @@ class Grower:
         makes = not (family in families.WRITES and "{v}" not in template and ("_(" in template or "] = " in template or "+=" in template or "out=" in template))
         if makes and "{v}" not in template:
             line = f"{new} = {line}"
-        if not makes and choose.random() < 0.85 and any(f"{{{k}}}" in template and overlap(t[:1] if "[0]" in template and t.dim() else t, self.scope[places[k]]) for k in "bc"):
+        if not makes and choose.random() < 0.85 and any(f"{{{k}}}" in template and overlap(t.data[:1] if "[0]" in template and t.dim() else t, self.scope[places[k]]) for k in "bc"):
             return
         code = None
         if layer:
