@@ -503,9 +503,9 @@ const OpRow kRows[] = {
     {"aten::unique_consecutive", ir::kDataDependent, shape_unique_consecutive, nullptr},
     {"aten::unique_dim", ir::kDataDependent, shape_unique_dim, nullptr},
     {"aten::unique_dim_consecutive", ir::kDataDependent, shape_unique_dim_consecutive, nullptr},
-    {"aten::bincount", ir::kDataDependent, shape_bincount, nullptr},
-    {"aten::repeat_interleave.Tensor", ir::kDataDependent, shape_repeat_interleave, nullptr},
-    {"aten::one_hot", ir::kDataDependent, shape_one_hot, nullptr},
+    {"aten::bincount", ir::kDataDependent | ir::kFaults, shape_bincount, nullptr},
+    {"aten::repeat_interleave.Tensor", ir::kDataDependent | ir::kFaults, shape_repeat_interleave, nullptr},
+    {"aten::one_hot", ir::kDataDependent | ir::kFaults, shape_one_hot, nullptr},
 };
 
 }  // namespace

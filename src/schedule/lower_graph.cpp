@@ -58,8 +58,13 @@ class GraphLowering final : public Nests {
       bool all = (reads == Reads::All && !none) || may_fault(n);
       for (uint32_t i = 0; i < n.outs.size() && !all && !none; ++i) all = whole_.contains(n.out(i));
       if (all && reads != Reads::Some) ir::for_each_input(n, [&](Value& v) { whole_.insert(v); });
-      // A custom op may look at the strides of a view, which it has where what it is a view of lies in memory as in eager.
-      if ((n.op->flags & ir::kEffect) && sees_layout(n.op->name))
+      // A custom op may look at the strides of a view, which it has where what it is a view of lies in memory as in eager; a view as another dtype is
+      // a call, and has the strides of what it is given.
+      const auto other_dtype = [&] {
+        const Value* x = n.args.empty() ? nullptr : std::get_if<Value>(&n.args[0]);
+        return x && *x && (n.op->flags & ir::kView) && n.outs[0].dtype != x->type().dtype;
+      };
+      if (((n.op->flags & ir::kEffect) && sees_layout(n.op->name)) || other_dtype())
         ir::for_each_input(n, [&](Value& v) {
           Value root = v;
           while (root.node->op->flags & ir::kView) root = std::get<Value>(root.node->args[0]);
@@ -99,7 +104,7 @@ class GraphLowering final : public Nests {
     const bool indexes = n.op->name.find("index") != std::string::npos;  // may be out of range all the same: their rules know
     if (row && row->lower && empty && !indexes &&
         !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
-      if (!(n.op->flags & ir::kView) && !is_elementwise(n.op->name)) return lower_extern(n);  // eager may refuse it
+      if (!(n.op->flags & ir::kView) && (!is_elementwise(n.op->name) || may_fault(n))) return lower_extern(n);  // eager may refuse it
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
       return;
     }
@@ -208,13 +213,14 @@ class GraphLowering final : public Nests {
     e.node = &n;
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
-      Dims strides = settled(v.type().strides);
-      const bool here = v.type().device.kind == DeviceKind::CPU;
+      const ir::TensorType type = settled(v.type());
+      Dims strides = type.strides;
+      const bool here = type.device.kind == DeviceKind::CPU;
       if (here && sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         // Results of ATen's ops follow the order of its dims; a custom op may look at gaps too.
-        const bool gaps = (n.op->flags & ir::kEffect) && std::ranges::none_of(v.type().strides, [](Int s) { return s.is(0); });
-        if (!is_dense(v.type()) && is_fixed(v.type()) && !gaps) strides = preserved_strides(*ctx_, v.type());
-        if (is_dense(v.type()) || is_fixed(v.type())) t = realize_as(t, strides);
+        const bool gaps = (n.op->flags & ir::kEffect) && std::ranges::none_of(strides, [](Int s) { return s.is(0); });
+        if (!is_dense(type) && is_fixed(type) && !gaps) strides = preserved_strides(*ctx_, type);
+        if (is_dense(type) || is_fixed(type)) t = realize_as(t, strides);
       }
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
         if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "ir/faults.h"
+
 namespace vitrify::capture {
 namespace {
 
@@ -50,6 +52,8 @@ bool special(std::string_view name) {
                                                              "aten::equal",
                                                              "aten::as_strided",
                                                              "aten::as_strided_",
+                                                             "aten::as_strided_copy",
+                                                             "aten::as_strided_scatter",
                                                              "aten::resize_",
                                                              "aten::detach_",
                                                              "aten::is_pinned",
@@ -146,7 +150,11 @@ void OpTable::classify(OpInfo& info) {
     info.multi_result_view = s.returns()[0].type()->kind() == c10::TypeKind::ListType;
     return;
   }
-  if (s.returns().empty()) info.kind = OpKind::Effect;
+  if (s.returns().empty()) {
+    info.kind = OpKind::Effect;
+  } else if (!info.row && !info.args.empty() && (info.args[0] == ArgKind::Tensor || info.args[0] == ArgKind::TensorList)) {
+    info.flags |= ir::kFaults;  // nobody has said that it takes all values
+  }
 }
 
 void OpTable::find_functional(OpInfo& info) {

@@ -103,6 +103,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return;
   }
 
+  if (name == "aten::as_strided_copy" || name == "aten::as_strided_scatter") return finish(copy_strided(args));
+
   if (name == "aten::as_strided_") {  // global average pooling marks its result as channels-last so: other strides for dims of size 1
     FakeImpl* f = as_fake(args[0].toTensor());
     const TensorType& type = f ? f->view->type : TensorType{};

@@ -10,6 +10,7 @@
 
 namespace vitrify {
 
+using compat::Stack;
 using ir::TensorType;
 using ir::Value;
 
@@ -159,6 +160,36 @@ Value Tracer::Impl::write_strided(View& child, const Memory& m, Value value) {
     v = append("aten::slice_scatter", {all, v, sym::Int(0), range[0], range[1], sym::Int(1)}, {dense_type(all.type(), {all.type().sizes[0].value()})})
             ->out();
   return from_elements(m, v);
+}
+
+// as_strided_copy(self, size, stride, offset) and as_strided_scatter(self, src, size, stride, offset), by way of as_strided: what they are given may be
+// laid out otherwise when they run.
+at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
+  const bool writes = args.size() == 5;
+  const at::Tensor self = fake_of(args[0].toTensor());
+  Stack strided{self, args[args.size() - 3], args[args.size() - 2], args[args.size() - 1]};
+  if (!writes) {
+    run_special(*ops.find("aten::as_strided"), &strided);
+    Stack copy{strided.back(), at::MemoryFormat::Contiguous};
+    run_pure(*ops.find("aten::clone"), &copy);
+    return copy.back().toTensor();
+  }
+  const capture::FakeImpl* f = capture::as_fake(self);
+  if (!dense_order(specialized(graph->ctx(), f->view->type))) capture::fail("aten::as_strided_scatter reaches outside its tensor, which has gaps");
+  Stack copy{self, at::MemoryFormat::Preserve};
+  run_pure(*ops.find("aten::clone"), &copy);
+  const at::Tensor result = copy.back().toTensor();
+  strided[0] = result;
+  if (!strided[3].isNone()) {
+    if (f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
+    strided[3] = strided[3].toInt() - f->storage_offset();
+  }
+  run_special(*ops.find("aten::as_strided"), &strided);
+  const at::Tensor part = strided.back().toTensor(), src = fake_of(args[1].toTensor());
+  if (part.sym_sizes() != src.sym_sizes()) capture::fail("aten::as_strided_scatter of a tensor of another shape");
+  Stack write{part, src, false};
+  run_special(*ops.find("aten::copy_"), &write);
+  return result;
 }
 
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {

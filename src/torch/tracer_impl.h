@@ -181,6 +181,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Value from_elements(const Memory&, ir::Value);
   ir::Value read_strided(View& child);
   ir::Value write_strided(View& child, const Memory&, ir::Value);
+  at::Tensor copy_strided(c10::ArrayRef<c10::IValue>);
 
   // --- end (results.cpp, joint.cpp)
   Program finish(const std::vector<at::Tensor>& outputs);

@@ -46,3 +46,37 @@ def test_views_of_no_elements(op):
 def test_fourier_transforms_of_one_element(f, shape):
     torch.manual_seed(0)
     check(f, torch.randn(shape))
+
+
+MADE = {"argument": lambda x: x, "computed": lambda x: -x, "filled": lambda x: x.clone().fill_(0.5), "full": lambda x: torch.full_like(x, 2.0)}
+VIEWS = {
+    "expand": lambda x: x.expand(2, *x.shape), "expand inside": lambda x: x.unsqueeze(1).expand(x.shape[0], 2, *x.shape[1:]), "transpose": lambda x: x.transpose(0, -1), "slice": lambda x: x[1:],
+    "every second": lambda x: x[::2], "unfold": lambda x: x.unfold(0, 2, 1), "select": lambda x: x[0], "slice of a transpose": lambda x: x.transpose(0, -1)[1:], "one row often": lambda x: x[:1].expand(3, *x.shape[1:]),
+}
+BITS = {
+    "int32": lambda x: x.view(torch.int32) + 1, "int16": lambda x: x.view(torch.int16) + 1, "int32 itself": lambda x: x.view(torch.int32), "uint8": lambda x: x.view(torch.uint8) * 2,
+    "double": lambda x: x.view(torch.float64) * 2, "both": lambda x: (x.view(torch.int32) + 1, x + 1),
+}
+
+
+@pytest.mark.no_kernels("no row holds whole elements of the wider type", some=True)
+@pytest.mark.compiled("without arithmetic there is nothing to compute")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("made", MADE)
+def test_bits_of_views(made, view, bits, dynamic):
+    """A view as another dtype has the strides of what it is given, which was copied together where it repeats elements."""
+    for shape in ((8,), (4, 6), (2, 3, 2)):
+        x = torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 0.3
+        program = lambda x: BITS[bits](VIEWS[view](MADE[made](x)))  # noqa: E731
+        try:
+            eager = program(x.clone())
+        except RuntimeError:  # rows that no wider element fits
+            continue
+        compiled = vitrify.compile(program, dynamic=dynamic)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                ours = compiled(x.clone())
+                for a, b in zip(ours if isinstance(ours, tuple) else (ours,), eager if isinstance(eager, tuple) else (eager,)):
+                    assert a.stride() == b.stride() and torch.equal(a, b)

@@ -136,3 +136,33 @@ def test_types_that_eager_refuses(name, dtype):
         eager = outcome(f, x)
         ours = outcome(vitrify.compile(f), x)
     assert ours[1] == eager[1]
+
+
+DEAD = {
+    "one_hot": lambda x, k: F.one_hot(k - 9, 3), "one_hot, few classes": lambda x, k: F.one_hot(k + 9, 3), "bincount": lambda x, k: torch.bincount(k - 9),
+    "binary_cross_entropy": lambda x, k: F.binary_cross_entropy(x - 7, x), "histc": lambda x, k: torch.histc(x / 0), "histogram": lambda x, k: torch.histogram(x * float("nan"), 3),
+    "searchsorted": lambda x, k: torch.searchsorted(x, x, sorter=k.repeat(3) + 99), "lu_unpack": lambda x, k: torch.lu_unpack(x[:4].reshape(2, 2), (k + 9).int()),
+    "ctc_loss": lambda x, k: F.ctc_loss(torch.zeros(6, 1, 5) + x.mean(), torch.tensor([[1, 2]]), torch.tensor([6]), k[:1] - 8),
+    "clamp of no halves": lambda x, k: x[:0].half().clamp(min=1e30), "clamp of no bytes": lambda x, k: x[:0].to(torch.int8).clamp(min=1000), "fill of no halves": lambda x, k: x[:0].half().fill_(1e30),
+    "sum of no halves": lambda x, k: x[:0].half().add(x[:0].half(), alpha=1e30), "softshrink of no halves": lambda x, k: F.softshrink(x[:0].half(), 1e30), "threshold of no halves": lambda x, k: F.threshold(x[:0].half(), 1.0, 1e30),
+}
+
+
+@pytest.mark.no_kernels("the program raises")
+@pytest.mark.compiled("the program raises")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", DEAD)
+def test_library_calls_that_nobody_reads_may_raise(name, mode, dynamic):
+    """Of an op that no table row describes nobody knows which values it takes: it runs though nobody reads it. Numbers that a type cannot hold are refused for no elements too."""
+    def program(x, k):
+        DEAD[name](x, k)
+        return x.exp()
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    with mode():
+        for _ in range(2):
+            _, error, state = outcome(program, X[0].repeat(2)[:6].clone(), torch.tensor([0, 1]))
+            _, mine, mine_state = outcome(compiled, X[0].repeat(2)[:6].clone(), torch.tensor([0, 1]))
+            assert mine == error and torch.equal(state, mine_state)
+            assert error

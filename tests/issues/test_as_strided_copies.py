@@ -1,0 +1,40 @@
+"""as_strided_scatter and as_strided_copy look at memory, as as_strided does: where what they are given is laid out otherwise when they run, they wrote to
+and read other elements, or raised."""
+import itertools
+
+import pytest
+import torch
+import vitrify
+
+MADE = {"argument": lambda x: x, "computed": lambda x: -x, "full": lambda x: torch.full_like(x, 2.0) + x * 0}
+VIEWS = {
+    "all": lambda x: x, "columns": lambda x: x[:, :2], "inner columns": lambda x: x[:, 1:3], "rows": lambda x: x[1:], "transpose": lambda x: x.t(), "every second": lambda x: x[:, ::2],
+    "expand": lambda x: x[:1].expand(3, x.shape[1]), "nothing": lambda x: x[:, :0], "columns of a transpose": lambda x: x.t()[:2],
+}
+OPS = {
+    "scatter": lambda y, *where: torch.as_strided_scatter(y, torch.ones(where[0]), *where) * 2, "copy": lambda y, *where: torch.as_strided_copy(y, *where) + 1,
+    "view": lambda y, *where: torch.as_strided(y, *where) + 1,
+}
+PLACES = [(size, stride, offset) for size, stride, offset in itertools.product([(2,), (4,), (2, 2), (3, 2)], [(1,), (2,), (4, 1), (1, 4)], [None, 0, 1, 5]) if len(size) == len(stride)]
+
+
+@pytest.mark.no_kernels("looks outside of what was given", some=True)
+@pytest.mark.eager("reaches outside its tensor", some=True)
+@pytest.mark.compiled("some say nothing but where memory is")
+@pytest.mark.filterwarnings("ignore:.*reaches outside its tensor")
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("made", MADE)
+def test_places_in_memory(made, view, op):
+    x = torch.arange(12.0).reshape(3, 4)
+    for where in PLACES:
+        program = lambda x: OPS[op](VIEWS[view](MADE[made](x)), *where)  # noqa: E731, B023
+        try:
+            eager = program(x.clone())
+        except RuntimeError:  # beyond the end of memory
+            continue
+        compiled = vitrify.compile(program)
+        with torch.no_grad():
+            for _ in range(2):
+                ours = compiled(x.clone())
+                assert ours.stride() == eager.stride() and torch.equal(ours, eager), where
