@@ -90,16 +90,19 @@ def distances(values, reference, dtype):
     return relative(values, reference, top), relative(values, reference, torch.maximum(size, SMALL * top).clamp_min(tiny))
 
 
-def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=True):
+def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=True, decided=False):
     """Bitwise, or for floats at most twice eager's distance from fp64 (three times in half precision): over all elements, and element by element where
     no element mixes with others (a sum that cancels is exact in eager only by luck).
 
     elementwise="mixed": element by element, but an element may carry what rounding the largest one costs (x - mean(x), x - max - log(sum): the roundings
     inside such an op are of the size of its operands, and what is left after it cancels shows them).
+    `decided`: what a rounding decides in eager (a tanh that is not 1 yet, which ATen's vectors and its last elements round differently) may be as double precision has it.
     `spread`: the two distances that eager itself moves by when what its ops round moves by a rounding, for long programs whose conditioning nobody knows."""
     if bits_equal(ours, eager):
         return
     if not (eager.is_floating_point() or eager.is_complex()):
+        if decided and isinstance(reference, torch.Tensor) and reference.shape == eager.shape and reference.dtype == eager.dtype and torch.equal(ours[ours != eager], reference[ours != eager]):
+            return
         raise Mismatch(f"{where}: values differ ({eager.dtype} must be bitwise)")
     if reference is None or reference.shape != eager.shape:
         raise Mismatch(f"{where}: values differ from eager and there is no fp64 run to compare with")
@@ -118,8 +121,8 @@ def check_value(where, ours, eager, reference, spread=(0.0, 0.0), elementwise=Tr
     if a.numel() == 0:
         return
     factor = 3 if eager.dtype in (torch.float16, torch.bfloat16) else 2
-    # Nothing is more exact than fp64 eager: its own last bits are no reference for themselves.
-    floor = (64 if eager.dtype in (torch.float64, torch.complex128) else 4) * torch.finfo(eager.dtype).eps
+    # Nothing is more exact than fp64 eager: its own last bits are no reference for themselves (a variance of 1,030 numbers was off by 73 units, ours by one).
+    floor = (128 if eager.dtype in (torch.float64, torch.complex128) else 4) * torch.finfo(eager.dtype).eps
     floors = floor, 4 * torch.finfo(eager.dtype).eps / SMALL if elementwise == "mixed" else floor
     figures = zip(("of the largest", "element by element"), distances(a, r, eager.dtype), distances(e, r, eager.dtype), spread, floors)
     for what, mine, theirs, moved, least in itertools.islice(figures, 2 if elementwise else 1):

@@ -12,6 +12,7 @@ import vitrify
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import calls  # noqa: E402
+import compare  # noqa: E402
 import oracle  # noqa: E402
 import program  # noqa: E402
 from compare import Mismatch, flat  # noqa: E402
@@ -154,3 +155,12 @@ def test_an_internal_error_is_a_failure(monkeypatch, says):
     Engine(monkeypatch, says, compiled_calls=1, kernels_launched=1)
     with pytest.raises(Mismatch, match=says[9:24]):
         judged()
+
+
+def test_what_a_rounding_decides():
+    """Only where double precision says otherwise than eager, and only for programs whose values are not halves."""
+    eager, wide = torch.tensor([True, False, True]), torch.tensor([True, True, True])
+    compare.check_value("x", wide, eager, wide, decided=True)
+    for ours, reference, decided in ((wide, wide, False), (torch.tensor([False, True, True]), wide, True), (wide, eager, True), (wide, None, True), (wide, wide.int(), True)):
+        with pytest.raises(Mismatch):
+            compare.check_value("x", ours, eager, reference, decided=decided)
