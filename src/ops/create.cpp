@@ -36,12 +36,17 @@ bool lower_fill_tensor(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-// start + i * step; floats through f64, which is at least as exact as eager's.
+bool is_whole(const ir::Arg& a) {
+  auto* d = std::get_if<double>(&a);
+  return !d || std::floor(*d) == *d;
+}
+
+// start + i * step. Of fractions and halves ATen's vectors round each step as wide as they are: its kernel is called.
 bool arange(const Args& a, std::vector<Tensor>& r, const ir::Arg& start, const ir::Arg& step) {
   const DType out = a.out().dtype;
-  if (out == DType::Bool || !is_number(start) || !is_number(step)) return false;
+  if (out == DType::Bool || out != compute_type(out) || !is_number(start) || !is_number(step)) return false;
   const DType t = is_float(out) ? DType::F64 : DType::I64;
-  if (!number_fits(start, t) || !number_fits(step, t)) return false;
+  if (!number_fits(start, t) || !number_fits(step, t) || !is_whole(start) || !is_whole(step)) return false;
   r.push_back(a.L.map(
       out, a.out().sizes,
       [=](Body& b, const Index& i) { return cast(number(b, start, t) + cast(b.index(i[0]), t) * number(b, step, t), compute_type(out)); }, 3, 0));
@@ -62,21 +67,6 @@ bool lower_unpack_bits(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-// Symmetric from both ends, as ATen.
-bool lower_linspace(const Args& a, std::vector<Tensor>& r) {
-  auto start = a.scalar(0), end = a.scalar(1);
-  const DType out = a.out().dtype;
-  const int64_t n = a.constant_int(2);
-  if (!start || !end || !is_float(out) || n < 2) return false;
-  r.push_back(a.L.map(
-      out, a.out().sizes,
-      [=, step = (*end - *start) / static_cast<double>(n - 1)](Body& b, const Index& i) {
-        Val k = b.index(i[0]), low = *start + cast(k, DType::F64) * step, high = *end - cast(b.index(n - 1 - i[0]), DType::F64) * step;
-        return cast(where(k < b.index(n / 2), low, high), compute_type(out));
-      },
-      6, 0));
-  return true;
-}
 bool lower_eye(const Args& a, std::vector<Tensor>& r) {
   const DType t = compute_type(a.out().dtype);
   r.push_back(a.L.map(
@@ -224,7 +214,6 @@ const OpRow kRows[] = {
     {"aten::arange", 0, shape_arange, lower<lower_arange>},
     {"aten::arange.start", 0, shape_arange_start, lower<lower_arange_start>},
     {"aten::arange.start_step", 0, shape_arange_step, lower<lower_arange_step>},
-    {"aten::linspace", 0, nullptr, lower<lower_linspace>},
     {"aten::eye", 0, nullptr, lower<lower_eye>},
     {"aten::eye.m", 0, nullptr, lower<lower_eye>},
     {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},

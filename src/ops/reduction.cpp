@@ -65,7 +65,7 @@ bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   const auto converted = [x, acc, out](Val v) {  // to the type of the result, and that before it is summed
     if (x.dtype == out) return cast(v, acc);
     v = stored(x, v);
-    return cast(is_float(out) ? cast(v, out) : v, acc);
+    return cast(cast(v, out), acc);
   };
   if (dims->empty()) {
     r.push_back(map1(a.L, x, out, [converted, out](Body&, Val v) { return cast(sum_of_one<kind>(converted(v)), compute_type(out)); }));
