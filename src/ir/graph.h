@@ -79,6 +79,7 @@ enum OpFlags : uint32_t {
   kEffect = 1 << 1,         // anything else that may not be removed, merged or moved across another effect (custom ops, asserts)
   kView = 1 << 2,           // result shares memory with argument 0 in eager
   kDataDependent = 1 << 3,  // result sizes depend on values
+  kCopiesMemory = 1 << 7,   // eager copies what holds argument 0 and writes into that: elements that share memory there share it in the result
 };
 
 struct Op {

@@ -6,8 +6,14 @@
 
 namespace vitrify::ir {
 
-constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {
-    {kRandom, "random"}, {kEffect, "effect"}, {kView, "view"}, {kDataDependent, "data_dependent"}, {kFaults, "faults"}, {kDivides, "divides"}};
+constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {{kRandom, "random"},
+                                                                {kEffect, "effect"},
+                                                                {kView, "view"},
+                                                                {kDataDependent, "data_dependent"},
+                                                                {kFaults, "faults"},
+                                                                {kDivides, "divides"},
+                                                                {kNamesDims, "names_dims"},
+                                                                {kCopiesMemory, "copies_memory"}};
 constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
                                                                       {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},
                                                                       {InputKind::Tangent, "tangent"}, {InputKind::Saved, "saved"}};

@@ -304,6 +304,14 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     only_tensors &= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
   }
   if (!only_tensors && (info.flags & ir::kEffect)) fail(fmt::format("calls {}, whose result is no tensor", info.name));
+  if (info.flags & ir::kCopiesMemory) {
+    const FakeImpl* f = as_fake(fake_of(args[0].toTensor()));
+    const TensorType& t = f->view->type;
+    bool repeats = false;  // what has a stride of zero is written out
+    for (size_t d = 0; d < t.dim(); ++d) repeats = repeats || (t.strides[d].is(0) && !t.sizes[d].is(1));
+    if (!repeats && !ops::is_dense(graph->ctx(), t) && (f->specialize(), may_overlap_itself(f->hint_sizes(), f->hint_strides())))
+      fail(fmt::format("{} writes to a tensor that overlaps itself", info.name));
+  }
   bool plain = true;  // rules know the types of the IR only
   for (size_t i = 0; i < converted.size(); ++i) {
     if (info.args[i] == ArgKind::ScalarType && std::holds_alternative<ir::OpaqueArg>(converted[i])) plain = false;
