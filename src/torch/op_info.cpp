@@ -58,6 +58,7 @@ bool special(std::string_view name) {
                                                              "aten::detach_",
                                                              "aten::is_pinned",
                                                              "aten::cudnn_batch_norm",
+                                                             "aten::_unsafe_view",
                                                              "aten::unsafe_split.Tensor",
                                                              "aten::unsafe_split_with_sizes"};
   return names.count(name) > 0;
