@@ -117,12 +117,10 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  // With no mode to be seen, one with an out argument gives it its size itself, without an op.
-  const bool writes_out = std::ranges::any_of(info.op.schema().arguments(),
-                                              [](const c10::Argument& a) { return a.kwarg_only() && a.alias_info() && a.alias_info()->isWrite(); });
   std::optional<capture::Unseen> unseen;
-  if (!writes_out) unseen.emplace();
+  if (!info.taken_apart_seen) unseen.emplace();
   info.op.callBoxedForDispatchKey(key, *stack);
+  if (info.contiguous) stack->back() = stack->back().toTensor().contiguous();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {

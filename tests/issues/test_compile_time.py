@@ -1,4 +1,5 @@
 """Programs whose index expressions, sizes or chains would grow without bound: they compile in a time that their size explains, with eager's results."""
+import re
 import sys
 import threading
 import time
@@ -167,6 +168,16 @@ def test_views_of_one_call_have_one_node():
     assert a.grad_fn is b.grad_fn and d.grad_fn is e.grad_fn and d.grad_fn is not a.grad_fn
     want, (grad,) = f(x), torch.autograd.grad([a.sum(), (b * 2).sum(), d.sum(), e.sum() * 3, s], x)
     torch.testing.assert_close(grad, torch.autograd.grad([want[0].sum(), (want[1] * 2).sum(), want[2].sum(), want[3].sum() * 3, want[4]], x)[0])
+
+
+def test_gathers_take_indices_of_32_bits(tmp_path):
+    """Pointers do not change in the loop: they would all be made before it, more than there are registers."""
+    f = vitrify.compile(lambda x: F.max_pool3d(x, 3, 2, 1), options={"dump": ["llvm"], "dump_dir": str(tmp_path)})
+    x = data(2, 3, 9, 9, 70)
+    with torch.no_grad():
+        assert torch.equal(f(x), F.max_pool3d(x, 3, 2, 1))
+    text = "".join(p.read_text() for p in tmp_path.iterdir())
+    assert re.search(r"getelementptr float, ptr %\S+, <\d+ x i32>", text) and not re.search(r"getelementptr float, ptr %\S+, <\d+ x i64>", text)
 
 
 def test_nothing_runs_out_of_stack():
