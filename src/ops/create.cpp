@@ -153,6 +153,11 @@ Shape shape_fill(sym::Context& ctx, ArgSpan args) {
   t.strides = preserved_strides(ctx, *x);
   return one(t);
 }
+Shape shape_bernoulli_p(sym::Context&, ArgSpan args) {  // the one of its family that forgets how its argument lies
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
 Shape shape_triangle(sym::Context&, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   if (!x || x->sizes.size() < 2) return {};
@@ -228,7 +233,7 @@ const OpRow kRows[] = {
     {"aten::randint.low", ir::kRandom, nullptr, nullptr},
     {"aten::randperm", ir::kRandom, nullptr, nullptr},
     {"aten::bernoulli", ir::kRandom, nullptr, nullptr},
-    {"aten::bernoulli.p", ir::kRandom, shape_fill, nullptr},
+    {"aten::bernoulli.p", ir::kRandom, shape_bernoulli_p, nullptr},
     {"aten::bernoulli.Tensor", ir::kRandom, nullptr, nullptr},
     {"aten::normal_functional", ir::kRandom, nullptr, nullptr},
     {"aten::uniform", ir::kRandom, nullptr, nullptr},

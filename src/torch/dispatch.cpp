@@ -117,8 +117,10 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  capture::Unseen unseen;
+  std::optional<capture::Unseen> unseen;
+  if (!info.taken_apart_seen) unseen.emplace();
   info.op.callBoxedForDispatchKey(key, *stack);
+  if (info.contiguous) stack->back() = stack->back().toTensor().contiguous();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {
@@ -536,25 +538,29 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   std::vector<at::Tensor> results;
   flatten_results(metas, results);
   std::vector<IValue> rest(args.begin() + 1, args.end());
-  auto types = std::make_shared<std::vector<TensorType>>();
+  auto all = std::make_shared<capture::ViewCallResults>();
+  std::vector<TensorType>& types = all->types;
   for (const at::Tensor& m : results) {
     TensorType t = type_of(m);
     t.device = fake->view->type.device;
     t.wrapped_number = false;
-    types->push_back(std::move(t));
+    types.push_back(std::move(t));
   }
   if (ruled) {
-    VT_CHECK(ruled->size() == types->size(), "{}: the shape rule gives {} results, ATen {}", info.name, ruled->size(), types->size());
-    types->assign(ruled->begin(), ruled->end());
+    VT_CHECK(ruled->size() == types.size(), "{}: the shape rule gives {} results, ATen {}", info.name, ruled->size(), types.size());
+    types.assign(ruled->begin(), ruled->end());
   }
-  ir::Node* node = append(info, std::move(converted), Types(types->begin(), types->end()));
+  ir::Node* node = append(info, std::move(converted), Types(types.begin(), types.end()));
+  all->call = ++view_calls;
+  all->made = node;
+  all->generation = fake->view->storage->generation;
   c10::List<at::Tensor> made;
   for (size_t k = 0; k < results.size(); ++k) {
     auto v = std::make_shared<View>();
     v->storage = fake->view->storage;
     v->parent = fake->view;
-    v->step = {&info, rest, info.multi_result_view ? static_cast<int32_t>(k) : -1, info.multi_result_view ? types : nullptr};
-    v->type = (*types)[k];
+    v->step = {&info, rest, info.multi_result_view ? static_cast<int32_t>(k) : -1, info.multi_result_view ? all : nullptr};
+    v->type = types[k];
     v->offset = results[k].storage_offset();
     v->cached = node->out(k);
     v->generation = v->storage->generation;

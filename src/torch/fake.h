@@ -9,11 +9,18 @@ namespace vitrify::capture {
 struct OpInfo;
 
 // One step of a view path: `op` applied to its parent. Args are those after `self`.
+// All results of one call of a multi-result view.
+struct ViewCallResults {
+  std::vector<ir::TensorType> types;
+  uint64_t call = 0;         // of the capture, from 1
+  ir::Node* made = nullptr;  // gives them at `generation` of the storage
+  uint64_t generation = 0;
+};
 struct ViewStep {
   const OpInfo* op = nullptr;
   std::vector<c10::IValue> args;
-  int32_t result = -1;                                   // which result of a multi-result view
-  std::shared_ptr<std::vector<ir::TensorType>> results;  // types of all results
+  int32_t result = -1;  // which result of a multi-result view
+  std::shared_ptr<ViewCallResults> results;
 };
 
 // Memory that one or more fakes look at.

@@ -94,14 +94,18 @@ Value Tracer::Impl::read(View& v) {
 Value Tracer::Impl::apply(View& v, Value parent) {
   if (!v.step.op) return parent;
   const OpInfo& op = *v.step.op;
+  capture::ViewCallResults* all = v.step.results.get();
+  if (all && all->made && all->generation == v.storage->generation) return all->made->out(v.step.result);
   std::vector<Arg> args{parent};
   for (size_t i = 0; i < v.step.args.size(); ++i) args.push_back(to_arg(*graph, v.step.args[i], op.args[i + 1], {}));
   Types outs;
-  if (v.step.results)
-    outs.assign(v.step.results->begin(), v.step.results->end());
+  if (all)
+    outs.assign(all->types.begin(), all->types.end());
   else
     outs.push_back(v.type);
-  return append(op, std::move(args), std::move(outs))->out(v.step.result < 0 ? 0 : v.step.result);
+  ir::Node* node = append(op, std::move(args), std::move(outs));
+  if (all) all->made = node, all->generation = v.storage->generation;
+  return node->out(v.step.result < 0 ? 0 : v.step.result);
 }
 
 // The parent's value with `value` in the place that `child` looks at.
@@ -161,12 +165,12 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
   if (name == "aten::split.Tensor" || name == "aten::split_with_sizes" || name == "aten::chunk") {
     int64_t dim = wrap(a[1].toInt(), rank);
     sym::Int start = 0;
-    for (int32_t i = 0; i < child.step.result; ++i) start += (*child.step.results)[i].sizes[dim];
+    for (int32_t i = 0; i < child.step.result; ++i) start += child.step.results->types[i].sizes[dim];
     return op("aten::slice_scatter", {parent, value, sym::Int(dim), start, start + child.type.sizes[dim], sym::Int(1)}, type);
   }
   if (name == "aten::unbind.int") return op("aten::select_scatter", {parent, value, arg(0), sym::Int(child.step.result)}, type);
-  bool reshapes = name == "aten::view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" || name.starts_with("aten::squeeze") ||
-                  name == "aten::expand";
+  bool reshapes = name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" ||
+                  name.starts_with("aten::squeeze") || name == "aten::expand";
   if (reshapes && child.type.numel() == type.numel()) {
     TensorType t = value.type();
     t.sizes = type.sizes;
@@ -294,7 +298,7 @@ std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
   std::vector<ResultSpec::ViewOp> path;
   for (const View* p = &v; p->parent; p = p->parent.get()) {
     if (p->step.op) {
-      path.push_back({p->step.op->name, {}, p->step.result});
+      path.push_back({p->step.op->name, {}, p->step.result, p->step.results ? p->step.results->call : 0});
       for (const c10::IValue& a : p->step.args) path.back().args.push_back(capture::static_value(a, true));
     } else
       path.push_back({"aten::detach", {}, -1});

@@ -58,6 +58,7 @@ bool special(std::string_view name) {
                                                              "aten::detach_",
                                                              "aten::is_pinned",
                                                              "aten::cudnn_batch_norm",
+                                                             "aten::_unsafe_view",
                                                              "aten::unsafe_split.Tensor",
                                                              "aten::unsafe_split_with_sizes"};
   return names.count(name) > 0;
@@ -119,6 +120,11 @@ void OpTable::classify(OpInfo& info) {
   }
   if (composite) {
     info.kind = OpKind::Composite;
+    info.contiguous = base == "aten::max_pool1d";  // without indices it has a kernel of its own
+    // Those with an out argument give it its size themselves.
+    info.taken_apart_seen = info.contiguous || std::ranges::any_of(s.arguments(), [](const c10::Argument& a) {
+                              return a.kwarg_only() && a.alias_info() && a.alias_info()->isWrite();
+                            });
     return;
   }
 

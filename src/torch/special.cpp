@@ -70,6 +70,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   // Views in all but the schema.
   if (name == "aten::unsafe_split.Tensor") return run_view(*ops.find("aten::split.Tensor"), stack);
   if (name == "aten::unsafe_split_with_sizes") return run_view(*ops.find("aten::split_with_sizes"), stack);
+  // One that gradients go through is a tensor of its own to autograd, and of memory that nobody else has.
+  if (name == "aten::_unsafe_view") return args[0].toTensor().requires_grad() ? run_pure(info, stack) : run_view(info, stack);
 
   if (name == "aten::index.Tensor") {
     for (const IValue& e : args[1].toListRef())
@@ -130,19 +132,43 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
 
   if (name == "aten::resize_") {
     const at::Tensor self = fake_of(args[0].toTensor());
-    TensorType type = as_fake(self)->view->type;
+    View& v = *as_fake(self)->view;
+    TensorType type = v.type;
     const auto sizes = capture::ints_of(args[1]);
     const ir::Dims wanted(sizes.begin(), sizes.end());
     if (args[2].isNone() && same_sizes(type.sizes, wanted)) return finish(args[0]);
-    const bool empty = std::ranges::any_of(type.sizes, [](sym::Int n) { return n.is(0); });
+    const auto refuse = [] { fail("calls aten::resize_, which cannot be captured"); };
+    if (!args[2].isNone() || type.dtype == DType::Opaque || v.parent || !capture::is_static(type)) refuse();
+    const int64_t before = value_of(type.numel());
+    const bool in_order = type.is_contiguous();
+    const auto flat = [&](sym::Int n) {
+      TensorType t = type;
+      t.sizes = {n}, t.strides = {sym::Int(1)}, t.wrapped_number = false;
+      return t;
+    };
     type.sizes = wanted;
     type.strides = ir::contiguous_strides(wanted);
     type.wrapped_number = false;
-    if (!empty || !args[2].isNone() || type.dtype == DType::Opaque || !capture::is_static(type))
-      fail("calls aten::resize_, which cannot be captured");
+    if (!capture::is_static(type)) refuse();
+    const int64_t after = value_of(type.numel()), kept = std::min(before, after);
+    if (before && !in_order) refuse();
+    if (v.storage->input >= 0 && after > before) {  // what its memory holds beyond the tensor is no input
+      const at::Tensor& given = inputs[v.storage->input]->real;
+      if (!given.defined() || (before && given.storage().nbytes() > static_cast<size_t>(given.storage_offset() + before) * given.itemsize()))
+        refuse();
+    }
     const at::Tensor real = at::empty_strided(values_of(type.sizes), values_of(type.strides), at::TensorOptions(at::kMeta));
-    Value value =
-        append("aten::empty_strided", {to_ints(type.sizes), to_ints(type.strides), type.dtype, ir::None{}, type.device, ir::None{}}, {type})->out();
+    Value value;
+    if (after > kept || !after) {
+      const TensorType t = kept ? flat(after - kept) : type;
+      value = append("aten::empty_strided", {to_ints(t.sizes), to_ints(t.strides), t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
+    }
+    if (kept) {  // the first elements stay
+      Value first = append("aten::view", {read(v), std::vector<sym::Int>{before}}, {flat(before)})->out();
+      if (kept < before) first = append("aten::slice.Tensor", {first, sym::Int(0), sym::Int(0), sym::Int(kept), sym::Int(1)}, {flat(kept)})->out();
+      if (after > kept) first = append("aten::cat", {std::vector<Value>{first, value}, sym::Int(0)}, {flat(after)})->out();
+      value = append("aten::view", {first, to_ints(wanted)}, {type})->out();
+    }
     if (!resize_out(self, value, real)) fail("calls aten::resize_, which cannot be captured");
     return finish(args[0]);
   }

@@ -110,6 +110,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void decompose_list(const OpInfo&, compat::Stack*);
 
   // --- one op (dispatch.cpp)
+  uint64_t view_calls = 0;  // of views with several results
   void dispatch(const c10::OperatorHandle&, compat::Stack*) override;
   c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl*) override;
   void run(const OpInfo&, compat::Stack*);

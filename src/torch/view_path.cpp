@@ -3,7 +3,9 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <tuple>
 
 namespace vitrify {
 
@@ -17,18 +19,18 @@ c10::OperatorHandle must_find(const std::string& name) {
 
 }  // namespace
 
-ViewCall::ViewCall(const ResultSpec::ViewOp& v) : op_(must_find(v.op)), args_(v.args), result_(v.result) {
+ViewCall::ViewCall(const ResultSpec::ViewOp& v) : op_(must_find(v.op)), args_(v.args), result_(v.result), call_(v.call) {
   const auto& schema = op_.schema().arguments();
   for (size_t i = args_.size() + 1; i < schema.size(); ++i) args_.push_back(schema[i].default_value().value_or(c10::IValue()));
 }
 
-at::Tensor ViewCall::operator()(const at::Tensor& self) const {
+std::vector<at::Tensor> ViewCall::all(const at::Tensor& self) const {
   compat::Stack stack{self};
   stack.insert(stack.end(), args_.begin(), args_.end());
   op_.callBoxed(stack);
   std::vector<at::Tensor> out;
   flatten_results(stack, out);
-  return out.at(result_ < 0 ? 0 : static_cast<size_t>(result_));
+  return out;
 }
 
 ViewPath resolve(const std::vector<ResultSpec::ViewOp>& path) { return ViewPath(path.begin(), path.end()); }
@@ -50,11 +52,50 @@ ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
     order_.push_back(i);
   };
   for (uint32_t i : by_age) make_after(make_after, i);
+  keep_calls();
+}
+
+void ResultMaker::keep_calls() {
+  using Key = std::tuple<ResultSpec::Kind, uint32_t, std::optional<bool>, size_t, uint64_t>;  // what it is a view of, when, and the call
+  std::map<Key, std::pair<size_t, int32_t>> calls;                                            // how many results come from it; where it is kept
+  const auto each = [&](auto&& f) {
+    for (size_t i = 0; i < specs_.size(); ++i)
+      for (size_t k = 0; k < paths_[i].size(); ++k)
+        if (const uint64_t call = paths_[i][k].call()) f(i, k, calls[Key{specs_[i].kind, specs_[i].index, specs_[i].grad, k, call}]);
+  };
+  each([](size_t, size_t, auto& call) { ++call.first, call.second = -1; });
+  if (calls.empty()) return;
+  kept_.resize(specs_.size());
+  each([&](size_t i, size_t k, auto& call) {
+    if (call.first < 2) return;
+    if (call.second < 0) call.second = static_cast<int32_t>(kept_calls_++);
+    kept_[i].resize(paths_[i].size(), -1);
+    kept_[i][k] = call.second;
+  });
+}
+
+at::Tensor ResultMaker::view(size_t result, at::Tensor t, std::vector<std::vector<at::Tensor>>& calls) const {
+  const ViewPath& path = paths_[result];
+  if (kept_.empty() || kept_[result].empty()) return follow(path, std::move(t));
+  const std::vector<int32_t>& kept = kept_[result];
+  size_t k = path.size();
+  while (k > 0 && (kept[k - 1] < 0 || calls[kept[k - 1]].empty())) --k;
+  if (k > 0) t = calls[kept[k - 1]].at(path[k - 1].result());
+  for (; k < path.size(); ++k) {
+    if (kept[k] < 0) {
+      t = path[k](t);
+      continue;
+    }
+    calls[kept[k]] = path[k].all(t);
+    t = calls[kept[k]].at(path[k].result());
+  }
+  return t;
 }
 
 void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
                        bool first) const {
   results.resize(specs_.size());
+  std::vector<std::vector<at::Tensor>> calls(kept_calls_);
   for (uint32_t i : order_) {
     const ResultSpec& r = specs_[i];
     if (first ? !r.first : r.first && results[i].defined()) continue;
@@ -64,14 +105,14 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
         results[i] = outputs[r.index];
         break;
       case ResultSpec::Kind::ViewOfOutput:
-        results[i] = follow(paths_[i], outputs[r.index]);
+        results[i] = view(i, outputs[r.index], calls);
         break;
       case ResultSpec::Kind::Input:
       case ResultSpec::Kind::ViewOfInput:
-        results[i] = follow(paths_[i], *inputs[r.index]);
+        results[i] = view(i, *inputs[r.index], calls);
         break;
       case ResultSpec::Kind::ViewOfValue:
-        results[i] = follow(paths_[i], results[r.index]);
+        results[i] = view(i, results[r.index], calls);
         break;
       case ResultSpec::Kind::Undefined:
         break;

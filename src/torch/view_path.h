@@ -12,12 +12,16 @@ namespace vitrify {
 class ViewCall {
  public:
   explicit ViewCall(const ResultSpec::ViewOp&);
-  at::Tensor operator()(const at::Tensor& self) const;
+  at::Tensor operator()(const at::Tensor& self) const { return all(self).at(result()); }
+  std::vector<at::Tensor> all(const at::Tensor& self) const;
+  size_t result() const { return result_ < 0 ? 0 : static_cast<size_t>(result_); }
+  uint64_t call() const { return call_; }
 
  private:
   c10::OperatorHandle op_;
   std::vector<c10::IValue> args_;
   int32_t result_;
+  uint64_t call_;
 };
 using ViewPath = std::vector<ViewCall>;
 ViewPath resolve(const std::vector<ResultSpec::ViewOp>&);
@@ -33,9 +37,16 @@ class ResultMaker {
             bool first = false) const;
 
  private:
+  void keep_calls();
+  at::Tensor view(size_t result, at::Tensor of, std::vector<std::vector<at::Tensor>>& calls) const;
+
   std::vector<ResultSpec> specs_;
   std::vector<ViewPath> paths_;
   std::vector<uint32_t> order_;  // in which they are made: each after what it is a view of
+  // Results that the program took from one call (split, unbind) are taken from one: there may be many, and gradients meet there. By result and step
+  // of its path: where the results of that call are kept meanwhile, or -1.
+  std::vector<std::vector<int32_t>> kept_;
+  size_t kept_calls_ = 0;
 };
 
 }  // namespace vitrify

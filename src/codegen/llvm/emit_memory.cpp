@@ -321,6 +321,9 @@ Value* KernelEmitter::lane_pointers(const Instr& in, int u) {
   auto* type = storage_llvm(k_.buffers[in.buf].dtype);
   int lanes = block_.lanes;
   if (!varies(in.at)) return b_.CreateVectorSplat(lanes, element_pointer(in, u));
+  // Where they fit, indices of 32 bits: half the instructions of pointers, which would moreover all leave the loop and lie on the stack meanwhile.
+  if (fits32(in.at) && range_of(k_.buffers[in.buf].extent).second <= INT32_MAX)
+    return b_.CreateGEP(type, buffers_[in.buf], vector_index(in.at, u, b_.getInt32Ty()));
   auto aff = sym::affine_in(in.at, block_.var);
   if (aff && !varies(aff->first) && !varies(aff->second)) {
     Value* base = b_.CreateGEP(type, buffers_[in.buf], scalar_index(in.at, u));
@@ -329,8 +332,7 @@ Value* KernelEmitter::lane_pointers(const Instr& in, int u) {
     Value* stride = b_.CreateVectorSplat(lanes, scalar_index(aff->first, u));
     return b_.CreateGEP(type, base, b_.CreateMul(stride, iota(b_.getInt64Ty(), lanes)));
   }
-  bool small = fits32(in.at) && range_of(k_.buffers[in.buf].extent).second <= INT32_MAX;
-  return b_.CreateGEP(type, buffers_[in.buf], vector_index(in.at, u, small ? b_.getInt32Ty() : b_.getInt64Ty()));
+  return b_.CreateGEP(type, buffers_[in.buf], vector_index(in.at, u, b_.getInt64Ty()));
 }
 
 // Lanes `stride` elements apart: every vector from the first to the last is read, and what is wanted of it kept. A gather takes longer.
