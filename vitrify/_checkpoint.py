@@ -123,11 +123,20 @@ def _captured(real, function, preserve, args):
     return results if type(made) is tuple else results[0]
 
 
+def _noting(real):
+    """The checkpoints that are not reentrant: by what they save their arguments."""
+    def apply(dummy, kwargs, *args):
+        if _C.capturing():
+            _C.note_saved([a for a in args if isinstance(a, torch.Tensor)])
+        return real.apply(dummy, kwargs, *args)
+    return type(real.__name__, (real,), {"apply": staticmethod(apply)})
+
+
 class _Replaced:
     """torch's CheckpointFunction is ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
     def __init__(self):
-        self.lock, self.users, self.ours = threading.Lock(), set(), None
+        self.lock, self.users, self.ours, self.saves = threading.Lock(), set(), None, None
 
     def begin(self, user):
         with self.lock:
@@ -141,12 +150,18 @@ class _Replaced:
 
                 self.ours = type(real.__name__, (real,), {"apply": staticmethod(apply)})
                 checkpoint.CheckpointFunction = self.ours
+            if checkpoint._NoopSaveInputs is not self.saves:
+                self.real_saves = checkpoint._NoopSaveInputs
+                self.saves = _noting(self.real_saves)
+                checkpoint._NoopSaveInputs = self.saves
 
     def end(self, user):
         with self.lock:
             self.users.discard(user)
             if not self.users and checkpoint.CheckpointFunction is self.ours:
                 checkpoint.CheckpointFunction = self.real
+            if not self.users and checkpoint._NoopSaveInputs is self.saves:
+                checkpoint._NoopSaveInputs = self.real_saves
 
 
 REPLACED = _Replaced()

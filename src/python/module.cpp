@@ -410,6 +410,7 @@ void bind_capture(py::module_& m) {
     return fmt::format("compiled: {} launches, {} externs", plan->launches.size(), plan->externs.size());
   });
   m.def("interpret", [](const std::string& text, const std::vector<at::Tensor>& inputs) { return interpret(ir::parse(text), inputs); });
+  m.def("note_saved", [](const std::vector<at::Tensor>& args) { Tracer::current()->note_saved(args); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
   m.def("past_checkpoints", [] { return Tracer::current()->past_checkpoints(); });

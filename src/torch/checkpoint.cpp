@@ -1,9 +1,12 @@
 // Reentrant checkpoints (vitrify/_checkpoint.py): to autograd each is one node, of Python, whose gradients come from a backward of their own.
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
 
+#include "torch/slice.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -12,6 +15,19 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 void Tracer::note_checkpoint(const at::Tensor& result, size_t args) { impl_->checkpoints.push_back({result.grad_fn(), args}); }
+
+const void* capture::hooks_on_saved() {
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  return hooks ? hooks->first.ptr(&hooks->first.pyinterpreter()) : nullptr;
+}
+
+void Tracer::note_saved(const std::vector<at::Tensor>& args) {
+  Impl::SavedArguments& saved = impl_->saved_arguments.emplace_back();
+  saved.from = at::sequence_number::peek();
+  for (const at::Tensor& t : args)
+    if (const auto* fake = capture::as_fake(impl_->fake_of(t))) saved.values.push_back(root_of(fake->view->storage->base));
+}
+
 bool Tracer::note_refusal(const std::string& of_grad) {
   if (impl_->in_backward) impl_->no_grad = of_grad;
   return impl_->in_backward;

@@ -49,13 +49,28 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   return at::where(none, usual, others);
 }
 
-Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t dim, const Tensor& result, const Tensor& made) {
-  if (input.sym_numel() <= 1 || input.sym_size(dim) == 1) return made;
+// For each element, what the products that it is in have of the others, each times its gradient: a linear recurrence, in steps that double.
+Tensor cumulative_others(const Tensor& grad, const Tensor& factors, int64_t dim) {
+  const int64_t n = factors.sym_size(dim).guard_int(__FILE__, __LINE__);
+  std::vector<c10::SymInt> one = factors.sym_sizes().vec();
+  one[static_cast<size_t>(dim)] = 1;
+  const Tensor before = at::cat({at::ones_symint(one, factors.options()), factors.narrow(dim, 0, n - 1)}, dim).cumprod(dim);
+  Tensor sums = grad, next = factors.narrow(dim, 1, n - 1);  // the product of the `d` factors after each
+  for (int64_t d = 1; d < n; d *= 2) {
+    sums = at::cat({sums.narrow(dim, 0, n - d) + next * sums.narrow(dim, d, n - d), sums.narrow(dim, n - d, d)}, dim);
+    if (2 * d < n) next = next.narrow(dim, 0, n - 2 * d) * next.narrow(dim, d, n - 2 * d);
+  }
+  return before * sums;
+}
+
+Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t dim, const Tensor& result) {
+  if (input.sym_numel() <= 1 || input.sym_size(dim) == 1) return grad;
   const auto sums_from = [dim](const Tensor& t) { return t.flip(dim).cumsum(dim).flip(dim); };
   const Tensor zero = input == 0, factors = input.conj(), products = result.conj();
-  if (at::GradMode::is_enabled()) {  // `made` has gradients where a factor is zero
-    const Tensor none = zero.sum() == 0;
-    return at::where(none, sums_from(harmless(none, products, 0) * harmless(none, grad, 0)).div(harmless(none, factors, 1)), made);
+  if (at::GradMode::is_enabled()) {  // it has gradients where a factor is zero
+    const Tensor none = zero.sum() == 0, some = none.logical_not();
+    return at::where(none, sums_from(harmless(none, products, 0) * harmless(none, grad, 0)).div(harmless(none, factors, 1)),
+                     cumulative_others(harmless(some, grad, 0), harmless(some, factors, 1), dim));
   }
   const Tensor zeros = zero.cumsum(dim), before = zeros == 0, once = zeros == 1, first = once.logical_and(zero);
   const Tensor up_to_first = sums_from((products * grad).masked_fill(before.logical_not(), 0)).div(factors);
@@ -113,15 +128,25 @@ void refuse_choice(const Node& node) {
     throw CaptureError("chooses the derivative of a determinant by whether it is zero");
 }
 
+bool is_replaced(const Node& node) {
+  const auto* n = as<generated::CumprodBackward0>(node);
+  return n && !any_has_hooks(*n);
+}
+
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
-  if (!grad.defined() || !made.defined() || made.dim() == 0) return made;
+  if (!grad.defined()) return made;
+  if (is_replaced(node)) {
+    const auto& n = *as<generated::CumprodBackward0>(node);
+    const Tensor self = n.self_.unpack();
+    return of_cumulative_product(grad.to(n.self_scalar_type), self, self.dim() ? at::maybe_wrap_dim(n.dim, self.dim()) : 0,
+                                 n.result_.unpack(node.getptr()));
+  }
+  if (!made.defined() || made.dim() == 0) return made;
   if (const auto* n = as<generated::ProdBackward0>(node); n && !any_has_hooks(*n))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), {}, false);
   if (const auto* n = as<generated::ProdBackward1>(node); n && !any_has_hooks(*n))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), at::maybe_wrap_dim(n->dim, made.dim()),
                       n->keepdim);
-  if (const auto* n = as<generated::CumprodBackward0>(node); n && !any_has_hooks(*n))
-    return of_cumulative_product(grad.to(n->self_scalar_type), n->self_.unpack(), n->dim, n->result_.unpack(node.getptr()), made);
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MinBackward1>(node)) return spread(*n, node, grad, made);
   if (const auto* n = as<generated::MedianBackward0>(node)) return spread(*n, node, grad, made);

@@ -13,6 +13,9 @@ bool saves_unread(const torch::autograd::Node&);
 // Throws CaptureError where the choice cannot be part of the graph; before the formula runs, which may fail for a reason that says less.
 void refuse_choice(const torch::autograd::Node&);
 
+// Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
+bool is_replaced(const torch::autograd::Node&);
+
 // The gradient that such a node should have given in place of `made`.
 at::Tensor as_chosen(torch::autograd::Node&, const at::Tensor& grad, const at::Tensor& made);
 

@@ -53,7 +53,9 @@ bool is_random_attention(const std::string& name) { return name.find("scaled_dot
 
 void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = ops.get(op);
-  at::sequence_number::get_and_increment();  // free numbers between autograd's: see in_turn
+  if (const void* hooks = in_backward ? nullptr : capture::hooks_on_saved(); hooks && hooks != outer_hooks)
+    hooked.insert(at::sequence_number::peek() - 1);  // of the node that autograd has just made for it
+  at::sequence_number::get_and_increment();          // free numbers between autograd's: see in_turn
   if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
   try {
     if (info.kind == OpKind::Composite) {

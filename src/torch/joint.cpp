@@ -122,7 +122,9 @@ class Tracer::Impl::Nodes {
       if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
-      return grads;
+      if (grads.size() != 1 || !capture::is_replaced(*node)) return grads;
+      nodes.held_ = grads[0];
+      return {at::Tensor()};
     }
     Nodes& nodes;
     Node* node;
@@ -131,13 +133,15 @@ class Tracer::Impl::Nodes {
   struct After final : torch::autograd::FunctionPostHook {
     After(Nodes& nodes, Node* node) : nodes(nodes), node(node) {}
     variable_list operator()(const variable_list& made, const variable_list& grads) override {
-      nodes.impl_.running = {};
       nodes.mode_.reset();
       if (const auto same = std::exchange(nodes.same_, nullptr); same && !same())
         fail(fmt::format("{} changes attributes of its ctx, which another backward would find", node->name()));
       variable_list r = made;
       if (nodes.impl_.in_batch && looks_at_values(*node)) fail(fmt::format("{} looks at values of a batch", node->name()));
-      if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, grads[0], made[0]);
+      const at::Tensor held = std::exchange(nodes.held_, {});
+      if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1)
+        r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
+      nodes.impl_.running = {};
       nodes.impl_.summing = node;
       nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
       return r;
@@ -147,6 +151,7 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
+  at::Tensor held_;  // the gradient of the node that runs, where its formula is not to
   std::function<bool()> same_;  // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   Impl& impl_;

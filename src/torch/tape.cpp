@@ -143,6 +143,20 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
+  for (Tape::Step& s : tape->steps) {
+    if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
+    const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
+    const auto passed = [&](Value v) {
+      return next != saved_arguments.begin() && std::ranges::find(std::prev(next)->values, root_of(v)) != std::prev(next)->values.end();
+    };
+    const auto part = [](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, auto&& is_read) {
+      const auto rest = std::ranges::stable_partition(reads, is_read);
+      found.assign(rest.begin(), rest.end());
+      reads.erase(rest.begin(), rest.end());
+    };
+    part(s.reads_given, s.found_given, [&](uint32_t i) { return passed(j.given[i]); });
+    part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return passed(j.outputs[o]); });
+  }
   // A user's own node is asked: it may hold on to tensors otherwise. What stands for eager's node of a checkpoint has saved nothing; that has its
   // arguments.
   for (Tape::Step& s : tape->steps)

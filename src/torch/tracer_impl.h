@@ -16,6 +16,10 @@
 
 namespace vitrify {
 
+namespace capture {
+const void* hooks_on_saved();  // the ones that take what is saved now, or null
+}
+
 struct Tracer::Impl final : capture::ModeHandler {
   using View = capture::View;
   using StorageState = capture::StorageState;
@@ -214,6 +218,15 @@ struct Tracer::Impl final : capture::ModeHandler {
     size_t args;
   };
   std::vector<Checkpoint> checkpoints;
+  // Sequence numbers of nodes whose saved tensors the program's hooks took, as those of other checkpoints do: nobody looks at versions of them. A
+  // checkpoint has saved its arguments apart.
+  std::unordered_set<uint64_t> hooked;
+  struct SavedArguments {
+    uint64_t from;  // the number of its first node
+    std::vector<ir::Value> values;
+  };
+  std::vector<SavedArguments> saved_arguments;
+  const void* const outer_hooks = capture::hooks_on_saved();
   std::string no_grad;            // what eager raises where grad() comes to one
   bool past_checkpoints = false;  // in a backward: they give none
   void find_checkpoints(JointProgram&, const Level&) const;

@@ -478,7 +478,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
-      if (at < wanted.size() && needs_[at] && below.saved_[s].kind != Saved::Kind::Sizes && !below.saved_[s].snapshot) {
+      if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;
+      if (!needs_[at]) {  // but for its sizes, which no guard may know
+        if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined()) o.given[at] = Kept::sizes_of(call->kept[s].tensor);
+      } else {
         Kept kept = call->unpack(s, node.getptr());
         TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);
         o.given[at] = laid_as_recorded(below.saved_[s], std::move(kept));

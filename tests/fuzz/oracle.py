@@ -288,7 +288,7 @@ def check(program, reference) -> dict:
     # Not of half values: one that was not rounded would pass for right.
     decided = not any(half in text for half in ("F16", "half", "float16") for text in (program.body.source, *(call.text for call in program.calls)))
     total: dict[str, int] = {}
-    reasons, silent, ends = [], [], []  # calls that ran eagerly; whether eager's raised
+    reasons, said, silent, ends = [], [], [], []  # also by calls that raised; calls that ran eagerly; whether eager's raised
 
     def value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
@@ -317,7 +317,9 @@ def check(program, reference) -> dict:
             if internal:
                 raise InternalError(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b))
-            reasons += [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning) and theirs.error is None]
+            new = [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning)]
+            said += new
+            reasons += new if theirs.error is None else []
             ends.append(theirs.error is not None)
             if theirs.error is None and mine.did.get("eager_calls"):
                 silent.append(number)
@@ -331,7 +333,8 @@ def check(program, reference) -> dict:
     if not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
         return {"kind": "eager", "reason": "nothing was compiled, and nobody counted what ran"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
-        reason = reasons[0] if reasons else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
+        told = reasons or (said if silent else [])  # each is said once
+        reason = told[0] if told else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
     if not total.get("kernels_launched"):
         native = native_results(program)

@@ -59,3 +59,16 @@ def test_what_only_meta_kernels_refuse(op):
     compiled, x = vitrify.compile(f), torch.tensor([True, False, True])
     for a, b in zip(compiled(x), f(x)):
         assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_attention_to_rows_with_gaps():
+    """A copy of them is none where the call may read them as they are, which ATen's kernel cannot: it read other elements."""
+    def f(x, mask):
+        x = x.clone()
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+    x = torch.randn(1, 2, 6, 16)[..., ::2]
+    compiled = vitrify.compile(f)
+    for mask in (None, torch.ones(6, 6, dtype=torch.bool).tril()):
+        before = dict(vitrify.counters)
+        torch.testing.assert_close(compiled(x, mask), f(x, mask))
+        assert vitrify.counters["externs_called"] > before["externs_called"] and vitrify.counters["eager_calls"] == before["eager_calls"]

@@ -25,6 +25,28 @@ def test_products_with_zeros(name, values):
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
 
 
+@pytest.mark.parametrize("zeros", [[], [3], [0, 3], [6]])
+def test_cumulative_products(zeros):
+    """ATen's formula takes a step an element, here and where a mode is on."""
+    x = torch.linspace(0.5, 1.5, 7, dtype=torch.float64)
+    x[zeros] = 0
+    f = lambda x: (x * 2).cumprod(0)  # noqa: E731
+    for ours, eager in zip(hessian(vitrify.compile(f), x), hessian(f, x)):
+        torch.testing.assert_close(ours, eager, rtol=1e-12, atol=1e-12)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+def test_long_cumulative_products():
+    nodes = {}
+    for n in (32, 512):
+        before = vitrify.counters["nodes_compiled"]
+        x = torch.ones(2, n, requires_grad=True)
+        grad, = torch.autograd.grad(vitrify.compile(lambda x: (x * 2).cumprod(1), dynamic=False)(x)[:, 3].sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        nodes[n] = vitrify.counters["nodes_compiled"] - before
+    assert nodes[512] < 2 * nodes[32], nodes
+
+
 @pytest.mark.eager("run eagerly: chooses the derivative of a determinant by whether it is zero")
 @pytest.mark.parametrize("matrix", [torch.eye(3), torch.diag(torch.tensor([1.0, 2, 0])), torch.stack([torch.eye(2), torch.ones(2, 2)]), torch.tensor([[2.0, 1], [0, 3]])],
                          ids=["identity", "singular", "both", "invertible"])

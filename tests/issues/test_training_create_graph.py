@@ -243,3 +243,17 @@ def test_beside_a_result_of_a_size_that_follows_from_content(program):
         grad, = torch.autograd.grad(out[1].sum(), args, create_graph=True)
         return [grad.detach(), *torch.autograd.grad(grad.square().sum(), args)] if grad.requires_grad else grad
     check(program, lambda: [leaf(4, 5)], then=then)
+
+
+def test_sizes_from_content_beside():
+    """A level of gradients that does not read what has them is given its sizes all the same."""
+    def f(x):
+        return x.sin(), torch.relu(x[x != 0]) * 2
+    results = []
+    for call in (f, vitrify.compile(f)):
+        x = torch.linspace(-1, 1, 8, dtype=torch.float64).requires_grad_()
+        first, = torch.autograd.grad(call(x)[0].sum(), x, create_graph=True)
+        results.append((first, *torch.autograd.grad(first.sum(), x)))
+    for ours, eager in zip(*reversed(results)):
+        torch.testing.assert_close(ours, eager)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
