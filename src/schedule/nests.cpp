@@ -354,8 +354,8 @@ std::pair<Tensor, std::vector<int64_t>> Nests::split_view(const Tensor& x, std::
       rest = sym::floordiv(rest, xs[red[k]]);
     }
     auto value = [&] {
-      Val v = ops::cast(src(b, j), acc);
-      return f ? f(v) : v;
+      Val v = src(b, j);
+      return ops::cast(f ? f(v) : v, acc);
     };
     if (exact) return value();
     return b.masked(b.index(lin) < b.constant_int(DType::I64, rn), value, neutral(b, kind, acc));
@@ -380,8 +380,8 @@ std::vector<Tensor> Nests::split_welford(const Tensor& x, std::span<const int64_
   mean = realize(mean);
   Tensor wide = expand(mean, x.sizes);
   Tensor centred = map(acc, x.sizes, [src = x.at, m = wide.at, acc, f](Body& b, const Index& i) {
-    Val v = ops::cast(src(b, i), acc);
-    if (f) v = f(v);
+    Val v = src(b, i);
+    v = ops::cast(f ? f(v) : v, acc);
     Val d = v - m(b, i);
     return d * d;
   });
@@ -425,8 +425,8 @@ std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::sp
       n.rranges.push_back(vars_.at(LoopSide::Inner, n.rranges.size(), x.sizes[d]));
       idx[d] = n.rranges.back().var;
     }
-  Val v = ops::cast(x.at(n.body, idx), acc);
-  if (f) v = f(v);
+  Val v = x.at(n.body, idx);
+  v = ops::cast(f ? f(v) : v, acc);
   loop::Accum a{kind, acc, {loop::kNoValue, loop::kNoValue}};
   int32_t position = loop::kNoValue;
   if (kind == AccumKind::ArgMin || kind == AccumKind::ArgMax) {
