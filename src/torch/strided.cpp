@@ -162,8 +162,8 @@ Value Tracer::Impl::write_strided(View& child, const Memory& m, Value value) {
   return from_elements(m, v);
 }
 
-// as_strided_copy(self, size, stride, offset) and as_strided_scatter(self, src, size, stride, offset), by way of as_strided: what they are given may be
-// laid out otherwise when they run.
+// as_strided_copy(self, size, stride, offset) and as_strided_scatter(self, src, size, stride, offset), by way of as_strided: what they are given may
+// be laid out otherwise when they run.
 at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   const bool writes = args.size() == 5;
   const at::Tensor self = fake_of(args[0].toTensor());
