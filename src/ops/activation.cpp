@@ -77,9 +77,12 @@ bool lower_softplus(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_threshold(const Args& a, std::vector<Tensor>& r) {
   if (!number_converts(a.n.args[1], a.out().dtype) || !number_converts(a.n.args[2], a.out().dtype)) return false;
-  return activation<1, true>(a, r, 2, [lim = a.n.args[1], val = a.n.args[2]](Body& b, Val* v) {
+  const auto& out = a.out();
+  const auto f = [lim = a.n.args[1], val = a.n.args[2]](Body& b, Val* v) {
     return where(v[0] <= number(b, lim, v[0].type), number(b, val, v[0].type), v[0]);
-  });
+  };
+  r.push_back(elementwise(a, {operand(a, 0, out.sizes)}, compute_type(out.dtype), out.dtype, out.sizes, 2, f, true));
+  return true;
 }
 bool lower_hardtanh(const Args& a, std::vector<Tensor>& r) {
   const DType t = a.out().dtype;
@@ -97,7 +100,14 @@ bool lower_softshrink(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_hardshrink(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(1);
-  return l && activation<1>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[0] >= v[0].lit(-l)) & (v[0] <= v[0].lit(l)), v[0].lit(0), v[0]); });
+  const auto& out = a.out();
+  if (!l || !is_float(out.dtype)) return false;
+  const auto f = [l = *l, type = out.dtype](Body& b, Val* v) {  // eager rounds the number too
+    const auto number = [&](double k) { return b.op(LOp::cast, type, v[0].lit(k)); };
+    return where((v[0] >= number(-l)) & (v[0] <= number(l)), v[0].lit(0), v[0]);
+  };
+  r.push_back(elementwise(a, {operand(a, 0, out.sizes)}, compute_type(out.dtype), out.dtype, out.sizes, 3, f, true));
+  return true;
 }
 bool lower_prelu(const Args& a, std::vector<Tensor>& r) {
   return activation<2>(a, r, 3, [](Body&, Val* v) { return where(v[0] > v[0].lit(0), v[0], v[1] * v[0]); });

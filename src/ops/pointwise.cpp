@@ -20,11 +20,12 @@ void done(std::vector<Tensor>& r, Tensor t) { r.push_back(std::move(t)); }
 
 // --- one operand
 
-template <LOp O, int cost>
+// `edged`: of some numbers there is no result, and a half operand's missing rounding may be what makes it one of them.
+template <LOp O, int cost, bool edged = false>
 bool unary_float(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (!is_float(out.dtype)) return false;
-  done(r, elementwise(a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, cost, [](Body&, Val* v) { return unary(O, v[0]); }));
+  done(r, elementwise(a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, cost, [](Body&, Val* v) { return unary(O, v[0]); }, edged));
   return true;
 }
 
@@ -35,7 +36,9 @@ bool unary_same(const Args& a, std::vector<Tensor>& r) {
   if (out.dtype == Bool && O != LOp::sign) return false;
   Tensor x = a.tensor(0);
   if (x.dtype == Bool || (rounding && is_int(x.dtype))) return x.dtype == out.dtype ? (done(r, x), true) : false;
-  done(r, elementwise(a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, 1, [](Body&, Val* v) { return unary(O, v[0]); }, rounding));
+  done(r, elementwise(
+              a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, 1, [](Body&, Val* v) { return unary(O, v[0]); },
+              rounding || O == LOp::sign));
   return true;
 }
 
@@ -45,9 +48,9 @@ bool lower_abs(const Args& a, std::vector<Tensor>& r) {
 }
 
 template <class F>
-bool unary_with(const Args& a, std::vector<Tensor>& r, int cost, F f) {
+bool unary_with(const Args& a, std::vector<Tensor>& r, int cost, F f, bool exact = false) {
   const auto& out = a.out();
-  done(r, elementwise(a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, cost, [f](Body& b, Val* v) { return f(b, v[0]); }));
+  done(r, elementwise(a, {operand(a, 0, out.sizes)}, computed(a), out.dtype, out.sizes, cost, [f](Body& b, Val* v) { return f(b, v[0]); }, exact));
   return true;
 }
 
@@ -55,7 +58,7 @@ bool lower_square(const Args& a, std::vector<Tensor>& r) {
   return a.out().dtype != Bool && unary_with(a, r, 1, [](Body&, Val x) { return x * x; });
 }
 bool lower_frac(const Args& a, std::vector<Tensor>& r) {
-  return is_float(a.out().dtype) && unary_with(a, r, 2, [](Body&, Val x) { return x - unary(LOp::trunc, x); });
+  return is_float(a.out().dtype) && unary_with(a, r, 2, [](Body&, Val x) { return x - unary(LOp::trunc, x); }, true);
 }
 template <bool to_rad>
 bool lower_angle_unit(const Args& a, std::vector<Tensor>& r) {
@@ -67,14 +70,15 @@ bool lower_logit(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
   std::optional<double> eps;
   if (!a.none(1) && !(eps = a.scalar(1))) return false;
-  return unary_with(a, r, 12, [eps](Body& b, Val x) {
+  const auto f = [eps](Body& b, Val x) {
     Val one = x.lit(1);
     if (eps && *eps >= 0) {
       Val lo = x.lit(*eps), hi = b.op(LOp::sub, x.type, one, lo);
       x = where(x < lo, lo, where(x > hi, hi, x));
     }
     return unary(LOp::log, x / (one - x));
-  });
+  };
+  return unary_with(a, r, 12, f, true);
 }
 bool lower_nan_to_num(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
@@ -82,12 +86,13 @@ bool lower_nan_to_num(const Args& a, std::vector<Tensor>& r) {
   const double top = largest(out.dtype);
   const double nan = a.none(1) ? 0 : a.scalar(1).value_or(0), hi = a.none(2) ? top : a.scalar(2).value_or(top),
                lo = a.none(3) ? -top : a.scalar(3).value_or(-top);
-  return unary_with(a, r, 4, [=](Body& b, Val x) {
+  const auto f = [=](Body& b, Val x) {
     const double inf = std::numeric_limits<double>::infinity();
     Val y = where(b.op(LOp::isnan, x.type, x), x.lit(nan), x);
     y = where(eq(x, x.lit(inf)), x.lit(hi), y);
     return where(eq(x, x.lit(-inf)), x.lit(lo), y);
-  });
+  };
+  return unary_with(a, r, 4, f, true);
 }
 
 // Predicates on the operand's own type.
@@ -225,7 +230,7 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
   if (*e == 0) return done(r, a.L.full(out.dtype, out.sizes, 1)), true;
   const int cost = std::abs(*e) <= 3 ? 3 : 30;
   const bool roots = out.dtype != DType::F16;  // eager takes sqrt for 0.5 except in f16, and pow differs at -inf and -0
-  return unary_with(a, r, cost, [e = *e, roots](Body&, Val x) {
+  const auto power = [e = *e, roots](Body&, Val x) {
     if (e == 1) return x;
     if (e == 2) return x * x;
     if (e == 3) return x * x * x;
@@ -234,11 +239,13 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
     if (e == -1) return x.lit(1) / x;
     if (e == -2) return x.lit(1) / (x * x);
     return binary(LOp::pow, x, x.lit(e));
-  });
+  };
+  return unary_with(a, r, cost, power, *e != std::trunc(*e));
 }
 template <LOp O, int cost>
 bool binary_float(const Args& a, std::vector<Tensor>& r) {
-  return is_float(a.out().dtype) && binary_with(a, r, cost, [](Body&, Val x, Val y) { return binary(O, x, y); }, O == LOp::nextafter);
+  return is_float(a.out().dtype) &&
+         binary_with(a, r, cost, [](Body&, Val x, Val y) { return binary(O, x, y); }, O == LOp::nextafter || O == LOp::pow);
 }
 bool lower_nextafter(const Args& a, std::vector<Tensor>& r) {  // half types step in their own grid
   return a.out().dtype == computed(a) && binary_float<LOp::nextafter, 6>(a, r);
@@ -253,10 +260,11 @@ bool lower_minmax(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_xlogy(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
-  return binary_with(a, r, 14, [](Body& b, Val x, Val y) {
+  const auto f = [](Body& b, Val x, Val y) {
     Val v = where(eq(x, x.lit(0)), x.lit(0), x * unary(LOp::log, y));
     return where(b.op(LOp::isnan, y.type, y), y, v);
-  });
+  };
+  return binary_with(a, r, 14, f, true);
 }
 bool lower_logaddexp(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
@@ -545,6 +553,7 @@ Shape shape_pow_scalar_base(sym::Context& ctx, ArgSpan args) {
 
 // In ATen every binary op has a family of overloads; they differ only in which operand is a number.
 #define VT_UNARY_FLOAT(name, op, cost) {"aten::" #name, 0, float1, lower<unary_float<LOp::op, cost>>}
+#define VT_UNARY_EDGED(name, op, cost) {"aten::" #name, 0, float1, lower<unary_float<LOp::op, cost, true>>}
 #define VT_COMPARE(name) \
   {"aten::" #name ".Tensor", 0, bool2, lower<lower_compare<LOp::name>>}, { "aten::" #name ".Scalar", 0, bool2, lower<lower_compare<LOp::name>> }
 #define VT_BITWISE(name, fn)                                                                        \
@@ -556,29 +565,29 @@ const OpRow kRows[] = {
     VT_UNARY_FLOAT(exp, exp, 10),
     VT_UNARY_FLOAT(exp2, exp2, 10),
     VT_UNARY_FLOAT(expm1, expm1, 12),
-    VT_UNARY_FLOAT(log, log, 12),
-    VT_UNARY_FLOAT(log2, log2, 12),
-    VT_UNARY_FLOAT(log10, log10, 12),
-    VT_UNARY_FLOAT(log1p, log1p, 14),
+    VT_UNARY_EDGED(log, log, 12),
+    VT_UNARY_EDGED(log2, log2, 12),
+    VT_UNARY_EDGED(log10, log10, 12),
+    VT_UNARY_EDGED(log1p, log1p, 14),
     VT_UNARY_FLOAT(sin, sin, 14),
     VT_UNARY_FLOAT(cos, cos, 14),
     VT_UNARY_FLOAT(tan, tan, 20),
-    VT_UNARY_FLOAT(asin, asin, 16),
-    VT_UNARY_FLOAT(acos, acos, 16),
+    VT_UNARY_EDGED(asin, asin, 16),
+    VT_UNARY_EDGED(acos, acos, 16),
     VT_UNARY_FLOAT(atan, atan, 16),
     VT_UNARY_FLOAT(sinh, sinh, 16),
     VT_UNARY_FLOAT(cosh, cosh, 16),
     VT_UNARY_FLOAT(tanh, tanh, 12),
     VT_UNARY_FLOAT(asinh, asinh, 20),
-    VT_UNARY_FLOAT(acosh, acosh, 20),
-    VT_UNARY_FLOAT(atanh, atanh, 20),
+    VT_UNARY_EDGED(acosh, acosh, 20),
+    VT_UNARY_EDGED(atanh, atanh, 20),
     VT_UNARY_FLOAT(erf, erf, 14),
     VT_UNARY_FLOAT(erfc, erfc, 16),
-    VT_UNARY_FLOAT(erfinv, erfinv, 20),
+    VT_UNARY_EDGED(erfinv, erfinv, 20),
     VT_UNARY_FLOAT(lgamma, lgamma, 30),
     VT_UNARY_FLOAT(sigmoid, sigmoid, 12),
-    VT_UNARY_FLOAT(sqrt, sqrt, 2),
-    VT_UNARY_FLOAT(rsqrt, rsqrt, 3),
+    VT_UNARY_EDGED(sqrt, sqrt, 2),
+    VT_UNARY_EDGED(rsqrt, rsqrt, 3),
     VT_UNARY_FLOAT(reciprocal, reciprocal, 2),
     VT_UNARY_FLOAT(special_erf, erf, 14),
     VT_UNARY_FLOAT(special_expm1, expm1, 12),

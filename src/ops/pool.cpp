@@ -117,6 +117,7 @@ bool lower_max_pool(const Args& a, std::vector<Tensor>& r) {
         std::vector<Int> o(off.begin(), off.end());
         Val v = tap(b, x, w, i, o, b.constant(t, low));
         if (want_index) {
+          v = stored(x, v);  // equal ones are those that eager sees
           Int flat = 0;
           for (size_t d = 0; d < n; ++d) flat = flat * x.sizes[lead + d] + w.at(d, i[lead + d], off[d]);
           Val better = (v > best) | b.op(LOp::isnan, t, v);
@@ -340,6 +341,11 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
         std::vector<Val> w(n);
         for (size_t d = 0; d < n; ++d) {
           const Int in = x.sizes[2 + d];
+          if (os[2 + d] == in) {  // every element for itself, whatever the scale
+            lo[d] = hi[d] = i[2 + d];
+            w[d] = b.constant(t, 0);
+            continue;
+          }
           Val o = cast(b.index(i[2 + d]), t);
           Val s = align ? o * scale[d] : maximum((o + 0.5) * scale[d] - 0.5, o.lit(0));
           Val base = binary(LOp::min, cast(s, DType::I64), b.index(in - 1));

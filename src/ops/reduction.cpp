@@ -55,6 +55,11 @@ Val sum_of_one(Val v) {
   return kind == AccumKind::Sum && is_float(v.type) ? v + v.lit(0) : v;
 }
 
+// As stored, so that ties are eager's ties, and a wider type shows no more than there is.
+Tensor exact(Lowering& L, const Tensor& x) {
+  if (x.buffer >= 0 || x.dtype == compute_type(x.dtype)) return x;
+  return map1(L, x, x.dtype, [x](Body&, Val v) { return stored(x, v); });
+}
 template <AccumKind kind, size_t dims_at, size_t keep_at>
 bool lower_accumulate(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
@@ -82,6 +87,7 @@ bool lower_mean(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   if (!dims || !is_float(out)) return false;
   const DType acc = compute_type(out);
+  if (x.dtype != out) x = exact(a.L, x);
   if (dims->empty()) return r.push_back(map1(a.L, x, out, [acc](Body&, Val v) { return sum_of_one<AccumKind::Sum>(cast(v, acc)); })), true;
   Tensor s = reduce_sum(a.L, x, *dims, keepdim_arg(a, keep_at), acc, acc);
   r.push_back(map1(a.L, s, out, [acc, n = product(x.sizes, *dims)](Body& b, Val v) { return v / numel_as(b, n, acc); }, 2));
@@ -112,11 +118,6 @@ bool lower_aminmax(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-// As stored, so that ties are eager's ties.
-Tensor exact(Lowering& L, const Tensor& x) {
-  if (x.buffer >= 0 || x.dtype == compute_type(x.dtype)) return x;
-  return map1(L, x, x.dtype, [x](Body&, Val v) { return stored(x, v); });
-}
 template <AccumKind kind>
 bool lower_extreme_with_index(const Args& a, std::vector<Tensor>& r) {
   Tensor x = exact(a.L, a.tensor(0));
@@ -143,6 +144,10 @@ bool lower_arg_extreme(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// Whether elements are other than zero: 0.5 is no integer, and is.
+Tensor as_logical(Lowering& L, const Tensor& x) {
+  return map1(L, x, DType::Bool, [x](Body&, Val v) { return logical(stored(x, v)); });
+}
 template <AccumKind kind, size_t dims_at, size_t keep_at>
 bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
@@ -150,8 +155,8 @@ bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   if (!dims || a.out().dtype != DType::Bool) return false;
   // dims=[] of the .dims overloads is "none", unlike everywhere else.
   if (dims_at == 1 && !a.none(1) && std::holds_alternative<std::vector<Int>>(a.n.args[1]) && a.ints(1).empty()) return false;
-  if (dims->empty()) return r.push_back(map1(a.L, x, DType::Bool, [](Body&, Val v) { return logical(v); })), true;
-  r.push_back(a.L.reduce(kind, x, *dims, keepdim_arg(a, keep_at), DType::Bool, DType::Bool, [](Val v) { return logical(v); })[0]);
+  x = as_logical(a.L, x);
+  r.push_back(dims->empty() ? x : a.L.reduce(kind, x, *dims, keepdim_arg(a, keep_at), DType::Bool, DType::Bool)[0]);
   return true;
 }
 
@@ -189,6 +194,7 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
   const DType out = a.out().dtype;
   if (!is_float(out) || !is_float(x.dtype) || dims.empty()) return false;
   const DType acc = compute_type(out);
+  if (x.dtype != out || p == 0) x = exact(a.L, x);
   if (product(x.sizes, dims).is(1)) {  // nothing is squared, and nothing overflows
     Tensor kept = x;
     for (size_t d = x.sizes.size(); !keepdim && d-- > 0;)
@@ -205,6 +211,7 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
         a.L.reduce(p > 0 ? AccumKind::Max : AccumKind::Min, x, dims, keepdim, acc, out, [acc](Val v) { return unary(LOp::abs, cast(v, acc)); })[0]);
     return true;
   }
+  if (p < 0 && !has_elements(x, dims)) return false;  // eager raises
   Tensor s = reduce_sum(a.L, x, dims, keepdim, acc, acc, [p](Val v) {
     if (p == 0) return where(ne(v, v.lit(0)), v.lit(1), v.lit(0));
     if (p == 2) return v * v;
@@ -258,8 +265,7 @@ bool lower_count_nonzero(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   auto dims = reduced_dims(a, a.n.args.size() > 1 && !a.none(1) ? 1 : 99, x.sizes.size());
   if (!dims || dims->empty()) return false;
-  Tensor counted = map1(a.L, x, DType::Bool, [](Body&, Val v) { return logical(v); });  // 0.5 is no integer, and not zero
-  r.push_back(a.L.reduce(AccumKind::Sum, counted, *dims, false, DType::I64, DType::I64)[0]);
+  r.push_back(a.L.reduce(AccumKind::Sum, as_logical(a.L, x), *dims, false, DType::I64, DType::I64)[0]);
   return true;
 }
 

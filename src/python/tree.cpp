@@ -98,7 +98,11 @@ bool TensorMeta::matches(const c10::TensorImpl* t) const {
   return !exact_offset || t->storage_offset() == offset;
 }
 
-std::string to_string(const TensorMeta& m) { return fmt::format("{}[{}]", m.dtype.name(), fmt::join(m.sizes, ", ")); }
+std::string to_string(const TensorMeta& m) {
+  std::vector<std::string> sizes;
+  for (int64_t n : m.sizes) sizes.push_back(n == TensorMeta::kAny ? "any" : std::to_string(n));
+  return fmt::format("{}[{}]", m.dtype.name(), fmt::join(sizes, ", "));
+}
 
 void Tree::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
   for (const Ref* r : {&type, &value, &rebuild})

@@ -156,10 +156,20 @@ class Fuser {
         std::sort(t.begin(), t.end());
         t.erase(std::unique(t.begin(), t.end()), t.end());
         for (uint32_t b : t) need_size(program_.buffers[b].extent);
+        need_numbers(*it.loop, need_size);
       }
       std::sort(d.begin(), d.end());
       d.erase(std::unique(d.begin(), d.end()), d.end());
     }
+  }
+
+  // Sizes that a nest reads as numbers, or runs over: they need not be those of its buffers.
+  template <class F>
+  static void need_numbers(const LoopNode& n, const F& need_size) {
+    for (const auto* loops : {&n.ranges, &n.rranges})
+      for (const loop::Loop& l : *loops) need_size(l.extent);
+    for (const auto* instrs : {&n.body.instrs, &n.epilogue})
+      for (const loop::Instr& i : *instrs) need_size(i.at);
   }
 
   Group make_group(size_t k) {

@@ -19,6 +19,7 @@
 #include "torch/passes/passes.h"
 #include "torch/plan_cache.h"
 #include "torch/slice.h"
+#include "torch/versions.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -456,7 +457,7 @@ class Compiled final : public CompiledGraph {
   }
 
   static void bump(const Mutation& m, const at::Tensor& t) {
-    if (t.is_inference()) return;
+    if (!counts_versions(t)) return;
     for (int32_t k = 0; k < m.version_bumps; ++k) t.unsafeGetTensorImpl()->bump_version();
   }
 

@@ -8,6 +8,7 @@
 #include "torch/convert.h"
 #include "torch/extern_call.h"
 #include "torch/tracer.h"
+#include "torch/versions.h"
 #include "torch/view_path.h"
 
 namespace vitrify {
@@ -137,7 +138,7 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       follow(resolve(m.path), in);
       in.copy_(outputs.at(m.output));
     }
-    if (!in.is_inference())
+    if (counts_versions(in))
       for (int32_t i = 0; i < m.version_bumps; ++i) in.unsafeGetTensorImpl()->bump_version();
   }
   std::vector<const at::Tensor*> pointers;

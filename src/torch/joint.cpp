@@ -16,6 +16,7 @@
 #include "torch/derivatives.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -207,7 +208,7 @@ bool Tracer::Impl::note_raising(const std::string& says) {
     for (const Source* s : inputs) {
       if (!s->fake.defined() || !s->real.defined()) continue;
       const at::Tensor& t = seen_by_autograd(*s);
-      if (!t.defined() || t.is_inference() || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
+      if (!t.defined() || !counts_versions(t) || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
       written = true;
       if (!of.starts_with(fmt::format("{} [{}]] is at", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
       const bool counted = t.is_same(s->real);
@@ -270,6 +271,7 @@ struct Tracer::Impl::InputNode final : Node {
 
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
+    c10::InferenceMode as_made(s.real.is_inference());  // outside of it such tensors may not begin to
     s.fake.set_requires_grad(true);
   } else {
     torch::autograd::set_history(s.fake, compat::make_node<InputNode>());
@@ -635,7 +637,7 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     OldVersions versions;
     for (Source& s : sources)
       // As the program has left it: what it wrote, autograd saved with the versions of that.
-      if (s.fake.defined() && s.real.defined() && !s.real.is_inference())
+      if (s.fake.defined() && s.real.defined() && counts_versions(s.real))
         versions.set(s.real, s.real_version + s.bumps - static_cast<int64_t>(s.fake._version()));
     resume();
     in_backward = true;

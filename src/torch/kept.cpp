@@ -6,12 +6,11 @@
 #include <algorithm>
 
 #include "ir/node_map.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
 namespace {
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 // By what is kept: whether gradients through those roots need it.
 std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph& derivative, size_t kept) {

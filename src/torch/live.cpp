@@ -5,6 +5,7 @@
 
 #include "torch/convert.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -297,7 +298,7 @@ void Tracer::Impl::decompose_list(const OpInfo& info, Stack* stack) {
   // Eager's kernels count one write, however many ops they are here; for other ops the layer above does.
   for (const at::Tensor& t : written) {
     const at::Tensor f = fake_of(t);
-    if (!f.is_inference()) f.unsafeGetTensorImpl()->bump_version();
+    if (counts_versions(f)) f.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -12,6 +12,7 @@
 #include "torch/overlap.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -72,8 +73,6 @@ bool reached_by_drawing(at::mt19937 before, const at::mt19937& now) {
   }
   return false;
 }
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 }  // namespace
 
@@ -399,7 +398,7 @@ void Tracer::Impl::stop() {
   count_versions();
   // A real tensor the program wrote to was not written, but the layer above us counted it.
   for (Source& s : sources)
-    if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) {
+    if (s.fake.defined() && s.real.defined() && counts_versions(s.real)) {
       c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
       counter.set_version(s.real_version);
     }
@@ -418,7 +417,7 @@ void Tracer::Impl::stop() {
 
 void Tracer::Impl::count_versions() {
   for (Source& s : sources)
-    if (s.fake.defined() && s.real.defined() && !s.real.is_inference()) s.bumps = version_of(s.fake) + version_of(s.real) - s.real_version;
+    if (s.fake.defined() && s.real.defined() && counts_versions(s.real)) s.bumps = version_of(s.fake) + version_of(s.real) - s.real_version;
 }
 
 void Tracer::abort() { impl_->stop(); }

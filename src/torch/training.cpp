@@ -33,6 +33,7 @@
 #include "torch/sym_node.h"
 #include "torch/tangents.h"
 #include "torch/tape.h"
+#include "torch/versions.h"
 #include "torch/view_path.h"
 #include "torch/write_history.h"
 
@@ -61,7 +62,7 @@ class RegionNode final : public Node {
 
   // Eager has saved it: it may not change, whether it is kept here or not.
   void watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
-    if (t.defined() && !t.is_inference()) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
+    if (t.defined() && counts_versions(t)) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
   }
   // A step of eager's backward that raises. Without a tensor: always the same.
   struct Raised {
@@ -163,7 +164,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t s : raising_) {
       const Tape::Step& step = joint_.tape->steps[s];
       raised.push_back({s});
-      if (step.stale < 0 || given[static_cast<size_t>(step.stale)]->is_inference()) continue;
+      if (step.stale < 0 || !counts_versions(*given[static_cast<size_t>(step.stale)])) continue;
       raised.back().version = given[static_cast<size_t>(step.stale)]->unsafeGetTensorImpl()->version_counter();
       raised.back().expected = Kept(*given[static_cast<size_t>(step.stale)]).version + step.expected;
     }

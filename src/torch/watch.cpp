@@ -10,6 +10,7 @@
 #include "support/counters.h"
 #include "torch/compat.h"
 #include "torch/team.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -18,7 +19,6 @@ namespace {
 using c10::StorageImpl;
 
 StorageImpl* storage_of(const at::Tensor& t) { return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr; }
-uint32_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version(); }
 c10::weak_intrusive_ptr<StorageImpl> weak(const at::Tensor& t) {
   if (!t.has_storage()) return c10::weak_intrusive_ptr<StorageImpl>(c10::intrusive_ptr<StorageImpl>());
   return c10::weak_intrusive_ptr<StorageImpl>(t.storage().getWeakStorageImpl());
@@ -111,7 +111,7 @@ Hash128 content_of(const at::Tensor& t) {
 TensorKey::TensorKey(const at::Tensor& t, std::span<const at::Tensor* const> known)
     : storage_(weak(t)),
       offset_(t.storage_offset()),
-      version_(version_of(t)),
+      version_(static_cast<uint32_t>(version_of(t))),
       readable_(t.device().is_cpu()),
       dtype_(t.scalar_type()),
       conj_(t.is_conj()),

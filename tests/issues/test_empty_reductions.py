@@ -57,7 +57,7 @@ for op in "prod max min argmax argmin median nanmedian mode cumsum cumprod cumma
     REDUCTIONS |= {f"{op} {d}": (lambda x, op=op, d=d: getattr(torch, op)(x, d)) for d in (0, 1)}
 for op in "sum nansum prod mean max min argmax argmin all any var std median var_mean count_nonzero amax amin aminmax nanmean norm".split():
     REDUCTIONS[f"{op} of all"] = lambda x, op=op: getattr(torch, op)(x)
-REDUCTIONS |= {f"norm {p} {d}": (lambda x, p=p, d=d: torch.linalg.vector_norm(x, p, d)) for p in (0, 1, 2, 3, INF, -INF) for d in (0, 1, None)}
+REDUCTIONS |= {f"norm {p} {d}": (lambda x, p=p, d=d: torch.linalg.vector_norm(x, p, d)) for p in (0, 1, 2, 3, INF, -INF, -1, -2, 0.5) for d in (0, 1, None)}
 REDUCTIONS |= {f"var {c} {d}": (lambda x, c=c, d=d: torch.var(x, d, correction=c)) for c in (0, 1, 5) for d in (0, 1)}
 REDUCTIONS |= {
     "logsumexp of no dims": lambda x: torch.logsumexp(x, ()), "sum of no dims": lambda x: x.sum(()), "mean of no dims": lambda x: x.mean(()), "var of no dims": lambda x: x.var(()),

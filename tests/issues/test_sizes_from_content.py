@@ -25,6 +25,9 @@ CONTENT = {
     "where": lambda x: torch.where(x > 0)[0] * 2,
     "unique": lambda x: torch.unique(x) + 0.5,
     "broadcasts where it is one": lambda x: torch.unique_consecutive(x)[:1] * torch.ones(2, 3) + x.sum(),
+    "a size as a number": lambda x: (x > 0).nonzero().shape[0] * x,
+    "a size as a divisor": lambda x: x.sum() / (x[x > 0].numel() + 1),
+    "how many there are": lambda x: x + torch.unique(x).shape[0],
     "a custom op beside": lambda x: torch.ops.vitrify_sizes.positive(x) * 2 + 1,
 }
 VALUES = {"many": [A(1.0, -2.0, 3.0, 4.0, 4.0)], "one": [A(1.0, -2.0, -3.0, -4.0, -4.0)], "none": [A(-1.0, -2.0, -3.0, -4.0, -4.0)]}

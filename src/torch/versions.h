@@ -1,0 +1,11 @@
+// Versions of tensors, as autograd counts writes.
+#pragma once
+#include <ATen/ATen.h>
+
+namespace vitrify {
+
+// Not of tensors made in inference mode, which stay so when they are given other data that is none.
+inline bool counts_versions(const at::Tensor& t) { return t.unsafeGetTensorImpl()->version_counter().enabled(); }
+inline int64_t version_of(const at::Tensor& t) { return counts_versions(t) ? static_cast<int64_t>(t._version()) : 0; }
+
+}  // namespace vitrify

@@ -1,0 +1,41 @@
+"""Modules made in inference mode: their parameters count no versions, also when they are given data that was made outside of it."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+
+MODULES = {
+    "linear": lambda: nn.Linear(4, 4), "convolution": lambda: nn.Conv2d(4, 8, 3), "batch norm": lambda: nn.BatchNorm2d(4).eval(),
+    "convolution and norm": lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval(), "lstm": lambda: nn.LSTM(4, 4),
+}
+MODES = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
+
+
+def attempt(f, x):
+    try:
+        return f(x), None
+    except RuntimeError as e:
+        return None, str(e)
+
+
+@pytest.mark.eager("Inference tensors", some=True)
+@pytest.mark.no_kernels("torch itself refuses", some=True)
+@pytest.mark.compiled("ATen computes it")
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_made_in_inference_mode(make, mode):
+    with torch.inference_mode():
+        module = make()
+    x = torch.randn(2, 3, 4) if isinstance(module, nn.LSTM) else torch.randn(2, 4, 8, 4)
+    compiled = vitrify.compile(module)
+    for _ in range(2):
+        for _ in range(2):
+            with mode():
+                (eager, refused), (ours, error) = attempt(module, x), attempt(compiled, x)
+            if refused is None:
+                assert error is None, error
+                torch.testing.assert_close(ours, eager)
+            assert all(p.requires_grad for p in module.parameters())
+        for p in module.parameters():
+            p.data = torch.randn(p.shape)

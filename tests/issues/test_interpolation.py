@@ -1,0 +1,37 @@
+"""Linear interpolation to a size that a dim has: eager takes its elements as they are, whatever scale was given."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+MODES = {"linear": 1, "bilinear": 2, "trilinear": 3}
+
+
+def image(rank, infinite=False):
+    x = torch.randn(2, 3, *(4, 5, 6)[:rank], generator=torch.Generator().manual_seed(1))
+    if infinite:
+        x.view(-1)[7] = float("inf")
+    return x
+
+
+def same(f, x):
+    torch.testing.assert_close(vitrify.compile(f)(x), f(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("infinite", [False, True], ids=["finite", "infinite"])
+@pytest.mark.parametrize("scale", [1.1, 1.15, 2.0, 0.5])
+@pytest.mark.parametrize("mode, rank", MODES.items())
+def test_scale_that_changes_no_size(mode, rank, scale, infinite):
+    same(lambda x: F.interpolate(x, scale_factor=scale, mode=mode), image(rank, infinite))
+
+
+@pytest.mark.parametrize("scale", [(1.1, 2.0), (2.0, 1.1), (1.1, 1.1), (0.5, 1.1)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_scale_that_changes_one_size(scale, memory_format):
+    same(lambda x: F.interpolate(x, scale_factor=scale, mode="bilinear"), image(2).to(memory_format=memory_format))
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("size", [(4, 5), (4, 9), (7, 5)])
+def test_infinity_stays_where_it_is(size, align):
+    same(lambda x: F.interpolate(x, size=size, mode="bilinear", align_corners=align), image(2, True))
