@@ -19,6 +19,7 @@
 
 #include "ops/lowering.h"
 #include "support/counters.h"
+#include "sym/known.h"
 #include "torch/absent.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
@@ -575,7 +576,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<const Backward> backward_for(const Layouts& how) const {
     std::lock_guard lock(mutex_);
-    std::shared_ptr<Backward>& b = backward_known(how);
+    if (const auto at = backwards_.find(how); at != backwards_.end() && at->second->plan) return at->second;
+    sym::Context& ctx = joint_.program.graph->ctx();
+    const sym::Known known = sym::known(ctx);
+    const std::shared_ptr<Backward> b = backward_known(how);
     if (b->plan) return b;
     const ir::Graph& g = *b->program.graph;
     b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
@@ -593,12 +597,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     p.num_args = static_cast<uint32_t>(inputs.size());
     p.results = b->program.results;
     p.trained = p.lenient = true;
-    const sym::Context& ctx = joint_.program.graph->ctx();
-    const size_t guards = ctx.guards().size();
     b->plan = CompiledGraph::compile(std::move(p), options_);
-    TORCH_CHECK(!built_ || ctx.guards().size() == guards,
-                "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
-    return b;
+    if (!built_ || ctx.guards().size() == known.guards.size()) return b;
+    sym::go_back(ctx, known);
+    std::erase_if(backwards_, [&](const auto& of) { return of.second == b; });
+    TORCH_CHECK(false, "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
   }
 
   std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
@@ -646,14 +649,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     auto [at, fresh] = next_.try_emplace(how);
-    if (fresh) try {
-        at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);
-      } catch (const CaptureError& e) {
-        at->second.why = e.what();
-      } catch (...) {
-        next_.erase(at);
-        throw;
-      }
+    if (!fresh) return at->second;
+    sym::Context& ctx = joint_.program.graph->ctx();
+    const sym::Known known = sym::known(ctx);
+    try {
+      auto program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);
+      if (ctx.guards().size() > known.guards.size()) throw CaptureError("they hold for these sizes only");  // the door has read what it asks of calls
+      at->second.program = std::move(program);
+    } catch (const CaptureError& e) {
+      sym::go_back(ctx, known);
+      at->second.why = e.what();
+    } catch (...) {
+      sym::go_back(ctx, known);
+      next_.erase(at);
+      throw;
+    }
     return at->second;
   }
 
@@ -761,7 +771,7 @@ void RegionNode::skip_unreached(const variable_list& grads) {
   auto cut = std::make_shared<Cut>();
   for (size_t i = 0; i < grads.size(); ++i) {
     const Edge& e = next_edges_[i];
-    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i)) continue;
+    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i) || pass_over(e)) continue;
     cut->edges.emplace_back(i, std::exchange(next_edges_[i], Edge()));
   }
   if (cut->edges.empty()) return;
