@@ -139,8 +139,22 @@ Shape input_first(sym::Context& ctx, ArgSpan args) {
   return pointwise_shape(ctx, pair, rule, 2);
 }
 
+// What was computed in place tells its input by the sign of the result: ATen raises where it does not.
+bool loses_sign(const ir::Arg& slope, const ir::Arg& is_result) {
+  const bool* in_place = std::get_if<bool>(&is_result);
+  if (in_place && !*in_place) return false;
+  if (auto* d = std::get_if<double>(&slope)) return *d < 0;
+  auto* i = std::get_if<sym::Int>(&slope);
+  return !i || !i->is_const() || i->value() < 0;
+}
+
+Shape shape_leaky_relu_backward(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < 4 || loses_sign(args[2], args[3])) return {};
+  return input_first<P::FloatOnly>(ctx, args);
+}
+
 Shape shape_elu_backward(sym::Context& ctx, ArgSpan args) {
-  if (args.size() < 6) return {};
+  if (args.size() < 6 || loses_sign(args[1], args[4])) return {};
   const ir::Arg pair[] = {args[0], args[5]};
   return pointwise_shape(ctx, pair, P::FloatOnly, 2);
 }
@@ -152,7 +166,7 @@ const OpRow kRows[] = {
     {"aten::sigmoid_backward", 0, float2, lower<lower_sigmoid_backward>},
     {"aten::tanh_backward", 0, float2, lower<lower_tanh_backward>},
     {"aten::threshold_backward", 0, input_first<P::Promote>, lower<lower_threshold_backward>},
-    {"aten::leaky_relu_backward", 0, input_first<P::FloatOnly>, lower<lower_leaky_relu_backward>},
+    {"aten::leaky_relu_backward", 0, shape_leaky_relu_backward, lower<lower_leaky_relu_backward>},
     {"aten::hardtanh_backward", 0, float2, lower<lower_hardtanh_backward>},
     {"aten::hardswish_backward", 0, float2, lower<lower_hardswish_backward>},
     {"aten::hardsigmoid_backward", 0, float2, lower<lower_hardsigmoid_backward>},

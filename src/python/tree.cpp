@@ -37,6 +37,10 @@ bool is_known(PyObject* o, PyObject* known) {
 }
 
 bool grad_of(const c10::TensorImpl* t) { return t->autograd_meta() && t->grad().defined(); }
+bool is_leaf(const c10::TensorImpl* t) {
+  const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
+  return !m || !m->grad_fn_;
+}
 bool is_dual(const c10::TensorImpl* t) {  // within a level of forward-mode differentiation
   const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
   return m && m->fw_grad_ && !m->fw_grad_->empty();
@@ -72,6 +76,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.dtype = t.dtype();
   m.device = t.device();
   m.requires_grad = t.requires_grad();
+  m.leaf = is_leaf(t.unsafeGetTensorImpl());
   m.has_grad = grad_of(t.unsafeGetTensorImpl());
   m.dual = is_dual(t.unsafeGetTensorImpl());
   m.argument = type != nullptr;
@@ -88,6 +93,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad || is_dual(t) != dual)
     return false;
+  if (requires_grad && is_leaf(t) != leaf) return false;
   if (argument && grad_of(t) != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();

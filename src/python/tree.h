@@ -17,6 +17,7 @@ struct TensorMeta {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
+  bool leaf = true;  // what needs gradients tells the program whether it is one
   bool dual = false;
   bool argument = false;  // not met through the program's variables: then the program may read its .grad
   bool has_grad = false;

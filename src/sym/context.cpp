@@ -1,6 +1,8 @@
 // Symbols, facts and guards.
 #include <numeric>
+#include <tuple>
 
+#include "sym/known.h"
 #include "sym/node.h"
 
 namespace vitrify::sym {
@@ -158,6 +160,20 @@ Int Context::settled(Int e) const {
     if (const Int d = e + g.expr; d.is_const()) return d;
   }
   return e;
+}
+
+Known known(const Context& ctx) {
+  const Context::Impl& c = const_cast<Context&>(ctx).impl();
+  Known k{c.guards, {}};
+  for (const Symbol& s : c.symbols) k.symbols.emplace_back(s.range, s.multiple_of);
+  return k;
+}
+
+void go_back(Context& ctx, const Known& k) {
+  Context::Impl& c = ctx.impl();
+  c.guards = k.guards;
+  for (size_t i = 0; i < k.symbols.size(); ++i) std::tie(c.symbols[i].range, c.symbols[i].multiple_of) = k.symbols[i];
+  ++c.epoch;
 }
 
 }  // namespace vitrify::sym

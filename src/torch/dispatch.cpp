@@ -376,6 +376,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       flatten_results(call.metas, tensors);
     }
     for (const at::Tensor& t : tensors) {
+      if (t.defined() && (t.layout() != at::kStrided || t.is_quantized())) fail(fmt::format("{} makes a sparse or quantized tensor", info.name));
       TensorType type = t.defined() ? type_of(t) : undefined_type();
       if (t.defined()) type.device = to_device(device);
       type.wrapped_number = false;

@@ -45,6 +45,7 @@ void add_kind(Flat& k, const at::Tensor& t) {
   k.bytes(t.device());
   k.bytes(t.key_set().raw_repr());
   k.bytes(t.requires_grad());
+  k.bytes(t.requires_grad() && t.is_leaf());
   k.bytes(t.dim());
 }
 

@@ -4,8 +4,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <mutex>
 #include <unordered_set>
 #include <vector>
+
+#include "torch/derivatives.h"
 
 namespace vitrify {
 
@@ -14,7 +18,18 @@ using torch::autograd::Node;
 
 namespace {
 
-using Task = torch::autograd::GraphTask::ExecInfo;
+using torch::autograd::GraphTask;
+using Task = GraphTask::ExecInfo;
+
+// torch gives the parts of the task under way, of which this is one, and not the task.
+GraphTask* current_task() {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr size_t kOffset = offsetof(GraphTask, nodes_in_graph_);
+#pragma GCC diagnostic pop
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return nodes ? reinterpret_cast<GraphTask*>(reinterpret_cast<char*>(const_cast<std::unordered_set<Node*>*>(nodes)) - kOffset) : nullptr;
+}
 
 const Task* task_of(const Edge& e) {
   const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
@@ -23,13 +38,25 @@ const Task* task_of(const Edge& e) {
   return at == tasks->end() ? nullptr : &at->second;
 }
 
+std::unordered_set<Node*> behind_of(const Edge& e) {
+  std::unordered_set<Node*> behind{e.function.get()};
+  std::vector<Node*> todo(behind.begin(), behind.end());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    for (const Edge& next : n->next_edges())
+      if (next.function && behind.insert(next.function.get()).second) todo.push_back(next.function.get());
+  }
+  return behind;
+}
+
 bool runs(const Edge& e, const Task* task) { return e.is_valid() && (task ? task->should_execute() : !is_of_grad()); }
 
 }  // namespace
 
 bool is_of_grad() {
   const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-  return tasks && !tasks->empty();
+  return tasks && !tasks->empty() && !tasks->contains(nullptr);
 }
 
 bool comes_to(const Edge& e) { return runs(e, task_of(e)); }
@@ -45,23 +72,39 @@ bool is_silent(const Node& n) {
 }
 
 bool only_from(const Node& from, size_t which) {
-  const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (!all) return false;
-  std::unordered_set<const Node*> behind{from.next_edge(which).function.get()};
-  std::vector<const Node*> todo(behind.begin(), behind.end());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    for (const Edge& e : n->next_edges())
-      if (e.function && behind.insert(e.function.get()).second) todo.push_back(e.function.get());
-  }
+  GraphTask* task = current_task();
+  if (!task) return false;
+  const std::unordered_set<Node*> behind = behind_of(from.next_edge(which));
   auto leads_there = [&](const Node& n) {
     for (size_t i = 0; i < n.next_edges().size(); ++i)
       if (!(&n == &from && i == which) && behind.contains(n.next_edge(i).function.get())) return true;
     return false;
   };
   if (leads_there(from)) return false;
-  return std::none_of(all->begin(), all->end(), [&](const Node* n) { return !behind.contains(n) && leads_there(*n); });
+  const auto& all = task->nodes_in_graph_;
+  if (std::any_of(all.begin(), all.end(), [&](Node* n) { return !behind.contains(n) && leads_there(*n); })) return false;
+  std::lock_guard lock(task->mutex_);  // what it begins at, beside others, is none of its nodes
+  return std::none_of(task->not_ready_.begin(), task->not_ready_.end(), [&](const auto& waits) { return behind.contains(waits.first); });
+}
+
+// Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile. Which nodes are to run is of each: all, where it does
+// not say. That it says so is what reentrant checkpoints take for grad(), and refuse: nodes of Python may be such.
+bool pass_over(const Edge& e) {
+  GraphTask* task = current_task();
+  if (!task) return false;
+  auto& runs = task->exec_info_;
+  if (runs.empty()) {
+    if (std::ranges::any_of(task->nodes_in_graph_, [](const Node* n) { return capture::of_python(*n); })) return false;
+    for (Node* n : task->nodes_in_graph_) runs[n].needed_ = true;
+    for (Node* n : task->graph_roots_) runs[n].needed_ = true;
+    runs[nullptr];  // it is no grad()
+  }
+  for (Node* n : behind_of(e))
+    if (const auto at = runs.find(n); at != runs.end()) {
+      at->second.needed_ = false;
+      at->second.captures_.reset();
+    }
+  return true;
 }
 
 bool strides_show(const Node& node) {

@@ -12,6 +12,8 @@ bool comes_to_node(const torch::autograd::Node*);
 bool is_silent(const torch::autograd::Node&);
 // Whether it comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
 bool only_from(const torch::autograd::Node& from, size_t which);
+// This backward, and no other, does not come to the node behind `e`, which it comes to by this edge alone. False: it cannot be had for this backward.
+bool pass_over(const torch::autograd::Edge& e);
 // Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
 bool strides_show(const torch::autograd::Node& node);
 

@@ -19,6 +19,7 @@
 
 #include "ops/lowering.h"
 #include "support/counters.h"
+#include "sym/known.h"
 #include "torch/absent.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
@@ -224,8 +225,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       }
       const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
+      const bool fit = take_as_it_is_now(saved, b->program);
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
+      if (!fit) {
+        ResultMaker(b->program.results).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
+        break;
+      }
       try {
         if (last) {
           tangents.clear();
@@ -249,6 +255,37 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       all[b->program.gradients[k]] = std::move(grads[k]);
     }
     return all;
+  }
+
+  static std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>& tensors) {
+    std::vector<const at::Tensor*> r;
+    for (const at::Tensor& t : tensors) r.push_back(&t);
+    return r;
+  }
+
+  // A leaf that needs gradients is kept itself, as eager keeps it: assigning to its .data gives it other memory. False: not such as plans read.
+  static bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
+    bool same = t.layout() == at::kStrided && t.dim() == static_cast<int64_t>(type.dim()) &&
+                (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type));
+    for (size_t d = 0; same && d < type.dim(); ++d) {
+      const auto i = static_cast<int64_t>(d);
+      same = (!type.sizes[d].is_const() || t.size(i) == type.sizes[d].value()) &&
+             (!strides || !type.strides[d].is_const() || t.size(i) == 1 || t.stride(i) == type.strides[d].value());
+    }
+    return same;
+  }
+  bool take_as_it_is_now(std::vector<at::Tensor>& saved, const BackwardProgram& b) const {
+    bool fit = true;
+    for (size_t k = 0; k < saved.size() && k < b.saved.size(); ++k) {
+      const ir::TensorType& type = b.graph->inputs[k].value.type();
+      if (!saved[k].defined() || !saved[k].requires_grad() || is_alike(saved[k], type, true)) continue;
+      if (is_alike(saved[k], type, false) && capture::is_static(type))
+        saved[k] =
+            at::empty_strided(values_of(type.sizes), values_of(type.strides), saved[k].options().requires_grad(false)).copy_(saved[k].detach());
+      else
+        fit = false;
+    }
+    return fit;
   }
 
   // The same through ATen, for tangents that kernels cannot read.
@@ -312,6 +349,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const Origin origin = next->origin(*this, call, tangents, how, node);
       std::vector<at::Tensor> given;
       for (const Kept& k : origin.given) given.push_back(k.tensor);
+      for (size_t i = 0; i < given.size(); ++i)
+        if (next->needs_[i] && given[i].defined() && given[i].requires_grad() && !is_alike(given[i], next->joint_.given[i].type(), true))
+          return by_formulas(*call, tangents, node);
       try {
         variable_list all;
         next->run(given, all, &origin);
@@ -579,7 +619,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<const Backward> backward_for(const Layouts& how) const {
     std::lock_guard lock(mutex_);
-    std::shared_ptr<Backward>& b = backward_known(how);
+    if (const auto at = backwards_.find(how); at != backwards_.end() && at->second->plan) return at->second;
+    sym::Context& ctx = joint_.program.graph->ctx();
+    const sym::Known known = sym::known(ctx);
+    const std::shared_ptr<Backward> b = backward_known(how);
     if (b->plan) return b;
     const ir::Graph& g = *b->program.graph;
     b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
@@ -597,12 +640,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     p.num_args = static_cast<uint32_t>(inputs.size());
     p.results = b->program.results;
     p.trained = p.lenient = true;
-    const sym::Context& ctx = joint_.program.graph->ctx();
-    const size_t guards = ctx.guards().size();
     b->plan = CompiledGraph::compile(std::move(p), options_);
-    TORCH_CHECK(!built_ || ctx.guards().size() == guards,
-                "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
-    return b;
+    if (!built_ || ctx.guards().size() == known.guards.size()) return b;
+    sym::go_back(ctx, known);
+    std::erase_if(backwards_, [&](const auto& of) { return of.second == b; });
+    TORCH_CHECK(false, "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
   }
 
   std::shared_ptr<Backward>& backward_known(const Layouts& how) const {
@@ -650,14 +692,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     auto [at, fresh] = next_.try_emplace(how);
-    if (fresh) try {
-        at->second.program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);
-      } catch (const CaptureError& e) {
-        at->second.why = e.what();
-      } catch (...) {
-        next_.erase(at);
-        throw;
-      }
+    if (!fresh) return at->second;
+    sym::Context& ctx = joint_.program.graph->ctx();
+    const sym::Known known = sym::known(ctx);
+    try {
+      auto program = std::make_shared<Training>(trace_->deepen(joint_, how, kept), trace_, options_);
+      if (ctx.guards().size() > known.guards.size()) throw CaptureError("they hold for these sizes only");  // the door has read what it asks of calls
+      at->second.program = std::move(program);
+    } catch (const CaptureError& e) {
+      sym::go_back(ctx, known);
+      at->second.why = e.what();
+    } catch (...) {
+      sym::go_back(ctx, known);
+      next_.erase(at);
+      throw;
+    }
     return at->second;
   }
 
@@ -765,7 +814,7 @@ void RegionNode::skip_unreached(const variable_list& grads) {
   auto cut = std::make_shared<Cut>();
   for (size_t i = 0; i < grads.size(); ++i) {
     const Edge& e = next_edges_[i];
-    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i)) continue;
+    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i) || pass_over(e)) continue;
     cut->edges.emplace_back(i, std::exchange(next_edges_[i], Edge()));
   }
   if (cut->edges.empty()) return;

@@ -1,4 +1,6 @@
 """Gradients of programs with dynamic sizes: what a derivative's own views look at, and where the sizes come from when gradients come through some of the results."""
+import warnings
+
 import pytest
 import torch
 import vitrify
@@ -77,3 +79,25 @@ def test_many_transposes():
             x = x.transpose(0, 1).reshape(x.shape)
         return x.sin()
     check(fn, [(33, 4)], then=lambda out: weighed(out).backward(), dynamic=False)
+
+
+@pytest.mark.eager("gradients of the gradients of", some=True)
+@pytest.mark.parametrize("fn", [lambda x, w: (x * w[0]).prod(0), lambda x, w: torch.nn.functional.batch_norm(x, None, None, w[0], w[1], True), lambda x, w: x.cumprod(0) @ w], ids=["prod", "batch_norm", "cumprod"])
+def test_gradients_of_gradients_that_hold_for_some_sizes(fn):
+    """A formula that looks at a size had its answer kept for all sizes: gradients of another size, or wrong ones."""
+    warnings.simplefilter("ignore", vitrify.VitrifyWarning)
+    compiled = vitrify.compile(fn, dynamic=True)
+    for n, twice in [(4, False), (6, False), (6, True), (8, True), (5, True), (8, False), (6, True)]:
+        grads = []
+        for f in (compiled, fn):
+            x, w = leaf(n, 4), leaf(4, 4, seed=1)
+            out = f(x, w)
+            if twice:
+                first = torch.autograd.grad(weighed(out.sin()), (x, w), create_graph=True)
+                sum(weighed(g * g) for g in first).backward()
+                grads.append([*first, x.grad, w.grad])
+            else:
+                weighed(out).backward()
+                grads.append([x.grad, w.grad])
+        for ours, eager in zip(*grads):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)

@@ -114,3 +114,15 @@ def test_versions_of_a_view_of_an_argument():
             run(x, scale).sum().backward()
         told.append(str(e.value).partition("\n")[0])
     assert told[0] == told[1] and "version 3; expected version 2" in told[0]
+
+
+@pytest.mark.eager("backward calculation is triggered with a negative slope")
+@pytest.mark.parametrize("fn", [lambda x: torch.nn.functional.leaky_relu_(x * 1, -0.2), lambda x: torch.nn.functional.elu_(x * 1, -0.5), lambda x: torch.nn.functional.celu_(x * 1, -1.0)], ids=["leaky_relu_", "elu_", "celu_"])
+def test_results_in_place_that_lost_the_sign(fn):
+    """ATen's formulas refuse them; the rules computed with the sign of the result."""
+    compiled = vitrify.compile(fn)
+    for f in (compiled, fn):
+        x = torch.linspace(-1, 1, 8).requires_grad_(True)
+        with pytest.raises(RuntimeError, match="triggered with a negative slope"):
+            f(x).sum().backward()
+        assert x.grad is None

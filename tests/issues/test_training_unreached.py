@@ -1,0 +1,151 @@
+"""Gradients through some of the results of a call: the backward does not come to what they do not lead to, and others that run meanwhile, on other threads or in hooks, come there all the same."""
+import threading
+
+import pytest
+import torch
+import vitrify
+
+
+def leaf(seed):
+    return torch.randn(64, generator=torch.Generator().manual_seed(seed)).requires_grad_(True)
+
+
+def both(x, y):
+    return x.sin() * 2, y.cos() * 3
+
+
+def graph(fn):
+    """Two leaves, what follows from them, and what the program makes of that."""
+    a, b = leaf(0), leaf(1)
+    z = b.exp()
+    x, y = a * 2, z * 3
+    y.made_of = z
+    return a, b, x, y, *fn(x, y)
+
+
+def run(fn, then):
+    a, b, x, y, p, q = graph(fn)
+    then(a, b, x, y, p, q, q.sum())
+    return a.grad, b.grad
+
+
+def same(then):
+    compiled = vitrify.compile(both, fullgraph=True)
+    for _ in range(2):
+        for ours, eager in zip(run(compiled, then), run(both, then)):
+            assert (ours is None) == (eager is None)
+            if eager is not None:
+                torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("how", ["hook", "thread", "callback"])
+def test_a_backward_within_a_backward(how):
+    """The edges to what was not reached were taken off the node while the backward ran: the other lost its gradients, without a word."""
+    def then(a, b, x, y, p, q, loss):
+        def other():
+            loss.backward(retain_graph=True)
+
+        def hook(g):
+            if how == "thread":
+                t = threading.Thread(target=other)
+                t.start()
+                t.join()
+            elif how == "callback":
+                torch.autograd.Variable._execution_engine.queue_callback(other)
+            else:
+                other()
+        x.register_hook(hook)
+        p.sum().backward(retain_graph=True)
+        loss.backward()
+    same(then)
+
+
+def test_backwards_on_two_threads():
+    """Each through a result of its own: one took the edges that the other was to go along ("dependency not found")."""
+    def then(a, b, x, y, p, q, loss):
+        errors = []
+
+        def many(t):
+            try:
+                for _ in range(60):
+                    t.sum().backward(retain_graph=True)
+            except RuntimeError as e:
+                errors.append(e)
+        threads = [threading.Thread(target=many, args=(t,)) for t in (p, q)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not errors
+    same(then)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("which", ["given", "behind", "leaf"])
+def test_what_it_begins_at_as_well(which, first):
+    """backward([p, y]) where no gradient of p leads to y: "could not compute gradients for some functions"."""
+    def then(a, b, x, y, p, q, loss):
+        if which == "leaf":
+            b.register_hook(lambda g: g * 2)
+        also = {"given": y, "behind": y.made_of, "leaf": b}[which]
+        roots = [p, also] if first else [also, p]
+        torch.autograd.backward(roots, [torch.ones_like(p)] * 2, retain_graph=True)
+        loss.backward()
+    same(then)
+
+
+def test_gradients_of_what_it_begins_at():
+    compiled = vitrify.compile(both, fullgraph=True)
+    results = []
+    for fn in (compiled, both):
+        a, b, x, y, p, q = graph(fn)
+        results.append(torch.autograd.grad([p, y], [a, b], [torch.ones_like(p)] * 2, allow_unused=True))
+    for ours, eager in zip(*results):
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_nothing_that_is_not_reached_runs(python):
+    """No hook of it, no formula of the user's, and nothing there is freed."""
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            ran.append("function")
+            return g * 2
+    compiled = vitrify.compile(both, fullgraph=True)
+    for fn in (compiled, both):
+        ran = []
+        a, b = leaf(0), leaf(1)
+        x, y = a * 2, b.exp()
+        if python:
+            y = Seen.apply(y)
+        y.register_hook(lambda g: ran.append("hook"))
+        torch.autograd.graph.register_multi_grad_hook([x, b], lambda g: ran.append([t is not None for t in g]))
+        p, q = fn(x, y)
+        p.sum().backward()
+        # A multi-grad hook waits for what would run: the edges say so where nodes of Python are among them, as reentrant checkpoints are.
+        assert "hook" not in ran and "function" not in ran and (python or ran == [[True, False]])
+        q.sum().backward()
+        assert "hook" in ran and b.grad is not None
+
+
+def test_a_reentrant_checkpoint_beside():
+    """It refuses backwards that do not run all nodes, as those of grad()."""
+    from torch.utils.checkpoint import checkpoint
+
+    def then(a, b, x, y, p, q, loss):
+        p.sum().backward(retain_graph=True)
+        loss.backward()
+
+    def run_with(fn):
+        a, b = leaf(0), leaf(1)
+        p, q = fn(checkpoint(torch.sin, a * 2, use_reentrant=True), b.exp())
+        then(a, b, None, None, p, q, q.sum())
+        return a.grad, b.grad
+    compiled = vitrify.compile(both, fullgraph=True)
+    for ours, eager in zip(run_with(compiled), run_with(both)):
+        torch.testing.assert_close(ours, eager)
