@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "ir/node_map.h"
+#include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/versions.h"
 
 namespace vitrify {
@@ -59,6 +61,36 @@ Kept Kept::sizes_of(const at::Tensor& t) {
 }
 
 bool Kept::changed() const { return readable() && version_of(tensor) != version; }
+
+std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<const at::Tensor*> r;
+  for (const at::Tensor& t : tensors) r.push_back(&t);
+  return r;
+}
+
+bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
+  bool same = t.layout() == at::kStrided && t.dim() == static_cast<int64_t>(type.dim()) &&
+              (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type));
+  for (size_t d = 0; same && d < type.dim(); ++d) {
+    const auto i = static_cast<int64_t>(d);
+    same = (!type.sizes[d].is_const() || t.size(i) == type.sizes[d].value()) &&
+           (!strides || !type.strides[d].is_const() || t.size(i) == 1 || t.stride(i) == type.strides[d].value());
+  }
+  return same;
+}
+
+bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, size_t count) {
+  bool fit = true;
+  for (size_t k = 0; k < saved.size() && k < count; ++k) {
+    const ir::TensorType& type = graph.inputs[k].value.type();
+    if (!saved[k].defined() || !saved[k].requires_grad() || is_alike(saved[k], type, true)) continue;
+    if (is_alike(saved[k], type, false) && capture::is_static(type))
+      saved[k] = at::empty_strided(values_of(type.sizes), values_of(type.strides), saved[k].options().requires_grad(false)).copy_(saved[k].detach());
+    else
+      fit = false;
+  }
+  return fit;
+}
 
 Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   if (saved >= kept.size()) {

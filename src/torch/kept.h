@@ -28,6 +28,12 @@ struct Kept {
   bool changed() const;
 };
 
+std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>&);
+// A leaf that needs gradients is kept itself, as eager keeps it: assigning to its .data gives it other memory.
+bool is_alike(const at::Tensor&, const ir::TensorType&, bool strides);
+// The first `count` of `saved` as `graph` reads them. False: they are not such as plans read.
+bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, size_t count);
+
 class Call {
  public:
   // `derivative`: inputs are what is kept, then the tangents. `below`: of the call whose gradients this one computes.

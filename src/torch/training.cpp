@@ -225,7 +225,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       }
       const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
-      const bool fit = take_as_it_is_now(saved, b->program);
+      const bool fit = take_as_it_is_now(saved, *b->program.graph, b->program.saved.size());
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
       if (!fit) {
@@ -257,37 +257,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return all;
   }
 
-  static std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>& tensors) {
-    std::vector<const at::Tensor*> r;
-    for (const at::Tensor& t : tensors) r.push_back(&t);
-    return r;
-  }
-
-  // A leaf that needs gradients is kept itself, as eager keeps it: assigning to its .data gives it other memory. False: not such as plans read.
-  static bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
-    bool same = t.layout() == at::kStrided && t.dim() == static_cast<int64_t>(type.dim()) &&
-                (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type));
-    for (size_t d = 0; same && d < type.dim(); ++d) {
-      const auto i = static_cast<int64_t>(d);
-      same = (!type.sizes[d].is_const() || t.size(i) == type.sizes[d].value()) &&
-             (!strides || !type.strides[d].is_const() || t.size(i) == 1 || t.stride(i) == type.strides[d].value());
-    }
-    return same;
-  }
-  bool take_as_it_is_now(std::vector<at::Tensor>& saved, const BackwardProgram& b) const {
-    bool fit = true;
-    for (size_t k = 0; k < saved.size() && k < b.saved.size(); ++k) {
-      const ir::TensorType& type = b.graph->inputs[k].value.type();
-      if (!saved[k].defined() || !saved[k].requires_grad() || is_alike(saved[k], type, true)) continue;
-      if (is_alike(saved[k], type, false) && capture::is_static(type))
-        saved[k] =
-            at::empty_strided(values_of(type.sizes), values_of(type.strides), saved[k].options().requires_grad(false)).copy_(saved[k].detach());
-      else
-        fit = false;
-    }
-    return fit;
-  }
-
   // The same through ATen, for tangents that kernels cannot read.
   template <class F>
   variable_list op_by_op(F&& unpack, const variable_list& tangents, const Node& node) const {
@@ -302,9 +271,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<at::Tensor> inputs = unpack(b->program, false), grads;
     for (const at::Tensor& t : tangents)
       if (t.defined()) inputs.push_back(t);
-    std::vector<const at::Tensor*> given;
-    for (const at::Tensor& t : inputs) given.push_back(&t);
-    ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), given, grads);
+    ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
     variable_list all(joint_.gradients.size());
     for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
     return all;
