@@ -160,12 +160,10 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
   auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, t, t);
   Tensor rstd = rstd_of(a.L, m, p.eps);
   if (p.eps == 0) rstd = map2(a.L, m.m2, rstd, t, [](Body&, Val v, Val s) { return where(eq(v, v.lit(0)), v.lit(0), s); });  // as eager has it
-  // Eager applies them as it returns them, and half ones cancel without a rounding.
-  const auto given = [&](const Tensor& v, DType type) {
-    return type == compute_type(type) ? v : map1(a.L, v, t, [type](Body& b, Val k) { return b.op(LOp::cast, type, k); });
-  };
-  const Tensor mean = given(m.mean, a.out(1).dtype), scale = given(rstd, a.out(2).dtype);
-  r.push_back(apply(a, x, per_channel(mean), per_channel(scale), per_channel(p.weight), per_channel(p.bias), out));
+  // Eager applies half statistics as it rounds them, which cancel exactly where the mean is large: so does what is centred first.
+  const DType given = a.out(1).dtype;
+  const auto centre = given == compute_type(given) ? apply : normalized;
+  r.push_back(centre(a, x, per_channel(m.mean), per_channel(rstd), per_channel(p.weight), per_channel(p.bias), out));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));
   if (!functional) return;

@@ -85,11 +85,10 @@ def test_wider_results_show_what_was_stored(f, dtype):
 
 @HALVES
 @pytest.mark.parametrize("weight", [None, "half", "float"])
-def test_statistics_of_half_batches_are_applied_as_they_are_returned(dtype, weight):
-    # A large mean cancels without a rounding only so.
+def test_statistics_of_half_batches_cancel(dtype, weight):
     x = drawn(dtype, 2, 4, 8, 8) + 1e4
     w = None if weight is None else drawn(dtype if weight == "half" else torch.float32, 4)
+    f = lambda x: F.batch_norm(x, None, None, w, training=True)  # noqa: E731
     if weight == "float":
-        same(lambda x: F.batch_norm(x - 1e4, None, None, w, training=True) > 2, x)
-    else:
-        same(lambda x: F.batch_norm(x, None, None, w, training=True), x)
+        f = lambda x: F.batch_norm(x - 1e4, None, None, w, training=True) > 2  # noqa: E731
+    torch.testing.assert_close(vitrify.compile(f)(x), f(x), rtol=2e-2, atol=1e-3)
