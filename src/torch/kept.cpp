@@ -92,6 +92,16 @@ bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, s
   return fit;
 }
 
+void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph) {
+  if (std::ranges::none_of(saved, &Kept::freed)) return;
+  ir::NodeSet read(graph);
+  for (ir::Value v : graph.outputs)
+    if (v) read.insert(v.node);
+  for (ir::Node* n : graph.nodes()) ir::for_each_input(*n, [&](ir::Value& v) { read.insert(v.node); });
+  for (size_t k = 0; k < saved.size(); ++k)
+    TORCH_CHECK(!saved[k].freed || !read.contains(graph.inputs[k].value.node), torch::autograd::ERR_BACKWARD_TWICE);
+}
+
 Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   if (saved >= kept.size()) {
     const Kept& k = given[saved - kept.size()];

@@ -34,6 +34,9 @@ bool is_alike(const at::Tensor&, const ir::TensorType&, bool strides);
 // The first `count` of `saved` as `graph` reads them. False: they are not such as plans read.
 bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, size_t count);
 
+// Raises eager's error where `graph` reads more than the sizes of what was freed.
+void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph);
+
 class Call {
  public:
   // `derivative`: inputs are what is kept, then the tangents. `below`: of the call whose gradients this one computes.

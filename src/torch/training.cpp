@@ -78,7 +78,6 @@ class RegionNode final : public Node {
   }
   // Through which of them the backward under way comes.
   void find_views(Layouts& how) const;
-  static void check_freed(const BackwardProgram& b, const std::vector<Kept>& saved);
 
  private:
   struct View {
@@ -716,17 +715,6 @@ void RegionNode::find_views(Layouts& how) const {
     if (how[k].view + 1 == static_cast<int32_t>(region_->roots()[k].views.size())) how[k].view = -1;
 }
 
-// What was freed has sizes only: more than those is not to be had.
-void RegionNode::check_freed(const BackwardProgram& b, const std::vector<Kept>& saved) {
-  if (std::ranges::none_of(saved, &Kept::freed)) return;
-  ir::NodeSet read(*b.graph);
-  for (ir::Value v : b.graph->outputs)
-    if (v) read.insert(v.node);
-  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](ir::Value& v) { read.insert(v.node); });
-  for (size_t k = 0; k < saved.size(); ++k)
-    TORCH_CHECK(!saved[k].freed || !read.contains(b.graph->inputs[k].value.node), torch::autograd::ERR_BACKWARD_TWICE);
-}
-
 variable_list RegionNode::apply(variable_list&& tangents) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
@@ -754,7 +742,7 @@ variable_list RegionNode::apply(variable_list&& tangents) {
     auto needed = [&](const BackwardProgram& b, bool last) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
-      check_freed(b, kept);
+      check_freed(kept, *b.graph);
       region_->check_changed(b, kept, *this, path);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));
