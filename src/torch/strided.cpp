@@ -105,14 +105,18 @@ Value Tracer::Impl::from_elements(const Memory& m, Value v) {
   return v;
 }
 
+void Tracer::Impl::assume_of_input(std::string_view what, std::vector<ir::Arg> args) {
+  const ir::Op* op = graph->op(std::string(what), ir::kEffect);
+  if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; }))
+    graph->append(op, std::move(args), {})->source = source;
+}
+
 // The program counts from where the memory begins: what it reads depends on where in it the input lies.
 void Tracer::Impl::assume_offset(uint32_t input) {
-  const Value x = graph->inputs[input].value;
-  const std::vector<ir::Arg> args{x, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)};
-  const ir::Op* op = graph->op("vitrify::assume_offset", ir::kEffect);
-  if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; }))
-    graph->append(op, args, {})->source = source;
+  assume_of_input("vitrify::assume_offset", {graph->inputs[input].value, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)});
 }
+// What lies behind the input comes into view.
+void Tracer::Impl::assume_end(uint32_t input) { assume_of_input("vitrify::assume_end", {graph->inputs[input].value}); }
 
 // What `child` looks at.
 Value Tracer::Impl::read_strided(View& child) {
@@ -195,6 +199,10 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("assume_offset(Tensor x, int offset) -> ()", [](const at::Tensor& x, int64_t offset) {
     if (x.storage_offset() != offset) throw capture::RunRefused("aten::as_strided of an argument that lies elsewhere in its memory");
+  });
+  m.def("assume_end(Tensor x) -> ()", [](const at::Tensor& x) {
+    if (x.storage().nbytes() > static_cast<size_t>(x.storage_offset() + x.numel()) * x.itemsize())
+      throw capture::RunRefused("aten::resize_ of an argument that has more memory than elements");
   });
 }
 

@@ -175,6 +175,8 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   // --- as_strided (strided.cpp)
   void assume_offset(uint32_t input);
+  void assume_end(uint32_t input);
+  void assume_of_input(std::string_view what, std::vector<ir::Arg> args);
   struct Memory {
     View* of = nullptr;  // all of it, in this type and order of dims
     ir::TensorType type;

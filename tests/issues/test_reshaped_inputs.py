@@ -1,6 +1,7 @@
 """Views of inputs whose shape the program changes in place, and views of inputs that it changes so themselves."""
 import pytest
 import torch
+import vitrify
 from beside import check
 
 X = lambda: torch.arange(24.0).view(2, 1, 3, 4)  # noqa: E731
@@ -20,3 +21,22 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_views(name, grad):
     check(CASES[name], lambda: [X()], grad=grad)
+
+
+@pytest.mark.eager("has more memory than elements", some=True)
+@pytest.mark.eager("resize_", some=True)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_lies_behind_an_argument_comes_into_view(first):
+    """What resize_ shows of an argument's memory beyond its elements no plan knows: which arguments have some differs from call to call."""
+    def program(x):
+        x.resize_(4)
+        return x[:2] + 1 if first == 0 else x + 1
+
+    compiled = vitrify.compile(program)
+    made = [lambda: torch.arange(4.0)[:2], lambda: torch.arange(2.0).clone(), lambda: torch.arange(10.0)[:2], lambda: torch.arange(10.0)[4:6]]
+    for make in (made[1:] if first == 0 else made[2:]) * 2:
+        given, eager_given = make(), make()
+        known = given.untyped_storage().nbytes() // 4 - given.storage_offset()  # the rest is whatever was there
+        assert torch.equal(compiled(given), program(eager_given))
+        assert torch.equal(given[:known], eager_given[:known])
