@@ -139,7 +139,7 @@ Dims strides_for(MemoryFormat f, const Dims& sizes) {
   Int next = 1;
   for (size_t d : order_of(f, sizes.size())) {
     st[d] = next;
-    next = next * (sizes[d].is(0) ? Int(1) : sizes[d]);
+    next = next * sizes[d];  // of no elements too, unlike rows
   }
   return st;
 }

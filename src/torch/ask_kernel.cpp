@@ -51,13 +51,11 @@ bool checks_operands(const capture::OpInfo& info) {
   return info.row && info.row->shape && ops::is_elementwise(info.name) && !(info.flags & ir::kDivides);
 }
 
-// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). Of ops that stay calls the run sees it,
-// but of small ones asking costs nothing.
+// Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). They are written in Python: the first
+// of them that runs has torch import its own compiler, which takes longer than most captures. The kernel takes about as long as in a call.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
-  constexpr double kMostOfCalls = 1 << 13;
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   const Operands o = look_at(args);
-  const bool asks = o.empty || checks_operands(info) || (o.other && (o.elements <= kMostOfCalls || (info.row && info.row->lower)));
-  return o.here && o.elements <= kMostZeros && asks;
+  return o.here && o.elements <= kMostZeros;
 }
 }  // namespace vitrify

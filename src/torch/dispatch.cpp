@@ -271,8 +271,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
   // The Meta kernels of products take any two dtypes, the real ones raise or make another than they say.
-  static const std::unordered_set<std::string> products{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
-                                                        "aten::mv", "aten::addmv", "aten::dot", "aten::linear"};
+  static const std::unordered_set<std::string> products{"aten::mm",    "aten::addmm", "aten::bmm",    "aten::baddbmm",    "aten::mv",
+                                                        "aten::addmv", "aten::dot",   "aten::linear", "aten::convolution"};
   if (products.contains(info.name)) {
     std::optional<at::ScalarType> dtype;
     for (const IValue& v : metas) {

@@ -152,7 +152,7 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
-  at::Tensor held_;  // the gradient of the node that runs, where its formula is not to
+  at::Tensor held_;             // the gradient of the node that runs, where its formula is not to
   std::function<bool()> same_;  // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   Impl& impl_;

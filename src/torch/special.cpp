@@ -154,8 +154,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     if (before && !in_order) refuse();
     if (v.storage->input >= 0 && after > before) {  // what its memory holds beyond the tensor is no input
       const at::Tensor& given = inputs[v.storage->input]->real;
-      if (!given.defined() || given.storage().nbytes() > static_cast<size_t>(given.storage_offset() + before) * given.itemsize())
-        refuse();
+      if (!given.defined() || given.storage().nbytes() > static_cast<size_t>(given.storage_offset() + before) * given.itemsize()) refuse();
       assume_end(static_cast<uint32_t>(v.storage->input));
     }
     const at::Tensor real = at::empty_strided(values_of(type.sizes), values_of(type.strides), at::TensorOptions(at::kMeta));

@@ -487,7 +487,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
       if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;
       if (!needs_[at]) {  // but for its sizes, which no guard may know
-        if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined()) o.given[at] = Kept::sizes_of(call->kept[s].tensor);
+        if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined())
+          o.given[at] = Kept::sizes_of(call->kept[s].tensor);
       } else {
         Kept kept = call->unpack(s, node.getptr());
         TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);

@@ -64,6 +64,13 @@ def some_calls(choose: random.Random, specs, module, grad):
     return [*made, *again, *([call(specs, driver)] if len(again) > 1 else [])]
 
 
+def is_leaf(t):
+    try:
+        return t.is_leaf
+    except RuntimeError:  # a view whose history may not be asked for
+        return False
+
+
 @dataclasses.dataclass
 class Outcome:
     """Of one call: what eager promises, in one order for all sides."""
@@ -140,11 +147,11 @@ class Side:
         bumps = [v is not None and version(t) - v for t, v in zip(watched, versions)]
         did = {k: v - before.get(k, 0) for k, v in dict(counters()).items()}
         out = () if error else (scope["out"], scope["told"])
-        leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in [(p.replace("out", "in", 1), t) for p, t in tensors_of(self.args)] if t.is_leaf and not t.is_inference()]
+        leaves = flat(out) + flat(self.args, "in") + [(f"grad of {p}", t.grad) for p, t in [(p.replace("out", "in", 1), t) for p, t in tensors_of(self.args)] if is_leaf(t) and not t.is_inference()]
         leaves += [x for name, t in self.state() for x in ((f"net.{name}", t), (f"grad of net.{name}", t.grad))]
         if error is not None:  # how far a backward came before it raised is not promised, nor what later ones add to
             for t in [t for _, t in [*tensors_of(self.args), *self.state()]]:
-                if t.is_leaf and not t.is_inference():
+                if is_leaf(t) and not t.is_inference():
                     t.grad = None
         return Outcome(error, leaves, out, self.args, [self.args, [t for _, t in self.state()]], bumps, [torch.get_rng_state(), self.scope["generator"].get_state()], did)
 

@@ -1,0 +1,30 @@
+"""ATen's Meta kernels in Python have torch import its own compiler when the first of them runs: 880 modules, more than a second of a first call."""
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+import torch
+import torch.nn.functional as F
+import vitrify
+x = torch.rand(4, 6)
+known = set(sys.modules)
+ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(x, x), lambda x: torch.roll(x, 1), lambda x: torch.linalg.inv_ex(x[:, :4])[0], lambda x: torch.special.zeta(x + 2, x),
+       lambda x: F.pixel_unshuffle(x[None, None], 2), lambda x: torch.cdist(x, x), lambda x: torch.histc(x), lambda x: torch.nanmedian(x), lambda x: torch.renorm(x, 2, 0, 1.0), lambda x: F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), align_corners=False)]
+for mode in (torch.no_grad, torch.inference_mode):
+    with mode():
+        for op in ops:
+            assert torch.allclose(vitrify.compile(lambda x: op(x) * 2)(x), op(x) * 2, equal_nan=True)
+counted = dict(vitrify.counters)
+assert counted["compiled_calls"] == 2 * len(ops) and not counted["eager_calls"], counted
+print(sorted(name for name in set(sys.modules) - known if name.startswith(("torch", "sympy", "numpy"))))
+"""
+
+
+@pytest.mark.no_kernels("another process compiles")
+def test_a_first_call_imports_no_other_compiler():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
