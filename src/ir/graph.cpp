@@ -176,7 +176,7 @@ void Graph::erase(Node* n) {
   n->args.clear();
 }
 
-// A number that is beyond what the type holds. Of types that hold less than a float or an int does.
+// A number that is beyond what the type holds.
 static bool out_of_range(const Arg& a, DType type) {
   double most = 0;
   switch (type) {
@@ -201,13 +201,18 @@ static bool out_of_range(const Arg& a, DType type) {
     case DType::I32:
       most = 2147483647;
       break;
+    case DType::I64:
+      most = 0x1p63;
+      break;
     default:
       return false;
   }
   if (auto* i = std::get_if<Int>(&a))  // huge ones are ends of slices
     return i->is_const() && std::abs(static_cast<double>(i->value())) > most && std::abs(static_cast<double>(i->value())) < 0x1p62;
   auto* d = std::get_if<double>(&a);
-  return d && std::abs(*d) > most && (is_int(type) || std::isfinite(*d));
+  if (!d) return false;
+  if (is_int(type)) return !(std::abs(*d) <= most) || (type == DType::U8 && *d < 0);  // no NaN either
+  return std::abs(*d) > most && std::isfinite(*d);
 }
 
 bool may_fault(const Node& n) {
