@@ -117,7 +117,7 @@ class Fuser {
       if (b.role == BufferRole::Input)
         for (Int s : b.sizes)
           if (!s.is_const() && sym::is_symbol(s)) given.insert(sym::view(s).symbol->id);
-    std::unordered_map<uint32_t, size_t> finders;  // by symbol: the call that finds the size
+    std::unordered_map<uint32_t, size_t> finders;  // by symbol: the first call whose result has that size
     std::vector<Int> symbols;
     for (size_t k = 0, first = 0; k < program_.items.size(); ++k) {
       if (program_.items[k].ext) first = k + 1;
@@ -139,10 +139,9 @@ class Fuser {
           if (auto* l = std::get_if<std::vector<Int>>(&a)) std::ranges::for_each(*l, need_size);
         }
         for (uint32_t b : it.ext->results) writers[b].push_back(k);
-        if (it.ext->node->op->flags & (ir::kDataDependent | ir::kEffect))
-          for (const ir::TensorType& t : it.ext->node->outs)
-            for (Int s : t.sizes)
-              if (!s.is_const() && sym::is_symbol(s) && !given.contains(sym::view(s).symbol->id)) finders.try_emplace(sym::view(s).symbol->id, k);
+        for (const ir::TensorType& t : it.ext->node->outs)
+          for (Int s : t.sizes)
+            if (!s.is_const() && sym::is_symbol(s) && !given.contains(sym::view(s).symbol->id)) finders.try_emplace(sym::view(s).symbol->id, k);
         if (it.ext->node->op->flags & (ir::kRandom | ir::kEffect)) {
           if (last_effect) d.push_back(*last_effect);
           last_effect = k;

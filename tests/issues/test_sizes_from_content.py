@@ -85,3 +85,24 @@ def test_a_size_that_guards_fix(fn, args):
         else:
             torch.testing.assert_close(compiled(*longer), eager, rtol=0, atol=0)
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+MASKED = {
+    "joined with itself": lambda x: (lambda v: torch.cat([v[v > 0], v.reshape(-1)]))(torch.div(x, 2, rounding_mode="trunc")),
+    "squeezed in place before": lambda x: (x.squeeze_(), torch.cat([(x // 2)[x // 2 > 0], x // 2]))[1],
+    "written before": lambda x: (x.add_(0), torch.cat([x[x > 0] * 2, x]))[1],
+    "computed before": lambda x: (lambda v: torch.cat([v[v > 0], v, v[v > 0] + 1]))(x * 2),
+    "and beside": lambda x: (lambda v: (torch.cat([v[v > 0], v + 1]), v.sum(), v * 3))(x * 2),
+}
+
+
+@pytest.mark.parametrize("fn", MASKED.values(), ids=list(MASKED))
+def test_what_is_joined_with_a_found_part(fn):
+    """The nest that writes behind the part of a size that a call finds was launched with what that call reads: the size was not known yet, and the call failed."""
+    compiled, before = vitrify.compile(fn), dict(vitrify.counters)
+    with torch.no_grad():
+        for k in range(4):
+            a = torch.arange(-4, 5 + k) + k
+            b = a.clone()
+            beside.same_call(beside.run(compiled, (a,)), beside.run(fn, (b,)), (a,), (b,))
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
