@@ -105,3 +105,43 @@ def test_a_view_written_to_afterwards():
     assert mine.stride() == eager.stride()
     torch.testing.assert_close(mine, eager)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+def swapped(x):
+    y = x * 2
+    before = y.view(-1)
+    y.swapaxes_(0, 2)
+    after = y[1:]
+    return before, after, after.sin()
+
+
+def unsqueezed(x):
+    y = x * 2
+    y.unsqueeze_(0)
+    return y.movedim(-1, 0), y.transpose(1, 2), y.exp()
+
+
+def written(x):
+    y = x * 2
+    before = y.permute(2, 1, 0)
+    y.transpose_(0, 1)
+    before.pow_(2)
+    y.neg_()
+    return y.expand(2, *y.shape).movedim(0, 2), before
+
+
+@pytest.mark.parametrize("f", [swapped, unsqueezed, written], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("which", [0, 1, slice(None)], ids=str)
+def test_views_of_what_was_reshaped_in_place(f, which):
+    told = []
+    for call in (f, vitrify.compile(f)):
+        x = torch.arange(24.0).view(2, 3, 4).div(9).requires_grad_()
+        out = call(x)
+        some = out[which] if isinstance(which, slice) else [out[which]]
+        sum((o * torch.arange(1.0, o.numel() + 1).view(o.shape)).sum() for o in some).backward()
+        told.append([*out, x.grad])
+        assert out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr()
+    for ours, eager in zip(*reversed(told)):
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride() and ours.storage_offset() == eager.storage_offset()
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
