@@ -60,6 +60,22 @@ bool take_batch(const at::Tensor& t, TangentLayout& how) {
   return how.batch > 0 && !how.strides.empty();
 }
 
+at::Tensor batch_of(const std::vector<at::Tensor>& each) {
+  std::vector<int64_t> sizes = each[0].sizes().vec(), strides = each[0].strides().vec();
+  int64_t span = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) span += std::max<int64_t>(0, sizes[d] - 1) * strides[d];
+  sizes.insert(sizes.begin(), static_cast<int64_t>(each.size()));
+  strides.insert(strides.begin(), span);
+  at::Tensor all = at::empty_strided(sizes, strides, each[0].options());
+  for (size_t i = 0; i < each.size(); ++i) {
+    at::Tensor to = all.select(0, static_cast<int64_t>(i)), from = each[i];
+    for (int64_t d = 0; d < to.dim(); ++d)
+      if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+    to.copy_(from);
+  }
+  return all;
+}
+
 at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
   if (how.batch) {
     at::Tensor r = at::maybeGetBatchedImpl(t)->value();
