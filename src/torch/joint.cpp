@@ -480,7 +480,18 @@ std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::
     r[k] = j.roots[k].tangent;
     if (how[k].strides.empty()) continue;
     ir::TensorType type = r[k].type();
-    type.strides.assign(how[k].strides.begin(), how[k].strides.end());
+    const std::vector<int64_t>& strides = how[k].strides;
+    if (strides.front() < 0) {  // the order of its dims, dense: the last is -1
+      sym::Int next = 1;
+      for (int64_t rank = -1; rank >= -static_cast<int64_t>(strides.size()); --rank) {
+        const auto d = static_cast<size_t>(std::ranges::find(strides, rank) - strides.begin());
+        type.strides[d] = next;
+        next = next * type.sizes[d];
+      }
+      r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
+      continue;
+    }
+    type.strides.assign(strides.begin(), strides.end());
     if (how[k].batch) type.sizes.insert(type.sizes.begin() + how[k].batch_dim, sym::Int(how[k].batch));
     for (size_t d = 0; d < type.dim(); ++d)
       if (how[k].is_expanded(d)) type.sizes[d] = 1;

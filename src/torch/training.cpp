@@ -626,11 +626,18 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<const Backward> backward_for(const Layouts& how) const {
     std::lock_guard lock(mutex_);
+    return planned(how);
+  }
+
+  std::shared_ptr<Backward> planned(const Layouts& how) const {
     if (const auto at = backwards_.find(how); at != backwards_.end() && at->second->plan) return at->second;
     sym::Context& ctx = joint_.program.graph->ctx();
     const sym::Known known = sym::known(ctx);
     const std::shared_ptr<Backward> b = backward_known(how);
-    if (b->plan) return b;
+    if (b->plan) {  // of another layout, whose gradients are the same
+      sym::go_back(ctx, known);
+      return b;
+    }
     const ir::Graph& g = *b->program.graph;
     b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
       if (n->op->name.starts_with("graph::") || !ops::is_extern(n->op->name)) return true;
@@ -651,6 +658,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!built_ || ctx.guards().size() == known.guards.size()) return b;
     sym::go_back(ctx, known);
     std::erase_if(backwards_, [&](const auto& of) { return of.second == b; });
+    if (is_other(how) && std::ranges::none_of(how, [](const TangentLayout& l) { return l.batch != 0; }))
+      return backwards_[how] = planned(as_recorded(how));
     TORCH_CHECK(false, "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
   }
 

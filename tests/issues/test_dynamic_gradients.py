@@ -118,3 +118,17 @@ def test_batched_gradients(name, f, dynamic):
         torch.testing.assert_close(told[1], told[0])
         assert told[1].stride() == told[0].stride()
     assert vitrify.counters["fallbacks"] == before["fallbacks"] and vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def test_gradients_lie_as_their_tangents_do():
+    compiled, before = vitrify.compile(lambda x, y: (y.sin() * 2, x.clone(), x * y), dynamic=True), dict(vitrify.counters)
+    for which in (1, 2):
+        for n in (4, 12, 4):
+            for weight in (torch.randn(16, n, n), torch.randn(16, n, n).mT, torch.randn(n, n, 16).permute(2, 0, 1)):
+                told = []
+                for call in (lambda x, y: (y.sin() * 2, x.clone(), x * y), compiled):
+                    x, y = torch.ones(16, n, n).mT.requires_grad_(), torch.ones(16, n, n).requires_grad_()
+                    told.append(torch.autograd.grad((call(x, y)[which] * weight).sum(), x)[0])
+                assert told[0].stride() == told[1].stride()
+                torch.testing.assert_close(told[1], told[0])
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
