@@ -604,7 +604,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       how[k].defined = tangents[k].defined();
       other = other || (how[k].defined && (joint_.roots[k].views.size() > 1 || !is_recorded(tangents[k], type_of_tangent(k), true)));
     }
-    if (!other || !strides_show(node)) return how;
+    if (!other || !(strides_show(node) || strides_of_ones_show(node))) return how;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
     node.find_views(how);

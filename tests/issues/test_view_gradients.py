@@ -145,3 +145,24 @@ def test_views_of_what_was_reshaped_in_place(f, which):
         torch.testing.assert_close(ours, eager)
         assert ours.stride() == eager.stride() and ours.storage_offset() == eager.storage_offset()
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+@pytest.mark.parametrize("f, x", [
+    (lambda x: (x * 2).mT, torch.randn(8, 1)), (lambda x: (x * 2).flatten(1), torch.randn(4, 33, 1).permute(2, 1, 0)), (lambda x: x.sin().unflatten(1, (3, 11)), torch.randn(4, 33, 1).permute(2, 1, 0))])
+@pytest.mark.parametrize("seen", [False, True])
+def test_strides_of_dims_of_one_element(f, x, seen):
+    """A leaf takes its first gradient as it comes, where its strides differ in such dims only; the second is added to it."""
+    told = []
+    compiled, before = vitrify.compile(f, dynamic=False), dict(vitrify.counters)
+    for call in (f, compiled):
+        leaf, strides = x.detach().requires_grad_(), []
+        for grad in (torch.ones_like, torch.zeros_like):
+            out = call(leaf)
+            if seen:
+                strides.append(torch.autograd.grad((out * grad(out, memory_format=torch.contiguous_format)).sum(), leaf)[0].stride())
+            else:
+                (out * grad(out, memory_format=torch.contiguous_format)).sum().backward()
+                strides.append(leaf.grad.stride())
+        told.append(strides)
+    assert told[1] == told[0]
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
