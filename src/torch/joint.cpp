@@ -189,9 +189,13 @@ class Tracer::Impl::Round {
 
 // What eager's backward raises where it comes to the node under way, whatever its gradient is: versions, and what has no derivative. False: it is
 // something else.
-bool Tracer::Impl::note_raising(const std::string& says) {
+bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
-  if (!node || failure || raises(node.get()) || capture::of_python(*node)) return false;
+  if (!node || failure || raises(node.get())) return false;
+  const bool checkpoint = std::ranges::find(checkpoints, node.get(), [](const Checkpoint& c) { return c.node.get(); }) != checkpoints.end();
+  if (capture::of_python(*node) && !checkpoint) return false;
+  constexpr std::string_view kOfPython = "RuntimeError: ";
+  if (checkpoint && says.starts_with(kOfPython)) says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
   Raising r{node, says};
   if (!dynamic_cast<const torch::autograd::Error*>(node.get())) {
     constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
@@ -210,7 +214,9 @@ bool Tracer::Impl::note_raising(const std::string& says) {
       const at::Tensor& t = seen_by_autograd(*s);
       if (!t.defined() || !counts_versions(t) || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
       written = true;
-      if (!of.starts_with(fmt::format("{} [{}]] is at", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
+      const size_t sizes = of.find(' ');  // behind the type, for which Python has another name
+      if (!checkpoint && of.substr(0, sizes) != t.toString()) continue;
+      if (!of.substr(std::min(sizes, of.size())).starts_with(fmt::format(" [{}]] is at", fmt::join(t.sizes(), ", ")))) continue;
       const bool counted = t.is_same(s->real);
       if (found && !(counted && seen_by_autograd(*found).is_same(found->real) && found->real_version == s->real_version)) return false;
       if (!found) r.expected = then - (counted ? s->real_version : 0);
