@@ -43,6 +43,7 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def forward(ctx, real, kept, outputs, leaves, *args):
         ctx.real, ctx.kept, ctx.leaves, ctx.number = real, kept, leaves, len(args)
+        ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
         return tuple(_free(o) if isinstance(o, torch.Tensor) else o for o in outputs)
 
     @staticmethod
@@ -55,6 +56,7 @@ class _Region(torch.autograd.Function):
                     raise
         if _C.past_checkpoints():
             return (None,) * (4 + ctx.number)
+        ctx.saved_tensors  # raises where one was written to since
         of_leaves = {}
 
         def backward(outputs, tangents):

@@ -117,4 +117,12 @@ bool strides_show(const Node& node) {
   return false;
 }
 
+bool strides_of_ones_show(const Node& node) {
+  for (const Edge& e : node.next_edges()) {
+    auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(e.function.get());
+    if (leaf && runs(e, task_of(e)) && !leaf->variable.grad().defined() && std::ranges::count(leaf->variable.sizes(), 1)) return true;
+  }
+  return false;
+}
+
 }  // namespace vitrify

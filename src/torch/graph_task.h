@@ -16,5 +16,7 @@ bool only_from(const torch::autograd::Node& from, size_t which);
 bool pass_over(const torch::autograd::Edge& e);
 // Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
 bool strides_show(const torch::autograd::Node& node);
+// A leaf without a gradient takes it in its own strides, but for those of dims of one element.
+bool strides_of_ones_show(const torch::autograd::Node& node);
 
 }  // namespace vitrify

@@ -189,9 +189,13 @@ class Tracer::Impl::Round {
 
 // What eager's backward raises where it comes to the node under way, whatever its gradient is: versions, and what has no derivative. False: it is
 // something else.
-bool Tracer::Impl::note_raising(const std::string& says) {
+bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
-  if (!node || failure || raises(node.get()) || capture::of_python(*node)) return false;
+  if (!node || failure || raises(node.get())) return false;
+  const bool checkpoint = std::ranges::find(checkpoints, node.get(), [](const Checkpoint& c) { return c.node.get(); }) != checkpoints.end();
+  if (capture::of_python(*node) && !checkpoint) return false;
+  constexpr std::string_view kOfPython = "RuntimeError: ";
+  if (checkpoint && says.starts_with(kOfPython)) says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
   Raising r{node, says};
   if (!dynamic_cast<const torch::autograd::Error*>(node.get())) {
     constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
@@ -210,7 +214,9 @@ bool Tracer::Impl::note_raising(const std::string& says) {
       const at::Tensor& t = seen_by_autograd(*s);
       if (!t.defined() || !counts_versions(t) || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
       written = true;
-      if (!of.starts_with(fmt::format("{} [{}]] is at", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
+      const size_t sizes = of.find(' ');  // behind the type, for which Python has another name
+      if (!checkpoint && of.substr(0, sizes) != t.toString()) continue;
+      if (!of.substr(std::min(sizes, of.size())).starts_with(fmt::format(" [{}]] is at", fmt::join(t.sizes(), ", ")))) continue;
       const bool counted = t.is_same(s->real);
       if (found && !(counted && seen_by_autograd(*found).is_same(found->real) && found->real_version == s->real_version)) return false;
       if (!found) r.expected = then - (counted ? s->real_version : 0);
@@ -480,7 +486,18 @@ std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::
     r[k] = j.roots[k].tangent;
     if (how[k].strides.empty()) continue;
     ir::TensorType type = r[k].type();
-    type.strides.assign(how[k].strides.begin(), how[k].strides.end());
+    const std::vector<int64_t>& strides = how[k].strides;
+    if (strides.front() < 0) {  // the order of its dims, dense: the last is -1
+      sym::Int next = 1;
+      for (int64_t rank = -1; rank >= -static_cast<int64_t>(strides.size()); --rank) {
+        const auto d = static_cast<size_t>(std::ranges::find(strides, rank) - strides.begin());
+        type.strides[d] = next;
+        next = next * type.sizes[d];
+      }
+      r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
+      continue;
+    }
+    type.strides.assign(strides.begin(), strides.end());
     if (how[k].batch) type.sizes.insert(type.sizes.begin() + how[k].batch_dim, sym::Int(how[k].batch));
     for (size_t d = 0; d < type.dim(); ++d)
       if (how[k].is_expanded(d)) type.sizes[d] = 1;

@@ -165,6 +165,29 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     if (r.kind == ResultSpec::Kind::ViewOfValue && r.path.empty()) r.order = results[r.index].order;  // the same tensor again
 }
 
+namespace {
+
+// The view that a base has become by transpose_() and the like, where gradients come back through it.
+capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const capture::StorageState* s) {
+  for (const at::Tensor& t : results) {
+    const FakeImpl* f = as_fake(t);
+    if (!f || f->view->storage.get() != s || !t.requires_grad() || !t.is_view()) continue;
+    at::Tensor whose;
+    whose = t._base();
+    const FakeImpl* base = as_fake(whose);
+    if (!base || !base->view->parent || base->view->storage.get() != s) continue;
+    capture::View* const v = base->view.get();
+    const capture::View* p = v;
+    while (p->parent && p->in_place) p = p->parent.get();
+    const bool whole = !p->parent && v->offset == 0 && capture::is_static(v->type) && capture::is_static(s->type) && v->type.dtype == s->type.dtype &&
+                       ops::is_dense(*s->ctx, v->type) && ops::is_dense(*s->ctx, s->type);
+    if (whole && v->type.numel() == s->type.numel()) return v;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 // Graph outputs for what the program returns and for what it wrote.
 void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
   std::vector<at::Tensor> fakes;
@@ -186,6 +209,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   std::unordered_map<const StorageState*, uint32_t> root_output;
   for (const at::Tensor& t : fakes)
     if (FakeImpl* f = as_fake(t)) loose[f->view->storage.get()].insert(t.unsafeGetTensorImpl());
+  std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
     FakeImpl* f = as_fake(fakes[i]);
@@ -202,12 +226,16 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       fail("returns a leaf that needs gradients, which it makes");
     auto emit_view_of_output = [&] {
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
-      if (fresh) graph->outputs.push_back(own_storage(s->base, s, roots));
+      if (fresh) {
+        shown[s] = root_tensors ? reshaped_in_place(fakes, s) : nullptr;
+        graph->outputs.push_back(own_storage(shown[s] ? read(*shown[s]) : s->base, s, roots));
+      }
+      const View* const base_view = shown[s];
       if (root_tensors && fakes[i].requires_grad()) {  // any of the views may be the one that gradients follow
         at::Tensor base;
         if (fakes[i].is_view()) base = fakes[i]._base();
-        if (!as_fake(base) || as_fake(base)->view->parent || as_fake(base)->view->storage.get() != s)
-          fail("returns views of memory that has no tensor of its own");
+        const View* own = as_fake(base) ? as_fake(base)->view.get() : nullptr;
+        if (!own || own->storage.get() != s || (own->parent && own != base_view)) fail("returns views of memory that has no tensor of its own");
         note_root(it->second, base);
         capture::Chain chain = capture::views_between(torch::autograd::impl::gradient_edge(base), fakes[i]);
         if (!chain.empty()) views_of_output[it->second].push_back({i, std::move(chain)});
@@ -215,6 +243,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;
       r.path = path_of(v);
+      if (!base_view) return;
+      const View* from = &v;
+      while (from && from != base_view) from = from->parent.get();
+      if (from)
+        r.path.erase(r.path.begin(), r.path.begin() + static_cast<std::ptrdiff_t>(path_of(*base_view).size()));
+      else  // older than its base's shape
+        r.path.insert(r.path.begin(), {"aten::as_strided", {values_of(s->type.sizes), values_of(s->type.strides), int64_t{0}}, -1});
     };
     auto emit_value = [&] {
       if (f->is_neg() && v.type.dtype != DType::Opaque) fail("returns a negative tensor that is a view of nothing");

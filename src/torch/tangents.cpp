@@ -38,9 +38,46 @@ bool is_recorded(const at::Tensor& t, const ir::TensorType& type, bool exactly) 
   return same;
 }
 
+namespace {
+
+// Of dense memory whose dims lie in the order of these strides.
+std::vector<int64_t> dense_in_order(const std::vector<int64_t>& of, c10::IntArrayRef sizes) {
+  std::vector<size_t> order(of.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return of[a] > of[b]; });
+  std::vector<int64_t> strides(of.size());
+  int64_t next = 1;
+  for (size_t d : std::views::reverse(order)) {
+    strides[d] = next;
+    next *= std::max<int64_t>(1, sizes[d]);
+  }
+  return strides;
+}
+
+bool lies_in(const at::Tensor& t, const std::vector<int64_t>& strides) {
+  bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
+  for (size_t d = 0; same && d < strides.size(); ++d) same = t.size(static_cast<int64_t>(d)) == 1 || t.stride(static_cast<int64_t>(d)) == strides[d];
+  return same;
+}
+
+bool all_known(const ir::Dims& d) {
+  return std::ranges::all_of(d, [](sym::Int i) { return i.is_const(); });
+}
+
+}  // namespace
+
 void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how) {
-  auto known = [](sym::Int i) { return i.is_const(); };
-  if (t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, type, true) && std::all_of(type.sizes.begin(), type.sizes.end(), known) &&
+  if (!all_known(type.sizes)) {  // of sizes that differ from call to call there is the order only
+    const bool dense = t.layout() == at::kStrided && !t._is_zerotensor() && t.numel() && t.is_non_overlapping_and_dense();
+    if (!dense || lies_in(t, dense_in_order(values_of(type.strides), t.sizes()))) return;
+    std::vector<size_t> order(type.dim());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return t.strides()[a] > t.strides()[b]; });
+    how.strides.resize(order.size());
+    for (size_t k = 0; k < order.size(); ++k) how.strides[order[k]] = static_cast<int64_t>(k) - static_cast<int64_t>(order.size());
+    return;
+  }
+  if (t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, type, true) &&
       ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
     how.strides = t.strides().vec();
   for (uint32_t d = 0; d < how.strides.size(); ++d)
@@ -58,6 +95,22 @@ bool take_batch(const at::Tensor& t, TangentLayout& how) {
   for (uint32_t d = 0; d < how.strides.size(); ++d)
     if (how.strides[d] == 0 && all.size(d) > 1) how.expanded.push_back(d);
   return how.batch > 0 && !how.strides.empty();
+}
+
+at::Tensor batch_of(const std::vector<at::Tensor>& each) {
+  std::vector<int64_t> sizes = each[0].sizes().vec(), strides = each[0].strides().vec();
+  int64_t span = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) span += std::max<int64_t>(0, sizes[d] - 1) * strides[d];
+  sizes.insert(sizes.begin(), static_cast<int64_t>(each.size()));
+  strides.insert(strides.begin(), span);
+  at::Tensor all = at::empty_strided(sizes, strides, each[0].options());
+  for (size_t i = 0; i < each.size(); ++i) {
+    at::Tensor to = all.select(0, static_cast<int64_t>(i)), from = each[i];
+    for (int64_t d = 0; d < to.dim(); ++d)
+      if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+    to.copy_(from);
+  }
+  return all;
 }
 
 at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
@@ -79,16 +132,8 @@ at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const Tange
     return t.as_strided(t.sizes(), as_recorded);
   }
   std::vector<int64_t> strides = values_of(type.strides);
-  if (!std::all_of(type.strides.begin(), type.strides.end(), [](sym::Int i) { return i.is_const(); })) {  // dense, in the order of the record
-    std::vector<size_t> order(strides.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
-    int64_t next = 1;
-    for (size_t d : std::views::reverse(order)) {
-      strides[d] = next;
-      next *= std::max<int64_t>(1, t.size(static_cast<int64_t>(d)));
-    }
-  }
+  if (!all_known(type.strides)) strides = dense_in_order(strides, t.sizes());  // in the order of the record
+  if (lies_in(t, strides)) return t;
   return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
 }
 

@@ -19,6 +19,8 @@ bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);
 // How one comes that is_grads_batched made of several; false: it is something else than memory.
 bool take_batch(const at::Tensor&, TangentLayout&);
+// Of gradients alike, laid out as they are: an expanded one has its elements once.
+at::Tensor batch_of(const std::vector<at::Tensor>&);
 // As the plan for that layout wants it.
 at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);
 

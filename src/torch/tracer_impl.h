@@ -245,7 +245,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }
-  bool note_raising(const std::string& says);
+  bool note_raising(std::string says);
   void find_past_raising(JointProgram&, const Level&) const;
   class Round;
   class Nodes;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -48,10 +49,14 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-constexpr int kMaxRenewals = 4;    // derivatives taken again, with more learned
-constexpr size_t kMaxLayouts = 8;  // of tangents in strides of their own
+constexpr int kMaxRenewals = 4;      // derivatives taken again, with more learned
+constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
+constexpr size_t kMaxLayouts = 8;    // of tangents in strides of their own
 
 class Training;
+
+// What a derivative needs of what was saved; the last one to ask leaves nothing.
+using Unpack = std::function<std::vector<at::Tensor>(const BackwardProgram&, bool last)>;
 
 // What autograd sees of a compiled call.
 class RegionNode final : public Node {
@@ -199,14 +204,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
-  template <class F>
-  variable_list backward(F&& unpack, variable_list tangents, const RegionNode& node) const {
+  variable_list backward(const Unpack& unpack, variable_list tangents, const RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     if (!is_of_grad())
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
     const bool batched = !all_plain(tangents);
     if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
+    if (batched && !static_) return one_by_one(unpack, tangents, node);
     std::optional<capture::InBatch> no_batch;
     if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
     Layouts how = batched ? batches_of(tangents) : layouts_of(tangents, node);
@@ -219,8 +224,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       } catch (const CaptureError& e) {
         if (!batched) throw;
         no_batch.reset();
-        warn_once("batched gradients", e.what());
-        return op_by_op(unpack, tangents, node);
+        return one_by_one(unpack, tangents, node, e.what());
       }
       const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
@@ -256,9 +260,41 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return all;
   }
 
+  // Those of a batch that no plan has whole: its formulas fix sizes, or look at values.
+  variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const {
+    const int64_t n = size_of_batch(tangents);
+    const auto taken = [&](int64_t i) {
+      variable_list r = tangents;
+      for (at::Tensor& t : r)
+        if (const auto* batch = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr) t = batch->value().select(batch->bdims()[0].dim(), i);
+      return r;
+    };
+    std::vector<variable_list> each;
+    {
+      capture::InBatch no_batch(false);
+      Layouts how = layouts_of(taken(0), node);
+      pass_checkpoints(how, node);
+      if (n <= kMaxSingles && !draws(*backward_for(how)->program.graph)) {
+        const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
+        for (int64_t i = 0; i < n; ++i) each.push_back(backward(kept, taken(i), node));
+      }
+    }
+    if (each.empty()) {
+      if (!why.empty()) warn_once("batched gradients", why);
+      return op_by_op(unpack, tangents, node);
+    }
+    variable_list all(joint_.gradients.size());
+    std::vector<at::Tensor> of;
+    for (size_t g = 0; g < all.size(); ++g) {
+      of.clear();
+      for (const variable_list& one : each) of.push_back(one[g]);
+      if (of[0].defined()) all[g] = at::addBatchDim(batch_of(of), 1, 0);
+    }
+    return all;
+  }
+
   // The same through ATen, for tangents that kernels cannot read.
-  template <class F>
-  variable_list op_by_op(F&& unpack, const variable_list& tangents, const Node& node) const {
+  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const Node& node) const {
     ++counters().fallbacks;
     Layouts how(tangents.size());
     for (size_t k = 0; k < how.size(); ++k) how[k].defined = tangents[k].defined();
@@ -280,12 +316,16 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // What is_grads_batched gives, and kernels can read.
-  bool is_batch(const variable_list& tangents) const {
-    if (!static_) return false;
+  static bool is_batch(const variable_list& tangents) {
     return std::ranges::all_of(tangents, [](const at::Tensor& t) {
       TangentLayout how;
       return !t.defined() || is_plain(t) || take_batch(t, how);
     });
+  }
+  static int64_t size_of_batch(const variable_list& tangents) {
+    for (const at::Tensor& t : tangents)
+      if (TangentLayout how; t.defined() && !is_plain(t) && take_batch(t, how)) return how.batch;
+    return 0;
   }
   Layouts batches_of(const variable_list& tangents) const {
     Layouts how(tangents.size());
@@ -564,7 +604,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       how[k].defined = tangents[k].defined();
       other = other || (how[k].defined && (joint_.roots[k].views.size() > 1 || !is_recorded(tangents[k], type_of_tangent(k), true)));
     }
-    if (!other || !strides_show(node)) return how;
+    if (!other || !(strides_show(node) || strides_of_ones_show(node))) return how;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
     node.find_views(how);
@@ -586,11 +626,18 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   std::shared_ptr<const Backward> backward_for(const Layouts& how) const {
     std::lock_guard lock(mutex_);
+    return planned(how);
+  }
+
+  std::shared_ptr<Backward> planned(const Layouts& how) const {
     if (const auto at = backwards_.find(how); at != backwards_.end() && at->second->plan) return at->second;
     sym::Context& ctx = joint_.program.graph->ctx();
     const sym::Known known = sym::known(ctx);
     const std::shared_ptr<Backward> b = backward_known(how);
-    if (b->plan) return b;
+    if (b->plan) {  // of another layout, whose gradients are the same
+      sym::go_back(ctx, known);
+      return b;
+    }
     const ir::Graph& g = *b->program.graph;
     b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
       if (n->op->name.starts_with("graph::") || !ops::is_extern(n->op->name)) return true;
@@ -611,6 +658,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!built_ || ctx.guards().size() == known.guards.size()) return b;
     sym::go_back(ctx, known);
     std::erase_if(backwards_, [&](const auto& of) { return of.second == b; });
+    if (is_other(how) && std::ranges::none_of(how, [](const TangentLayout& l) { return l.batch != 0; }))
+      return backwards_[how] = planned(as_recorded(how));
     TORCH_CHECK(false, "vitrify: the gradients through some of the results hold for these sizes only; compile with dynamic=False");
   }
 
@@ -740,7 +789,7 @@ variable_list RegionNode::apply(variable_list&& tangents) {
   if (c10::GradMode::is_enabled()) {
     grads = region_->differentiable_backward(call_, tangents, *this);
   } else {
-    auto needed = [&](const BackwardProgram& b, bool last) {
+    const Unpack needed = [&](const BackwardProgram& b, bool last) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
       check_freed(kept, *b.graph);

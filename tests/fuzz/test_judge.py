@@ -108,6 +108,20 @@ def test_what_eager_means():
     assert oracle.meaning(plain, [torch.tensor([1.0, -0.5, float("inf")])], plain.double())[1] is None
 
 
+def test_what_eager_means_where_nothing_watches():
+    """A mode makes autograd take other formulas: a gradient that is NaN under one only is compared with double precision without."""
+    eager, nan = torch.tensor([1.0, -0.5]), torch.full((2,), float("nan"))
+    run = lambda t: [(None, [("grad of in[0]", t)])]  # noqa: E731
+    reference = oracle.Reference(None)
+    reference.plain, reference.wide, reference.bare = run(nan), run(nan.double()), run(eager.double() * (1 + 1e-6))
+    value, spread = reference.leaf(0, 0, eager)
+    assert torch.equal(value, eager.double() * (1 + 1e-6)) and spread == (0.0, 0.0)
+    assert reference.leaf(0, 0, nan)[0].isnan().all()
+    for other in (nan.double(), eager.double() * 2):
+        reference.bare = run(other)
+        assert reference.leaf(0, 0, eager) == (None, None)
+
+
 class Engine:
     """In place of the engine: what it counts, and says, of each call."""
 

@@ -48,3 +48,42 @@ def test_weights_written_before_the_backward(of, beside, passed, reentrant):
         for a, b in zip(given, expected):
             torch.testing.assert_close(a, b)
     assert vitrify.counters["kernels_launched"] > before
+
+
+def of_a_view(x):
+    y = x * 2
+    z = checkpoint(lambda t: t.sin() * t, y.view(-1), use_reentrant=True)
+    y.mul_(2)
+    return z, y.exp()
+
+
+def of_what_is_written(x):
+    y = x.clone()
+    z = checkpoint(torch.tanh, y, use_reentrant=True)
+    y[1:] = 0
+    return z, y.exp()
+
+
+def of_the_argument(x):
+    z = checkpoint(lambda t, n: t * n.exp(), x * 2, x.detach(), use_reentrant=True)
+    x.data.add_(1)
+    return z, x.exp()
+
+
+@pytest.mark.parametrize("f", [of_a_view, of_what_is_written, of_the_argument], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("which", [0, 1])
+def test_arguments_written_by_the_program(f, which):
+    """Eager's reentrant checkpoint has saved its arguments, too, and counts what is written to them since: also when it is asked again."""
+    told, before = [], vitrify.counters["kernels_launched"]
+    for call in (f, vitrify.compile(f, fullgraph=True)):
+        x = torch.arange(1.0, 7.0).view(2, 3).requires_grad_()
+        out, says = call(x)[which].sum(), []
+        for _ in range(2):
+            try:
+                out.backward()
+            except RuntimeError as e:
+                says.append(str(e))
+        told.append((says, x.grad))
+    assert told[0][0] == told[1][0] and ("modified by an inplace operation" in told[0][0][0]) == (which == 0 and f is not of_the_argument)
+    torch.testing.assert_close(told[1][1], told[0][1])
+    assert vitrify.counters["kernels_launched"] > before

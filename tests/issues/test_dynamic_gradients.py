@@ -101,3 +101,34 @@ def test_gradients_of_gradients_that_hold_for_some_sizes(fn):
                 grads.append([x.grad, w.grad])
         for ours, eager in zip(*grads):
             torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("name, f", [
+    ("elementwise", lambda x: (x * 2).sin()), ("expanded", lambda x: (x * 2).sum(0)), ("product", lambda x: x.t() @ x), ("largest", lambda x: x * x.max())])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_batched_gradients(name, f, dynamic):
+    """Formulas of a batch may fix sizes, or look at values: its gradients are computed one by one, by the kernels of any other."""
+    compiled, before = vitrify.compile(f, dynamic=dynamic), dict(vitrify.counters)
+    for n in (3, 5):
+        told = []
+        for call in (f, compiled):
+            x = torch.arange(4.0 * n).view(n, 4).requires_grad_()
+            out = call(x)
+            told.append(torch.autograd.grad(out, x, torch.eye(3, out.numel()).view(3, *out.shape), is_grads_batched=True)[0])
+        torch.testing.assert_close(told[1], told[0])
+        assert told[1].stride() == told[0].stride()
+    assert vitrify.counters["fallbacks"] == before["fallbacks"] and vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def test_gradients_lie_as_their_tangents_do():
+    compiled, before = vitrify.compile(lambda x, y: (y.sin() * 2, x.clone(), x * y), dynamic=True), dict(vitrify.counters)
+    for which in (1, 2):
+        for n in (4, 12, 4):
+            for weight in (torch.randn(16, n, n), torch.randn(16, n, n).mT, torch.randn(n, n, 16).permute(2, 0, 1)):
+                told = []
+                for call in (lambda x, y: (y.sin() * 2, x.clone(), x * y), compiled):
+                    x, y = torch.ones(16, n, n).mT.requires_grad_(), torch.ones(16, n, n).requires_grad_()
+                    told.append(torch.autograd.grad((call(x, y)[which] * weight).sum(), x)[0])
+                assert told[0].stride() == told[1].stride()
+                torch.testing.assert_close(told[1], told[0])
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]

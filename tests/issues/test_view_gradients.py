@@ -105,3 +105,64 @@ def test_a_view_written_to_afterwards():
     assert mine.stride() == eager.stride()
     torch.testing.assert_close(mine, eager)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+def swapped(x):
+    y = x * 2
+    before = y.view(-1)
+    y.swapaxes_(0, 2)
+    after = y[1:]
+    return before, after, after.sin()
+
+
+def unsqueezed(x):
+    y = x * 2
+    y.unsqueeze_(0)
+    return y.movedim(-1, 0), y.transpose(1, 2), y.exp()
+
+
+def written(x):
+    y = x * 2
+    before = y.permute(2, 1, 0)
+    y.transpose_(0, 1)
+    before.pow_(2)
+    y.neg_()
+    return y.expand(2, *y.shape).movedim(0, 2), before
+
+
+@pytest.mark.parametrize("f", [swapped, unsqueezed, written], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("which", [0, 1, slice(None)], ids=str)
+def test_views_of_what_was_reshaped_in_place(f, which):
+    told = []
+    for call in (f, vitrify.compile(f)):
+        x = torch.arange(24.0).view(2, 3, 4).div(9).requires_grad_()
+        out = call(x)
+        some = out[which] if isinstance(which, slice) else [out[which]]
+        sum((o * torch.arange(1.0, o.numel() + 1).view(o.shape)).sum() for o in some).backward()
+        told.append([*out, x.grad])
+        assert out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr()
+    for ours, eager in zip(*reversed(told)):
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride() and ours.storage_offset() == eager.storage_offset()
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+@pytest.mark.parametrize("f, x", [
+    (lambda x: (x * 2).mT, torch.randn(8, 1)), (lambda x: (x * 2).flatten(1), torch.randn(4, 33, 1).permute(2, 1, 0)), (lambda x: x.sin().unflatten(1, (3, 11)), torch.randn(4, 33, 1).permute(2, 1, 0))])
+@pytest.mark.parametrize("seen", [False, True])
+def test_strides_of_dims_of_one_element(f, x, seen):
+    """A leaf takes its first gradient as it comes, where its strides differ in such dims only; the second is added to it."""
+    told = []
+    compiled, before = vitrify.compile(f, dynamic=False), dict(vitrify.counters)
+    for call in (f, compiled):
+        leaf, strides = x.detach().requires_grad_(), []
+        for grad in (torch.ones_like, torch.zeros_like):
+            out = call(leaf)
+            if seen:
+                strides.append(torch.autograd.grad((out * grad(out, memory_format=torch.contiguous_format)).sum(), leaf)[0].stride())
+            else:
+                (out * grad(out, memory_format=torch.contiguous_format)).sum().backward()
+                strides.append(leaf.grad.stride())
+        told.append(strides)
+    assert told[1] == told[0]
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
