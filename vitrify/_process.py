@@ -102,8 +102,8 @@ class Process:
         _numbers.begin()
         _here.refused = None
         self.random = random.getstate()
-        np_random = sys.modules.get("numpy.random")  # asking numpy for it would import it
-        self.numpy = np_random.get_state() if np_random is not None else None
+        np = sys.modules.get("numpy")
+        self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
         self.states = [g.get_state() for g in self.generators]
         self.modes = _modes()
         return self
@@ -113,13 +113,10 @@ class Process:
         if random.getstate() != self.random:
             random.setstate(self.random)
             changed = "it draws from Python's or numpy's random generator"
-        np_random = sys.modules.get("numpy.random")
-        if self.numpy is None and np_random is not None:
-            changed = "it imports numpy's random generator"  # what it drew cannot be taken back
         if self.numpy is not None:
-            now = np_random.get_state()
+            now = sys.modules["numpy"].random.get_state()
             if now[2:] != self.numpy[2:] or now[1].tobytes() != self.numpy[1].tobytes():
-                np_random.set_state(self.numpy)
+                sys.modules["numpy"].random.set_state(self.numpy)
                 changed = "it draws from Python's or numpy's random generator"
         for g, state in zip(self.generators, self.states):
             if not torch.equal(g.get_state(), state):
