@@ -55,6 +55,7 @@ class Door:
         self.group_floats = {}       # (number of the group, key) -> last value
         self.full = False
         self.target = target
+        self.inner = None        # a callable that the program is no more than a call of
         _doors.add(self)
 
     def attach(self, original, root):
@@ -164,6 +165,7 @@ class Door:
         for o in signature.objects:
             sources.visit(o, "an argument")
         sources.visit(self.root, "self" if isinstance(self.root, nn.Module) else self.name)
+        sources.visit(self.inner, self.name)
         # a scheduler's wrapper around the step of its optimizer
         for cell in getattr(self.root, "__closure__", None) or ():
             held = cell.cell_contents
@@ -209,7 +211,7 @@ class Door:
         session = _C.Session(_CaptureMode(), self.name, self.state)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
-        with Process(sources.generators) as process:
+        with Process(sources.generators, sources.random) as process:
             try:
                 program, result = self.capture(session, signature, sources, marks, tensors, floats)
                 failed = None
@@ -223,11 +225,12 @@ class Door:
                 session.abort()
                 floats.put_back()
                 sources.guards.undo_writes()
+                sources.empty_caches()
                 tensors.put_back()
                 process.put_back()
                 raise
             wrote = floats.put_back()
-            wrote += sources.guards.undo_writes()
+            wrote += sources.guards.undo_writes() + sources.empty_caches()
             settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}
             changes = tensors.put_back(grads_noted=True), process.put_back()  # both, whatever the first says
             changed = changes[0] or changes[1]
@@ -393,6 +396,7 @@ def _compile_callable(target, settings):
         return target
     if isinstance(target, types.MethodType):
         return types.MethodType(_compile_callable(target.__func__, settings), target.__self__)
+    inner = None
     if not isinstance(target, types.FunctionType):
         inner = target
 
@@ -409,7 +413,9 @@ def _compile_callable(target, settings):
         _messages.warn(f"vitrify: {target.__qualname__} runs eagerly: generator and coroutine functions are not compiled")
         return target
     plain, compiled = _copy_function(target), _copy_function(target)
-    state = Door(target, settings).attach(plain, plain)
+    door = Door(target, settings)
+    door.inner = inner
+    state = door.attach(plain, plain)
     state.plain = plain
     _C.install(compiled, state)
     return compiled

@@ -1,6 +1,7 @@
 """What a capture changes in the process while it runs, and what the program changed that no replay would repeat."""
 import builtins
 import functools
+import pickle
 import random
 import sys
 import threading
@@ -76,11 +77,21 @@ def _modes():
     return modes
 
 
+def _state_of(generator):
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "get_state"):
+        return generator.get_state, generator.set_state
+    bits = generator.bit_generator
+    return lambda: bits.state, lambda state: setattr(bits, "state", state)
+
+
 class Process:
     """torch.compiler.is_compiling() is True meanwhile. put_back() undoes what the program did to random generators and modes, and says what that was."""
 
-    def __init__(self, generators):
+    def __init__(self, generators, others=()):
         self.generators = generators
+        self.others = [_state_of(g) for g in others]  # Python's and numpy's: (how to get a state, how to put it back)
 
     def __enter__(self):
         try:
@@ -105,6 +116,7 @@ class Process:
         np = sys.modules.get("numpy")
         self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
         self.states = [g.get_state() for g in self.generators]
+        self.other_states = [get() for get, _ in self.others]
         self.modes = _modes()
         return self
 
@@ -117,6 +129,10 @@ class Process:
             now = sys.modules["numpy"].random.get_state()
             if now[2:] != self.numpy[2:] or now[1].tobytes() != self.numpy[1].tobytes():
                 sys.modules["numpy"].random.set_state(self.numpy)
+                changed = "it draws from Python's or numpy's random generator"
+        for (get, put), state in zip(self.others, self.other_states):
+            if pickle.dumps(get()) != pickle.dumps(state):
+                put(state)
                 changed = "it draws from Python's or numpy's random generator"
         for g, state in zip(self.generators, self.states):
             if not torch.equal(g.get_state(), state):

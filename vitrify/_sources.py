@@ -1,11 +1,14 @@
 """What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
 import argparse
-import copy
 import dis
 import functools
+import gc
+import itertools
+import random
 import sys
 import types
+import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 
 import torch
@@ -22,6 +25,11 @@ _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torc
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
+_ITERATORS = tuple({type(iter(x)) for x in ([], (), {}, set(), "", b"", range(0), {}.values(), {}.items(), reversed([]))}) + (
+    map, filter, zip, enumerate, reversed, types.GeneratorType, *(v for v in vars(itertools).values() if isinstance(v, type)))
+_VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+_STATEFUL = frozenset({"collections", "queue", "weakref"})  # what these make is kept in attributes
+_COMPARED = 1 << 24  # bytes of a buffer that each call compares
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _OTHER_GLOBALS = {dis.opmap[n] for n in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")}
 _BY_STRING = {"globals", "vars", "eval", "exec"}
@@ -67,6 +75,19 @@ def global_names(code):
     return out
 
 
+def _nbytes(o):
+    return o.nbytes if hasattr(o, "nbytes") else len(o) * getattr(o, "itemsize", 1)
+
+
+def _holds_tensor(o, depth=4):
+    if isinstance(o, torch.Tensor):
+        return True
+    if type(o) in _SCALARS or not depth or isinstance(o, (type, types.ModuleType, types.FunctionType, nn.Module)):
+        return False
+    parts = (*o, *o.values()) if isinstance(o, dict) else o if isinstance(o, (list, tuple, set, frozenset)) else getattr(o, "__dict__", {}).values()
+    return any(_holds_tensor(p, depth - 1) for p in parts)
+
+
 def check_module(m):
     if isinstance(m, torch.jit.ScriptModule):
         raise _C.CaptureError("it holds a TorchScript module")
@@ -96,6 +117,10 @@ class Sources:
         self.names = {}            # global dict id -> (dict, set of names, label)
         self.todo = deque()
         self.generators = []       # torch.Generator objects
+        self.caches = []           # (an lru_cache, its dict, the keys, all that it holds, name)
+        self.random = []           # generators of Python's and numpy's
+        self.iterators = []        # names under which the program can reach one
+        self.buffers = []          # (object, name) too large to compare unless the program mentions them
         self.modules = False
         self.live = {"forward"}    # attribute names that code reached so far mentions
         self.members = {}          # name -> class members to visit once it is live
@@ -114,6 +139,14 @@ class Sources:
             self.todo.popleft()()
             if len(self.seen) > _LIMIT:
                 raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
+        for name in self.iterators:
+            if self.mentions(name):
+                raise _C.CaptureError(f"it can reach an iterator ({name}), which a capture would move on")
+        for o, name in self.buffers:
+            if self.mentions(name):
+                if _nbytes(o) > _COMPARED:
+                    raise _C.CaptureError(f"it can read {name}, whose memory is too large to be compared in each call")
+                self.guards.add_buffer(o, name)
         for group, label in self.groups:
             self.guards.add_dict(group, tuple(k for k, v in group.items() if not live(group, k)), label)
         for d, names, label in self.names.values():
@@ -123,6 +156,17 @@ class Sources:
                 self.guards.add_dict(d, None, "torch.nn.modules.module global hooks")
         self.guards.watch()
         return self
+
+    def mentions(self, name):
+        """Whether code reaches what has this name: an attribute under it, or a variable."""
+        last = name.rpartition(".")[2].partition("[")[0]
+        return "." not in name or last in self.live
+
+    def buffer(self, o, name):
+        if _nbytes(o) <= 65536:
+            self.guards.add_buffer(o, name)
+        else:
+            self.buffers.append((o, name))
 
     def visit(self, o, name):
         t = type(o)
@@ -152,14 +196,32 @@ class Sources:
             self.guards.add_object(o)
             self.guards.add_dict(o.__dict__, None, name)
             self.items(list(o.__dict__.items()), name)
-        elif t.__module__ == "numpy" and t.__name__ == "ndarray":
-            if o.nbytes <= 65536 and o.dtype.hasobject is False:
-                self.guards.add_buffer(o, name)
+        elif any(b.__name__ == "ndarray" and b.__module__ == "numpy" for b in t.__mro__):
+            if not o.dtype.hasobject:
+                self.buffer(o, name)
+        elif t is bytearray or t is memoryview or t.__module__ == "array":
+            self.buffer(o, name)
+        elif t in _ITERATORS:
+            self.iterators.append(name)
+        elif isinstance(o, weakref.ref):
+            self.visit(o(), name)
+        elif t in _VIEWS:
+            for held in gc.get_referents(o):
+                self.visit(held, name)
+        elif t is functools._lru_cache_wrapper:
+            self.todo.append(lambda: self.cache(o, name))
+        elif isinstance(o, random.Random) and not isinstance(o, random.SystemRandom) or t.__module__.startswith("numpy.random") and t.__name__ in ("Generator", "RandomState"):
+            self.random.append(o)
+        elif t is functools.cached_property:
+            self.visit(o.func, name)
+        elif t is functools.partialmethod:
+            for part in (o.func, o.args, o.keywords):
+                self.visit(part, name)
         elif t is torch.Generator:
             self.generators.append(o)
         elif isinstance(o, torch.optim.Optimizer):
             self.todo.append(lambda: self.optimizer(o, name))
-        elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+        elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)) or t.__module__ in _STATEFUL and hasattr(o, "__dict__"):
             self.todo.append(lambda: self.instance(o, name))  # they write to themselves
         elif t is types.ModuleType or is_library(t.__module__):
             pass
@@ -170,18 +232,41 @@ class Sources:
         if isinstance(o, dict):
             self.guards.add_dict(o, None, name)
             self.items(list(o.items()), name)
+            self.items(enumerate(k for k in o if type(k) not in _SCALARS), name)
             if isinstance(o, OrderedDict):
                 self.guards.add_equal(_Order(o), tuple(o), name)
             if isinstance(o, defaultdict):
                 self.visit(o.default_factory, name)
-        elif isinstance(o, (set, deque)):
-            self.guards.add_equal(o, copy.copy(o), name)
-            if isinstance(o, deque):
-                self.items(enumerate(o), name)
+        elif isinstance(o, (set, frozenset, deque)):
+            if not isinstance(o, frozenset):
+                self.guards.add_equal(o, tuple(o), name)
+            self.items(enumerate(o), name)
         elif isinstance(o, (list, tuple)):
             if isinstance(o, list):
                 self.guards.add_list(o, name)
             self.items(enumerate(o), name)
+
+    def cache(self, o, name):
+        """What an lru_cache holds is the program's to read; other calls may add to it."""
+        for held in gc.get_referents(o):
+            if type(held) is dict and held is not o.__dict__ and id(held) not in self.seen:
+                self.seen[id(held)] = held
+                self.guards.add_dict(held, tuple(held), name)
+                self.caches.append((o, held, set(held), {id(r): r for r in gc.get_referents(o, held)}, name))
+                self.items(list(held.items()), name)
+            else:
+                self.visit(held, name)
+
+    def empty_caches(self):
+        """Takes the placeholders out of them that a capture has put there, and says where that was. What else it has put there is what any call would."""
+        wrote = []
+        for o, held, keys, before, name in self.caches:
+            if held.keys() == keys or not any(_holds_tensor(r) for r in gc.get_referents(o, held) if id(r) not in before):
+                continue
+            wrote.append(f"the cache of {name}")
+            for k in [k for k in held if k not in keys]:
+                del held[k]
+        return wrote
 
     def items(self, pairs, name):
         for k, v in pairs:
@@ -297,24 +382,23 @@ class Sources:
         if isinstance(v, (staticmethod, classmethod)):
             v = v.__func__
         for f in (v.fget, v.fset) if isinstance(v, property) else (v,):
-            if type(f) is types.FunctionType or f is not None and not is_library(type(f).__module__) or isinstance(f, (list, dict, set, torch.Tensor, nn.Module)):
+            if f is not None:
                 self.visit(f, name)
 
     def function(self, f, name):
         while hasattr(f, "__wrapped__") and is_library(f.__module__):
             f = f.__wrapped__
-        if not isinstance(f, types.FunctionType) or is_library(f.__module__):
+        if not isinstance(f, types.FunctionType):
+            return
+        if is_library(f.__module__):
+            if f.__module__ == "functools":  # singledispatch and the like hold functions of the user's
+                self.cells(f)
             return
         self.guards.add_function(f)
-        for cell, var in zip(f.__closure__ or (), f.__code__.co_freevars):
-            if id(cell) in self.seen:
-                continue
-            self.seen[id(cell)] = cell
-            self.guards.add_cell(cell, var)
-            try:
-                self.visit(cell.cell_contents, var)
-            except ValueError:
-                pass  # empty
+        if f.__dict__ or f.__name__ in f.__code__.co_names:  # it may keep something there
+            self.guards.add_dict(f.__dict__, None, f.__name__)
+            self.items([(k, v) for k, v in f.__dict__.items() if k not in ("__wrapped__", "__vitrify__")], f.__name__)
+        self.cells(f)
         for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             self.visit(v, f"a default of {f.__name__}")
         if f.__kwdefaults__:
@@ -325,17 +409,30 @@ class Sources:
             for v, label in self.members.pop(n, ()):
                 self.member(v, label)
         direct = names if names & _BY_STRING else global_names(f.__code__)
-        self.globals(f.__globals__, direct, f.__globals__.get("__name__", "globals"), names)
+        self.globals(f.__globals__, direct, f.__globals__.get("__name__", "globals"), names, absent=True)
         if getattr(f, "__wrapped__", None) is not None:
             self.visit(f.__wrapped__, name)
 
-    def globals(self, d, names, label, attributes):
+    def cells(self, f):
+        for cell, var in zip(f.__closure__ or (), f.__code__.co_freevars):
+            if id(cell) in self.seen:
+                continue
+            self.seen[id(cell)] = cell
+            self.guards.add_cell(cell, var)
+            try:
+                self.visit(cell.cell_contents, var)
+            except ValueError:
+                pass  # empty
+
+    def globals(self, d, names, label, attributes, absent=False):
         known = self.names.setdefault(id(d), (d, set(), label))[1]
         for n in names:
             # no program can write the names under which pytest puts what its rewritten assertions call: its state is none of the program's
-            if n in known or n not in d or not n.isidentifier():
+            if n in known or n not in d and not absent or not n.isidentifier():
                 continue
             known.add(n)
+            if n not in d:  # a builtin, or what the program catches the lack of
+                continue
             v = d[n]
             if type(v) is types.ModuleType:
                 if not is_library(v.__name__) and id(v.__dict__) != id(d):

@@ -177,6 +177,33 @@ void Guards::add_function(PyObject* f) {
   functions_.push_back({Ref::borrow(f), Ref::borrow(fn->func_code), Ref::borrow(fn->func_defaults), Ref::borrow(fn->func_kwdefaults)});
 }
 
+static bool same_bytes(PyObject* o, const std::string& bytes) {
+  Py_buffer b;
+  if (PyObject_GetBuffer(o, &b, PyBUF_FULL_RO) < 0) {
+    PyErr_Clear();
+    return false;
+  }
+  bool same = (size_t)b.len == bytes.size();
+  if (same && PyBuffer_IsContiguous(&b, 'C')) {
+    same = !memcmp(b.buf, bytes.data(), bytes.size());
+  } else if (same) {
+    std::string now(bytes.size(), 0);
+    same = PyBuffer_ToContiguous(now.data(), &b, b.len, 'C') == 0 && now == bytes;
+    PyErr_Clear();
+  }
+  PyBuffer_Release(&b);
+  return same;
+}
+
+static void write_buffer(PyObject* o, const std::string& bytes) {
+  Py_buffer b;
+  if (PyObject_GetBuffer(o, &b, PyBUF_FULL) == 0) {
+    if ((size_t)b.len == bytes.size()) PyBuffer_FromContiguous(&b, bytes.data(), b.len, 'C');
+    PyBuffer_Release(&b);
+  }
+  PyErr_Clear();
+}
+
 static bool read_buffer(PyObject* o, std::string& out) {
   Py_buffer b;
   if (PyObject_GetBuffer(o, &b, PyBUF_FULL_RO) < 0) {
@@ -194,6 +221,14 @@ void Guards::add_buffer(PyObject* o, const std::string& name) {
   Buffer g{Ref::borrow(o), {}, name};
   if (!read_buffer(o, g.bytes)) throw Unsupported(name + " cannot be read");
   buffers_.push_back(std::move(g));
+}
+
+// Of sets and deques the elements in their order, which programs see too.
+static bool same_equal(PyObject* now, PyObject* before) {
+  if (PyTuple_CheckExact(before) && Py_TYPE(now)->tp_iter) return same_elements(now, before, alike);
+  int r = PyObject_RichCompareBool(now, before, Py_EQ);
+  if (r < 0) PyErr_Clear();
+  return r > 0;
 }
 
 void Guards::add_equal(PyObject* o, PyObject* copy, const std::string& name) { equals_.push_back({Ref::borrow(o), Ref::borrow(copy), name}); }
@@ -259,15 +294,10 @@ bool Guards::check() {
       if (now != l.items[i].get() && !same_value(now, l.items[i].get())) return false;
     }
   }
-  for (auto& b : buffers_) {
-    std::string now;
-    if (!read_buffer(b.object.get(), now) || now != b.bytes) return false;
-  }
-  for (auto& e : equals_) {
-    int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);
-    if (r < 0) PyErr_Clear();
-    if (r <= 0) return false;
-  }
+  for (auto& b : buffers_)
+    if (!same_bytes(b.object.get(), b.bytes)) return false;
+  for (auto& e : equals_)
+    if (!same_equal(e.object.get(), e.copy.get())) return false;
   return !dirty.load(std::memory_order_relaxed) || check_dicts();
 }
 
@@ -331,13 +361,16 @@ std::vector<std::string> Guards::undo_writes() {
     for (Py_ssize_t at = 0; PyDict_Next(now.get(), &at, &k, &v);)
       if (PyDict_Contains(before.get(), k) == 0) set(k, nullptr);
   }
+  for (auto& b : buffers_) {
+    if (same_bytes(b.object.get(), b.bytes)) continue;
+    wrote.push_back(b.name);
+    write_buffer(b.object.get(), b.bytes);
+  }
   for (auto& e : equals_) {
-    int r = PyObject_RichCompareBool(e.object.get(), e.copy.get(), Py_EQ);
-    if (r < 0) PyErr_Clear();
-    if (r > 0) continue;
+    if (same_equal(e.object.get(), e.copy.get())) continue;
     wrote.push_back(e.name);
     Ref a = Ref::steal(PyObject_CallMethod(e.object.get(), "clear", nullptr));
-    Ref b = a ? Ref::steal(PyObject_CallMethod(e.object.get(), PySet_Check(e.object.get()) ? "update" : "extend", "O", e.copy.get())) : Ref();
+    Ref b = a ? Ref::steal(PyObject_CallMethod(e.object.get(), PySet_Check(e.object.get()) ? "update" : "extend", "(O)", e.copy.get())) : Ref();
     if (!b) PyErr_Clear();
   }
   return wrote;

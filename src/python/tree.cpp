@@ -3,7 +3,10 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <optional>
 
 namespace vitrify::python {
 namespace {
@@ -52,7 +55,21 @@ void set_flatten_hook(PyObject* hook) { Py_XSETREF(flatten_hook, Py_NewRef(hook)
 
 bool is_plain_tensor(PyObject* o) { return THPVariable_CheckExact(o); }
 
-bool same_value(PyObject* a, PyObject* b) {
+namespace {
+
+using Same = bool (*)(PyObject*, PyObject*);
+
+bool same_attributes(PyObject* a, PyObject* b, std::initializer_list<const char*> names, Same same) {
+  return std::ranges::all_of(names, [&](const char* name) {
+    Ref x = Ref::steal(PyObject_GetAttrString(a, name)), y = Ref::steal(PyObject_GetAttrString(b, name));
+    if (!x || !y) PyErr_Clear();
+    return x && y && same(x.get(), y.get());
+  });
+}
+
+// 1 == 1.0 == True and 0.0 == -0.0, but programs can tell them apart: what is in a value is compared by type and bits too.
+// nullopt: only == can say.
+std::optional<bool> exactly(PyObject* a, PyObject* b, Same same) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
   if (PyFloat_CheckExact(a)) {
@@ -63,10 +80,47 @@ bool same_value(PyObject* a, PyObject* b) {
     Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
     return !memcmp(&x, &y, sizeof x);
   }
-  if (!is_value_type(a)) return false;
+  if (PyTuple_CheckExact(a) || PyFrozenSet_CheckExact(a)) return same_elements(a, b, same);
+  if (Py_TYPE(a) == &PyRange_Type || Py_TYPE(a) == &PySlice_Type) return same_attributes(a, b, {"start", "stop", "step"}, same);
+  if (!strncmp(Py_TYPE(a)->tp_name, "numpy.", 6)) {
+    Py_buffer x{}, y{};
+    if (PyObject_GetBuffer(a, &x, PyBUF_SIMPLE) == 0) {
+      bool equal = PyObject_GetBuffer(b, &y, PyBUF_SIMPLE) == 0 && x.len == y.len && !memcmp(x.buf, y.buf, x.len);
+      PyErr_Clear();
+      if (y.obj) PyBuffer_Release(&y);
+      PyBuffer_Release(&x);
+      return equal;
+    }
+    PyErr_Clear();
+  }
+  return std::nullopt;
+}
+
+bool equal(PyObject* a, PyObject* b) {
   int r = PyObject_RichCompareBool(a, b, Py_EQ);
   if (r < 0) PyErr_Clear();
   return r > 0;
+}
+
+}  // namespace
+
+bool same_elements(PyObject* a, PyObject* b, bool (*same)(PyObject*, PyObject*)) {
+  Ref x = Ref::steal(PySequence_Tuple(a)), y = Ref::steal(PySequence_Tuple(b));
+  if (!x || !y) PyErr_Clear();
+  if (!x || !y || PyTuple_GET_SIZE(x.get()) != PyTuple_GET_SIZE(y.get())) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x.get()); ++i)
+    if (!same(PyTuple_GET_ITEM(x.get(), i), PyTuple_GET_ITEM(y.get(), i))) return false;
+  return true;
+}
+
+bool same_value(PyObject* a, PyObject* b) {
+  if (auto r = exactly(a, b, same_value)) return *r;
+  return is_value_type(a) && equal(a, b);
+}
+
+bool alike(PyObject* a, PyObject* b) {
+  if (auto r = exactly(a, b, alike)) return *r;
+  return PyList_CheckExact(a) ? same_elements(a, b, alike) : equal(a, b);
 }
 
 TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
@@ -201,13 +255,8 @@ bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10
       return true;
     case TreeKind::Object:
       return o == (t.weak ? PyWeakref_GET_OBJECT(t.value.get()) : t.value.get());
-    case TreeKind::Value: {
-      if (o == t.value.get() || same_value(o, t.value.get())) return true;
-      if (is_value_type(o)) return false;
-      int r = PyObject_RichCompareBool(o, t.value.get(), Py_EQ);
-      if (r < 0) PyErr_Clear();
-      return r > 0;
-    }
+    case TreeKind::Value:
+      return o == t.value.get() || alike(o, t.value.get());
     case TreeKind::Tuple:
     case TreeKind::List: {
       if ((size_t)PySequence_Fast_GET_SIZE(o) != t.children.size()) return false;
@@ -232,9 +281,8 @@ bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10
         return false;
       }
       Ref seq = Ref::steal(PySequence_Tuple(PyTuple_GET_ITEM(r.get(), 0)));
-      int same = seq ? PyObject_RichCompareBool(PyTuple_GET_ITEM(r.get(), 1), t.value.get(), Py_EQ) : -1;
-      if (same < 0) PyErr_Clear();
-      if (same <= 0 || (size_t)PyTuple_GET_SIZE(seq.get()) != t.children.size()) return false;
+      if (!seq) PyErr_Clear();
+      if (!seq || !alike(PyTuple_GET_ITEM(r.get(), 1), t.value.get()) || (size_t)PyTuple_GET_SIZE(seq.get()) != t.children.size()) return false;
       for (size_t i = 0; i < t.children.size(); ++i)
         if (!match(t.children[i], PyTuple_GET_ITEM(seq.get(), i), metas, tensors)) return false;
       return true;

@@ -69,7 +69,9 @@ bool match(const Tree&, PyObject*, const std::vector<TensorMeta>* metas, c10::Sm
 // New containers around the given leaves; null with an exception set on failure.
 PyObject* rebuild(const Tree&, PyObject* const* leaves);
 bool is_plain_tensor(PyObject*);
-bool same_value(PyObject* a, PyObject* b);  // same exact type and equal; floats by bits
-void set_flatten_hook(PyObject*);           // hook(obj) -> (children, context, rebuild) or None
+bool same_value(PyObject* a, PyObject* b);                                         // no program can tell them apart; objects: the same one
+bool alike(PyObject* a, PyObject* b);                                              // the same, but objects as their == says
+bool same_elements(PyObject* a, PyObject* b, bool (*same)(PyObject*, PyObject*));  // in their order
+void set_flatten_hook(PyObject*);                                                  // hook(obj) -> (children, context, rebuild) or None
 
 }  // namespace vitrify::python

@@ -144,11 +144,12 @@ class Node final : public c10::SymNodeImpl {
   int64_t int_() override { return guard_int(__FILE__, __LINE__); }
   bool bool_() override { return decide(); }
   bool has_hint() override { return true; }
+  // A program that reads a size as text sees the number, as eager's does, and is then guarded by it.
   std::string str() override {
-    if (kind == Kind::Float) return fmt::format("{}", number);
-    static const char* const ops[] = {"", " == ", " != ", " < ", " <= "};
-    if (kind == Kind::Bool) return a.value() ? "True" : "False";
-    return kind == Kind::Int ? sym::str(a) : sym::str(a) + ops[int(kind)] + sym::str(b);
+    if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
+    if (kind != Kind::Float) return decide() ? "True" : "False";
+    const std::string text = fmt::format("{}", number);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
   }
   std::string _graph_repr() override { return str(); }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
