@@ -68,7 +68,12 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
       fail("sets the .grad of a tensor that has gradient hooks");
   };
   for (auto& [of, grad] : new_grads) {
-    const at::Tensor f = fake_of(of);
+    const auto known = by_real.find(of.unsafeGetTensorImpl());
+    auto is_argument = [&](const Source& s) { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); };
+    const bool argument = known != by_real.end() && is_argument(*known->second);
+    if (argument && std::ranges::any_of(sources, [&](const Source& s) { return s.real.is_same(of) && !is_argument(s); }))
+      fail("sets the .grad of an argument that it also reaches by itself");
+    const at::Tensor f = argument ? known->second->fake : fake_of(of);
     const StorageState& s = *as_fake(f)->view->storage;
     if (s.input < 0 || !as_fake(inputs[static_cast<size_t>(s.input)]->fake) || !inputs[static_cast<size_t>(s.input)]->fake.is_same(f))
       fail("sets the .grad of a tensor that is not an input");
@@ -79,7 +84,7 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
   }
   for (size_t i = 0; i < inputs.size(); ++i)
     if (Source* s = inputs[i]->grad_of) {
-      fake_of(s->real);  // may add inputs
+      if (!s->fake.defined()) fake_of(s->real);  // may add inputs
       if (as_fake(inputs[i]->fake)->view->storage->generation) refuse_hooks(s->real);
     }
   return all;
