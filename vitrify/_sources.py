@@ -13,6 +13,8 @@ from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
+from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizers
 
 from . import _C
@@ -122,6 +124,7 @@ class Sources:
         self.iterators = []        # names under which the program can reach one
         self.buffers = []          # (object, name) too large to compare unless the program mentions them
         self.modules = False
+        self.parametrized = False
         self.live = {"forward"}    # attribute names that code reached so far mentions
         self.members = {}          # name -> class members to visit once it is live
         self.reads_grads = False
@@ -154,6 +157,11 @@ class Sources:
         if self.modules:
             for d in _GLOBAL_HOOKS:
                 self.guards.add_dict(d, None, "torch.nn.modules.module global hooks")
+        self.guards.add_attributes(Distribution, ("_validate_args",), "torch.distributions.Distribution")
+        if self.parametrized:
+            self.guards.add_dict(vars(parametrize), ("_cache_enabled",), "torch.nn.utils.parametrize")
+            if parametrize._cache_enabled:  # by what other calls left there
+                raise _C.CaptureError("torch.nn.utils.parametrize.cached() is on around the call")
         self.guards.watch()
         return self
 
@@ -287,6 +295,7 @@ class Sources:
                 continue
             self.seen[id(m)] = m
             check_module(m)
+            self.parametrized = self.parametrized or parametrize.is_parametrized(m)
             g, d = self.guards, m.__dict__
             g.add_object(m)
             keys = None

@@ -143,6 +143,11 @@ void Guards::add_dict(PyObject* dict, PyObject* keys, const std::string& name) {
   dicts_.push_back(std::move(d));
 }
 
+void Guards::add_attributes(PyObject* type, PyObject* keys, const std::string& name) {
+  add_dict(((PyTypeObject*)type)->tp_dict, keys, name);
+  dicts_.back()->type = Ref::borrow(type);
+}
+
 void Guards::add_object(PyObject* o) {
   _PyObject_GetDictPtr(o);  // materialises inline values, so that the word is stable
   objects_.push_back({Ref::borrow(o), Py_TYPE(o), dict_word(o)});
@@ -320,6 +325,7 @@ std::vector<std::string> Guards::undo_writes() {
       if (now.get() == v.get() || (now && v && same_value(now.get(), v.get()))) continue;
       wrote.push_back(d->name + "." + key_name(k.get()));
       put(d->dict.get(), k.get(), v.get());
+      if (d->type) PyType_Modified((PyTypeObject*)d->type.get());
     }
     if (!d->all) continue;
     Ref now = checked(PyDict_Keys(d->dict.get()));
@@ -381,7 +387,7 @@ void Guards::visit(int (*f)(PyObject*, void*), void* arg, int& result) const {
     if (!result && r) result = f(r.get(), arg);
   };
   for (auto& d : dicts_) {
-    v(d->dict);
+    v(d->dict), v(d->type);
     for (auto& [k, x] : d->items) v(k), v(x);
   }
   for (auto& o : objects_) v(o.object);

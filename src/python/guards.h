@@ -36,8 +36,9 @@ class Guards {
   ~Guards();
   // keys null: every key.
   void add_dict(PyObject* dict, PyObject* keys_or_none, const std::string& name);
-  void add_object(PyObject*);                              // its class and its __dict__ stay
-  void add_list(PyObject* list, const std::string& name);  // same elements
+  void add_attributes(PyObject* type, PyObject* keys, const std::string& name);  // those of a class
+  void add_object(PyObject*);                                                    // its class and its __dict__ stay
+  void add_list(PyObject* list, const std::string& name);                        // same elements
   void add_cell(PyObject* cell, const std::string& name);
   void add_slot(PyObject*, PyObject* member_descriptor, const std::string& name);
   void add_class(PyObject* type);                                      // of the user's: what it has is put back where the program writes it
@@ -56,7 +57,7 @@ class Guards {
 
  private:
   struct Dict {
-    Ref dict;
+    Ref dict, type;  // of which it holds the attributes
     bool all = true;
     std::vector<std::pair<Ref, Ref>> items;  // value null: absent
     std::unordered_set<PyObject*> keys;      // interned names, when not `all`

@@ -254,6 +254,7 @@ void bind_signature(py::module_& m) {
 void bind_guards(py::module_& m) {
   py::class_<Guards, std::shared_ptr<Guards>>(m, "Guards")
       .def(py::init<>())
+      .def("add_attributes", [](Guards& g, py::type t, py::object keys, const std::string& n) { g.add_attributes(t.ptr(), keys.ptr(), n); })
       .def("add_dict", [](Guards& g, py::dict d, py::object keys, const std::string& n) { g.add_dict(d.ptr(), keys.ptr(), n); })
       .def("add_object", [](Guards& g, py::handle o) { g.add_object(o.ptr()); })
       .def("add_list", [](Guards& g, py::list l, const std::string& n) { g.add_list(l.ptr(), n); })

@@ -90,7 +90,9 @@ c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(const c10:
 }
 
 c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool allow) const {
-  auto copy = c10::make_intrusive<FakeImpl>(detached_view(view), key_set(), dtype());
+  std::shared_ptr<View> detached = detached_view(view);
+  detached->own_versions = version.enabled() && version.unique();  // detach() shares its tensor's
+  auto copy = c10::make_intrusive<FakeImpl>(std::move(detached), key_set(), dtype());
   if (!copy->is_inference()) copy->set_version_counter(std::move(version));
   copy->set_allow_tensor_metadata_change(allow);
   return copy;

@@ -49,6 +49,7 @@ struct View {
   ir::Value cached;    // the value at `generation` of the storage
   uint64_t generation = 0;
   const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
+  bool own_versions = false;         // .data: writes to it count for nothing else
 };
 
 class FakeImpl final : public c10::TensorImpl {

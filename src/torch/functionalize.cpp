@@ -301,7 +301,7 @@ std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
       path.push_back({p->step.op->name, {}, p->step.result, p->step.results ? p->step.results->call : 0});
       for (const c10::IValue& a : p->step.args) path.back().args.push_back(capture::static_value(a, true));
     } else
-      path.push_back({"aten::detach", {}, -1});
+      path.push_back({.op = "aten::detach", .args = {}, .own_versions = p->own_versions});
   }
   std::reverse(path.begin(), path.end());
   return path;

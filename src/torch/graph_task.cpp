@@ -1,5 +1,6 @@
 #include "torch/graph_task.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -66,12 +67,14 @@ bool comes_to_node(const Node* n) {
   return all && all->contains(const_cast<Node*>(n));
 }
 
-bool is_silent(const Node& n) {
+// Nobody notices when it is called without a gradient.
+static bool is_silent(const Node& n) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&n) && const_cast<Node&>(n).tensor_pre_hooks().empty() &&
          const_cast<Node&>(n).pre_hooks().empty() && const_cast<Node&>(n).post_hooks().empty() && !n.tensor_post_acc_grad_hooks();
 }
 
-bool only_from(const Node& from, size_t which) {
+// Whether the backward comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
+static bool only_from(const Node& from, size_t which) {
   GraphTask* task = current_task();
   if (!task) return false;
   const std::unordered_set<Node*> behind = behind_of(from.next_edge(which));
@@ -87,9 +90,10 @@ bool only_from(const Node& from, size_t which) {
   return std::none_of(task->not_ready_.begin(), task->not_ready_.end(), [&](const auto& waits) { return behind.contains(waits.first); });
 }
 
+// This backward, and no other, does not come to the node behind `e`, which it comes to by this edge alone. False: it cannot be had for this backward.
 // Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile. Which nodes are to run is of each: all, where it does
 // not say. That it says so is what reentrant checkpoints take for grad(), and refuse: nodes of Python may be such.
-bool pass_over(const Edge& e) {
+static bool pass_over(const Edge& e) {
   GraphTask* task = current_task();
   if (!task) return false;
   auto& runs = task->exec_info_;
@@ -123,6 +127,25 @@ bool strides_of_ones_show(const Node& node) {
     if (leaf && runs(e, task_of(e)) && !leaf->variable.grad().defined() && std::ranges::count(leaf->variable.sizes(), 1)) return true;
   }
   return false;
+}
+
+void skip_unreached(Node& node, const torch::autograd::variable_list& grads) {
+  struct Cut {
+    compat::NodePtr node;
+    std::vector<std::pair<size_t, Edge>> edges;
+    ~Cut() {
+      for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
+    }
+  };
+  auto cut = std::make_shared<Cut>();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Edge& e = node.next_edge(i);
+    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(node, i) || pass_over(e)) continue;
+    cut->edges.emplace_back(i, std::exchange(node.next_edges()[i], Edge()));
+  }
+  if (cut->edges.empty()) return;
+  cut->node = node.getptr();
+  torch::autograd::Engine::get_default_engine().queue_callback([cut] {});
 }
 
 }  // namespace vitrify

@@ -27,8 +27,9 @@ struct ResultSpec {
   struct ViewOp {
     std::string op;
     std::vector<c10::IValue> args;
-    int32_t result = -1; /* which of a multi-view op's results */
-    uint64_t call = 0;   /* of such an op, which one: its results are made together, as the program did */
+    int32_t result = -1;       /* which of a multi-view op's results */
+    uint64_t call = 0;         /* of such an op, which one: its results are made together, as the program did */
+    bool own_versions = false; /* no op: .data, which counts its writes by itself */
   };
   std::vector<ViewOp> path;
   uint32_t order = 0;        // of a view that gradients follow: made in this order, so that they come back in their turn

@@ -68,7 +68,12 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
       fail("sets the .grad of a tensor that has gradient hooks");
   };
   for (auto& [of, grad] : new_grads) {
-    const at::Tensor f = fake_of(of);
+    const auto known = by_real.find(of.unsafeGetTensorImpl());
+    auto is_argument = [&](const Source& s) { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); };
+    const bool argument = known != by_real.end() && is_argument(*known->second);
+    if (argument && std::ranges::any_of(sources, [&](const Source& s) { return s.real.is_same(of) && !is_argument(s); }))
+      fail("sets the .grad of an argument that it also reaches by itself");
+    const at::Tensor f = argument ? known->second->fake : fake_of(of);
     const StorageState& s = *as_fake(f)->view->storage;
     if (s.input < 0 || !as_fake(inputs[static_cast<size_t>(s.input)]->fake) || !inputs[static_cast<size_t>(s.input)]->fake.is_same(f))
       fail("sets the .grad of a tensor that is not an input");
@@ -79,7 +84,7 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
   }
   for (size_t i = 0; i < inputs.size(); ++i)
     if (Source* s = inputs[i]->grad_of) {
-      fake_of(s->real);  // may add inputs
+      if (!s->fake.defined()) fake_of(s->real);  // may add inputs
       if (as_fake(inputs[i]->fake)->view->storage->generation) refuse_hooks(s->real);
     }
   return all;
@@ -196,7 +201,19 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   std::unordered_map<const c10::TensorImpl*, uint32_t> by_impl;
   for (uint32_t i = 0; i < fakes.size(); ++i)
     if (FakeImpl* f = as_fake(fakes[i]); f && !f->view->parent) root_result.try_emplace(f->view->storage.get(), i);
+  std::unordered_map<const View*, uint32_t> own_versions;
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (FakeImpl* f = as_fake(fakes[i]); f && f->view->own_versions) own_versions.try_emplace(f->view.get(), i);
 
+  // Views of a result's .data count their writes with it: made of it, in that many steps, they do.
+  auto shares_versions = [&](uint32_t i) -> std::pair<std::optional<uint32_t>, size_t> {
+    size_t steps = 0;
+    for (const View* q = as_fake(fakes[i])->view.get(); q->parent; q = q->parent.get(), ++steps) {
+      if (const auto it = own_versions.find(q); it != own_versions.end() && steps) return {it->second, steps};
+      if (q->own_versions) break;
+    }
+    return {};
+  };
   auto& roots = output_roots;
   auto note_root = [&](uint32_t output, const at::Tensor& t) {
     if (!root_tensors || !t.requires_grad()) return;
@@ -261,7 +278,12 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       graph->outputs.push_back(own_storage(read(v), s, roots));
       note_root(r.index, fakes[i]);
     };
-    if (s->input >= 0) {
+    if (const auto [of, steps] = shares_versions(i); first && of) {
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = *of;
+      r.path = path_of(v);
+      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
+    } else if (s->input >= 0) {
       r.index = s->input;
       FakeImpl* own = as_fake(inputs[s->input]->fake);
       if (f == own) {

@@ -137,4 +137,33 @@ at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const Tange
   return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
 }
 
+bool is_batch(const std::vector<at::Tensor>& tangents) {
+  return std::ranges::all_of(tangents, [](const at::Tensor& t) {
+    TangentLayout how;
+    return !t.defined() || is_plain(t) || take_batch(t, how);
+  });
+}
+
+int64_t size_of_batch(const std::vector<at::Tensor>& tangents) {
+  for (const at::Tensor& t : tangents)
+    if (TangentLayout how; t.defined() && !is_plain(t) && take_batch(t, how)) return how.batch;
+  return 0;
+}
+
+std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which) {
+  for (at::Tensor& t : tangents)
+    if (const auto* batch = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr) t = batch->value().select(batch->bdims()[0].dim(), which);
+  return tangents;
+}
+
+std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each) {
+  std::vector<at::Tensor> all(each.at(0).size()), of;
+  for (size_t g = 0; g < all.size(); ++g) {
+    of.clear();
+    for (const auto& one : each) of.push_back(one[g]);
+    if (of[0].defined()) all[g] = at::addBatchDim(batch_of(of), 1, 0);
+  }
+  return all;
+}
+
 }  // namespace vitrify

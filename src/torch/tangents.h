@@ -21,6 +21,11 @@ void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayo
 bool take_batch(const at::Tensor&, TangentLayout&);
 // Of gradients alike, laid out as they are: an expanded one has its elements once.
 at::Tensor batch_of(const std::vector<at::Tensor>&);
+// What is_grads_batched gives, and kernels can read: all of it; how many there are; one of each; and the other way round, of the gradients for each.
+bool is_batch(const std::vector<at::Tensor>& tangents);
+int64_t size_of_batch(const std::vector<at::Tensor>& tangents);
+std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which);
+std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each);
 // As the plan for that layout wants it.
 at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);
 

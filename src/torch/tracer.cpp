@@ -245,9 +245,11 @@ at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const s
 
 void Tracer::declare_source(const at::Tensor& real, ir::InputKind kind, const std::string& name) {
   Impl& m = *impl_;
-  if (!real.defined() || m.by_real.count(real.unsafeGetTensorImpl())) return;
+  if (!real.defined()) return;
+  const auto known = m.by_real.find(real.unsafeGetTensorImpl());
+  if (known != m.by_real.end() && !(known->second->input >= 0 && known->second->input < static_cast<int32_t>(m.num_args))) return;
   m.sources.push_back({real, {}, kind, name});
-  m.by_real[real.unsafeGetTensorImpl()] = &m.sources.back();
+  m.by_real.try_emplace(real.unsafeGetTensorImpl(), &m.sources.back());  // an argument stays one: see fake_of()
 }
 
 void Tracer::declare_grad(const at::Tensor& of, const at::Tensor& grad) {
@@ -282,7 +284,23 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
     return t;
   }
   if (auto it = by_real.find(t.unsafeGetTensorImpl()); it != by_real.end()) {
-    Source& s = *it->second;
+    const auto is_argument = [&](const Source& s) { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); };
+    // What the program reaches by itself it reaches in each call, whatever that is given: where it is an argument as well, that is another input.
+    const auto met = [&](const at::Tensor& real) {
+      return std::ranges::find_if(sources, [&](const Source& o) { return o.real.is_same(real) && !is_argument(o); });
+    };
+    Source* found = it->second;
+    if (is_argument(*found)) {
+      if (auto own = met(t); own != sources.end()) {
+        found = &*own;
+      } else {
+        sources.push_back({t, {}, ir::InputKind::Captured, found->name});
+        found = &sources.back();
+      }
+    }
+    Source& s = *found;
+    if (s.grad_of && is_argument(*s.grad_of) && met(s.grad_of->real) != sources.end())
+      fail("reads the .grad of an argument that it also reaches by itself");
     if (!s.fake.defined()) {
       check_in_scope(t);
       make_input(s, {});

@@ -96,7 +96,6 @@ class RegionNode final : public Node {
     bool is_output;
     uint32_t index;
   };
-  void skip_unreached(const variable_list& grads);
   std::shared_ptr<const Training> region_;
   std::shared_ptr<Call> call_;
   std::vector<Watched> watched_;
@@ -263,34 +262,21 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Those of a batch that no plan has whole: its formulas fix sizes, or look at values.
   variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const {
     const int64_t n = size_of_batch(tangents);
-    const auto taken = [&](int64_t i) {
-      variable_list r = tangents;
-      for (at::Tensor& t : r)
-        if (const auto* batch = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr) t = batch->value().select(batch->bdims()[0].dim(), i);
-      return r;
-    };
     std::vector<variable_list> each;
     {
       capture::InBatch no_batch(false);
-      Layouts how = layouts_of(taken(0), node);
+      Layouts how = layouts_of(one_of_batch(tangents, 0), node);
       pass_checkpoints(how, node);
       if (n <= kMaxSingles && !draws(*backward_for(how)->program.graph)) {
         const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
-        for (int64_t i = 0; i < n; ++i) each.push_back(backward(kept, taken(i), node));
+        for (int64_t i = 0; i < n; ++i) each.push_back(backward(kept, one_of_batch(tangents, i), node));
       }
     }
     if (each.empty()) {
       if (!why.empty()) warn_once("batched gradients", why);
       return op_by_op(unpack, tangents, node);
     }
-    variable_list all(joint_.gradients.size());
-    std::vector<at::Tensor> of;
-    for (size_t g = 0; g < all.size(); ++g) {
-      of.clear();
-      for (const variable_list& one : each) of.push_back(one[g]);
-      if (of[0].defined()) all[g] = at::addBatchDim(batch_of(of), 1, 0);
-    }
-    return all;
+    return as_batch(each);
   }
 
   // The same through ATen, for tangents that kernels cannot read.
@@ -315,18 +301,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
   }
 
-  // What is_grads_batched gives, and kernels can read.
-  static bool is_batch(const variable_list& tangents) {
-    return std::ranges::all_of(tangents, [](const at::Tensor& t) {
-      TangentLayout how;
-      return !t.defined() || is_plain(t) || take_batch(t, how);
-    });
-  }
-  static int64_t size_of_batch(const variable_list& tangents) {
-    for (const at::Tensor& t : tangents)
-      if (TangentLayout how; t.defined() && !is_plain(t) && take_batch(t, how)) return how.batch;
-    return 0;
-  }
   Layouts batches_of(const variable_list& tangents) const {
     Layouts how(tangents.size());
     for (size_t k = 0; k < tangents.size(); ++k) {
@@ -803,28 +777,8 @@ variable_list RegionNode::apply(variable_list&& tangents) {
   }
   free();
   grads.resize(num_outputs());  // those past what raises have none
-  skip_unreached(grads);
+  skip_unreached(*this, grads);
   return grads;
-}
-
-// Eager never comes to what no gradient leads to: nor does the engine from here, where someone would notice. The edges are back when it is done.
-void RegionNode::skip_unreached(const variable_list& grads) {
-  struct Cut {
-    compat::NodePtr node;
-    std::vector<std::pair<size_t, Edge>> edges;
-    ~Cut() {
-      for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
-    }
-  };
-  auto cut = std::make_shared<Cut>();
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const Edge& e = next_edges_[i];
-    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(*this, i) || pass_over(e)) continue;
-    cut->edges.emplace_back(i, std::exchange(next_edges_[i], Edge()));
-  }
-  if (cut->edges.empty()) return;
-  cut->node = getptr();
-  torch::autograd::Engine::get_default_engine().queue_callback([cut] {});
 }
 
 void RegionNode::release_variables() {

@@ -19,7 +19,8 @@ c10::OperatorHandle must_find(const std::string& name) {
 
 }  // namespace
 
-ViewCall::ViewCall(const ResultSpec::ViewOp& v) : op_(must_find(v.op)), args_(v.args), result_(v.result), call_(v.call) {
+ViewCall::ViewCall(const ResultSpec::ViewOp& v)
+    : op_(must_find(v.op)), args_(v.args), result_(v.result), call_(v.call), own_versions_(v.own_versions) {
   const auto& schema = op_.schema().arguments();
   for (size_t i = args_.size() + 1; i < schema.size(); ++i) args_.push_back(schema[i].default_value().value_or(c10::IValue()));
 }

@@ -12,7 +12,7 @@ namespace vitrify {
 class ViewCall {
  public:
   explicit ViewCall(const ResultSpec::ViewOp&);
-  at::Tensor operator()(const at::Tensor& self) const { return all(self).at(result()); }
+  at::Tensor operator()(const at::Tensor& self) const { return own_versions_ ? self.variable_data() : all(self).at(result()); }
   std::vector<at::Tensor> all(const at::Tensor& self) const;
   size_t result() const { return result_ < 0 ? 0 : static_cast<size_t>(result_); }
   uint64_t call() const { return call_; }
@@ -22,6 +22,7 @@ class ViewCall {
   std::vector<c10::IValue> args_;
   int32_t result_;
   uint64_t call_;
+  bool own_versions_;
 };
 using ViewPath = std::vector<ViewCall>;
 ViewPath resolve(const std::vector<ResultSpec::ViewOp>&);

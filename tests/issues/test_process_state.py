@@ -115,3 +115,93 @@ def test_deterministic_mode_fills_empty_memory(name):
     with deterministic():
         for _ in range(2):
             torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0, equal_nan=True)
+
+
+def in_order(fn, call, *states):
+    """What `call` gives in each state, in turn: its error where it has one."""
+    results = []
+    for state in states:
+        with state():
+            try:
+                results.append(call(fn).detach())
+            except ValueError as e:
+                results.append(str(e).partition("\n")[0])
+    return results
+
+
+def same(ours, eager):
+    assert len(ours) == len(eager)
+    for a, b in zip(ours, eager):
+        if isinstance(b, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@contextlib.contextmanager
+def unchecked():
+    torch.distributions.Distribution.set_default_validate_args(False)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
+@pytest.mark.eager("a value that the program reads is another")  # a check that fails
+@pytest.mark.parametrize("first", [unchecked, contextlib.nullcontext])
+def test_distributions_are_checked_as_set(first):
+    """What was compiled while torch.distributions checked nothing went on without checks."""
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+    def fn(scale):
+        return torch.distributions.Normal(0., scale).log_prob(scale * 2).sum()
+
+    good, bad = torch.tensor([1., 2.]), torch.tensor([1., -2.])
+    compiled = vitrify.compile(fn, fullgraph=True)
+    for scale in (good, bad, good):
+        same(*(in_order(f, lambda f: f(scale), first, contextlib.nullcontext, unchecked, contextlib.nullcontext) for f in (compiled, fn)))
+    assert vitrify.counters["captures"] == 2
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), nn.Tanh())
+
+
+CACHED = "torch.nn.utils.parametrize.cached() is on around the call"
+
+
+@pytest.mark.eager(CACHED)
+@pytest.mark.parametrize("before", [False, True], ids=["first", "later"])
+def test_cached_parametrizations(before):
+    """Placeholders of a capture were left in torch's cache, and the next call read them; a plan of before made the weight anew, which eager does not."""
+    from torch.nn.utils import parametrize
+    results = []
+    for make in (vitrify.compile, lambda m: m):
+        m = normed()
+        f, x = make(m), torch.ones(2, 5)
+        out = [f(x)] if before else []
+        with parametrize.cached():
+            out += [f(x), f(x * 2)]
+            with torch.no_grad():
+                m[0].parametrizations.weight.original0.mul_(2)
+            out.append(f(x))
+        out.append(f(x))
+        out[-1].sum().backward()
+        assert not parametrize._cache
+        results.append(out + [p.grad for p in m.parameters()])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)
+    assert vitrify.counters["compiled_calls"]
+
+
+def test_a_program_may_cache_parametrizations():
+    from torch.nn.utils import parametrize
+    m = normed()
+
+    def fn(x):
+        with parametrize.cached():
+            return m(x) + m(x * 2)
+
+    compiled = vitrify.compile(fn, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2, 5)), fn(torch.ones(2, 5)))
+    assert not parametrize._cache
