@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "torch/compat.h"
 #include "torch/derivatives.h"
 
 namespace vitrify {
