@@ -144,14 +144,15 @@ class Node final : public c10::SymNodeImpl {
   int64_t int_() override { return guard_int(__FILE__, __LINE__); }
   bool bool_() override { return decide(); }
   bool has_hint() override { return true; }
+  // For messages of torch, which writes some before it knows whether they are needed.
+  std::string str() override { return kind == Kind::Int ? sym::str(a) : _graph_repr(); }
   // A program that reads a size as text sees the number, as eager's does, and is then guarded by it.
-  std::string str() override {
+  std::string _graph_repr() override {
     if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
     if (kind != Kind::Float) return decide() ? "True" : "False";
     const std::string text = fmt::format("{}", number);
     return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
   }
-  std::string _graph_repr() override { return str(); }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
   std::optional<bool> constant_bool() override { return kind == Kind::Bool ? std::optional<bool>(a.value() != 0) : std::nullopt; }
   std::optional<int64_t> maybe_as_int() override { return is_int() && a.is_const() ? std::optional<int64_t>(a.value()) : std::nullopt; }

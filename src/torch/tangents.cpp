@@ -156,6 +156,10 @@ std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t w
   return tangents;
 }
 
+bool has_dims_of_one(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::any_of(tensors, [](const at::Tensor& t) { return t.defined() && std::ranges::count(t.sizes(), 1) > 0; });
+}
+
 std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each) {
   std::vector<at::Tensor> all(each.at(0).size()), of;
   for (size_t g = 0; g < all.size(); ++g) {

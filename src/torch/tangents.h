@@ -25,6 +25,7 @@ at::Tensor batch_of(const std::vector<at::Tensor>&);
 bool is_batch(const std::vector<at::Tensor>& tangents);
 int64_t size_of_batch(const std::vector<at::Tensor>& tangents);
 std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which);
+bool has_dims_of_one(const std::vector<at::Tensor>&);  // whose strides in a batch are ATen's affair
 std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each);
 // As the plan for that layout wants it.
 at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);

@@ -269,7 +269,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       pass_checkpoints(how, node);
       if (n <= kMaxSingles && !draws(*backward_for(how)->program.graph)) {
         const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
-        for (int64_t i = 0; i < n; ++i) each.push_back(backward(kept, one_of_batch(tangents, i), node));
+        for (int64_t i = 0; i < n; ++i) {
+          each.push_back(backward(kept, one_of_batch(tangents, i), node));
+          if (i == 0 && has_dims_of_one(each[0])) break;
+        }
+        if (!each.empty() && has_dims_of_one(each[0])) each.clear();
       }
     }
     if (each.empty()) {

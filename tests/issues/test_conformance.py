@@ -93,11 +93,11 @@ def test_default_dtype_is_followed():
 
 @pytest.mark.eager("recorded f32 [4] strides [1]")
 def test_meta_says_another_type():
-    """ATen's Meta kernel promises float32 statistics, its CPU kernel gives bfloat16: nothing may be read as what it is not."""
+    """ATen's Meta kernel, which is asked of what is large, promises float32 statistics, its CPU kernel gives bfloat16: nothing may be read as what it is not."""
     def fn(x, w, b, mean, var):
         return torch.ops.aten._batch_norm_with_update(x, w, b, mean, var, 0.1, 1e-5)[0], mean + 1
     torch.manual_seed(0)
-    check(fn, *(torch.rand(s, dtype=torch.bfloat16) for s in ((3, 4, 5), 4, 4, 4, 4)))
+    check(fn, *(torch.rand(s, dtype=torch.bfloat16) for s in ((3, 4, 100_000), 4, 4, 4, 4)))
 
 
 @pytest.mark.eager("recorded ", some=True)
@@ -140,9 +140,8 @@ def test_strides_and_conj_of_results_as_eager(fn):
     check(fn, torch.randn(6, 6))
 
 
-# of what is small the kernel itself is asked
-@pytest.mark.eager("aten::linalg_eig: result 1 is c64 [260,260] strides [1,260], recorded")
-def test_what_meta_got_wrong_is_learned():
+@pytest.mark.compiled("ATen computes it")
+def test_what_meta_gets_wrong_the_kernel_says():
     fn = vitrify.compile(torch.linalg.eig)
     x = torch.randn(260, 260)
     with torch.no_grad():
@@ -151,8 +150,8 @@ def test_what_meta_got_wrong_is_learned():
             out = fn(x)
         after = dict(vitrify.counters)
     assert out[1].stride() == torch.linalg.eig(x)[1].stride()
-    assert after["fallbacks"] - before["fallbacks"] <= 1
-    assert after["compiled_calls"] - before["compiled_calls"] >= 3
+    assert after["fallbacks"] == before["fallbacks"]
+    assert after["compiled_calls"] - before["compiled_calls"] == 4
 
 
 @pytest.mark.compiled("only views are made")

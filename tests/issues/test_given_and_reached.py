@@ -49,7 +49,7 @@ def test_gradients_of_both(fn, create_graph):
                 of_each += [g.detach() for g in torch.autograd.grad(gradients[0].pow(2).sum(), W, allow_unused=True) if g is not None]
         results.append(of_each)
     for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.eager("shares memory with input", some=True)

@@ -475,10 +475,17 @@ TEST(CaptureErrors, MemoryTricks) {
             "captured");
   EXPECT_NE(why_not(
                 [](Tensors a) {
-                  a[0].resize_({2});
+                  a[0].view({2, 3}).t().resize_({2});
                   return a;
                 },
                 {x}),
+            "captured");
+  EXPECT_EQ(why_not(
+                [](Tensors a) {
+                  a[0].resize_({2});
+                  return a;
+                },
+                {randn({6})}),
             "captured");
   EXPECT_NE(why_not(
                 [](Tensors a) {
