@@ -36,10 +36,7 @@ Operands look_at(const std::vector<Arg>& args) {
     r.other = r.other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
     r.here = r.here && t.device.kind == DeviceKind::CPU;
     double n = 1;
-    for (sym::Int s : t.sizes) {
-      n *= static_cast<double>(value_of(s));
-      r.any_size = r.any_size || !s.is_const();
-    }
+    for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
     r.elements += n;
     r.empty = r.empty || n == 0;
   };
@@ -56,12 +53,9 @@ bool checks_operands(const capture::OpInfo& info) {
 
 // Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). They are written in Python: the first
 // of them that runs has torch import its own compiler, which takes longer than most captures. The kernel takes about as long as in a call.
-// Zeros have the sizes of now, which it may hold for alone.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
-  constexpr double kMostOfCalls = 1 << 13;
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   const Operands o = look_at(args);
-  const bool odd = o.empty || checks_operands(info) || (o.other && (o.elements <= kMostOfCalls || (info.row && info.row->lower)));
-  return o.here && o.elements <= kMostZeros && (!o.any_size || odd);
+  return o.here && o.elements <= kMostZeros;
 }
 }  // namespace vitrify

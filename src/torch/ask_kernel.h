@@ -13,7 +13,6 @@ namespace vitrify {
 
 struct Operands {
   bool other = false, here = true, empty = false;  // some are: not row-major, on the CPU, without elements
-  bool any_size = false;                           // some have sizes that differ from call to call
   double elements = 0;
 };
 Operands look_at(const std::vector<ir::Arg>&);
