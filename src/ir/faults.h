@@ -7,9 +7,10 @@ namespace vitrify::ir {
 
 // Beside OpFlags.
 enum FaultFlags : uint32_t {
-  kFaults = 1 << 4,     // whatever the types
-  kDivides = 1 << 5,    // integers, where the second operand is zero
-  kNamesDims = 1 << 6,  // where the list of dims that is the second argument is empty, of a tensor that has some
+  kFaults = 1 << 4,        // whatever the types
+  kDivides = 1 << 5,       // integers, where the second operand is zero
+  kNamesDims = 1 << 6,     // where the list of dims that is the second argument is empty, of a tensor that has some
+  kChecksIndex = 1 << 11,  // its rule looks at indices for results of no elements too
 };
 
 // Any op may that has a number which the type of its result cannot hold.

@@ -75,11 +75,14 @@ using Arg = std::variant<None, Value, std::vector<Value>, Int, std::vector<Int>,
 // Facts about an op that hold for every call. Set by the tracer from the schema and the table of src/ops.
 enum OpFlags : uint32_t {
   kPure = 0,
-  kRandom = 1 << 0,         // draws from a generator: order is kept, no CSE, no folding
-  kEffect = 1 << 1,         // anything else that may not be removed, merged or moved across another effect (custom ops, asserts)
-  kView = 1 << 2,           // result shares memory with argument 0 in eager
-  kDataDependent = 1 << 3,  // result sizes depend on values
-  kCopiesMemory = 1 << 7,   // eager copies what holds argument 0 and writes into that: elements that share memory there share it in the result
+  kRandom = 1 << 0,           // draws from a generator: order is kept, no CSE, no folding
+  kEffect = 1 << 1,           // anything else that may not be removed, merged or moved across another effect (custom ops, asserts)
+  kView = 1 << 2,             // result shares memory with argument 0 in eager
+  kDataDependent = 1 << 3,    // result sizes depend on values
+  kCopiesMemory = 1 << 7,     // eager copies what holds argument 0 and writes into that: elements that share memory there share it in the result
+  kOneDtype = 1 << 8,         // eager refuses operands of two dtypes; its Meta kernel takes them
+  kGivesContiguous = 1 << 9,  // contiguous memory, however argument 0 lies
+  kLooksAtOffset = 1 << 10,   // where in its memory argument 0 begins
 };
 
 struct Op {

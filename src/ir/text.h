@@ -13,7 +13,11 @@ constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {{kRandom, "rando
                                                                 {kFaults, "faults"},
                                                                 {kDivides, "divides"},
                                                                 {kNamesDims, "names_dims"},
-                                                                {kCopiesMemory, "copies_memory"}};
+                                                                {kCopiesMemory, "copies_memory"},
+                                                                {kOneDtype, "one_dtype"},
+                                                                {kGivesContiguous, "gives_contiguous"},
+                                                                {kLooksAtOffset, "looks_at_offset"},
+                                                                {kChecksIndex, "checks_index"}};
 constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
                                                                       {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},
                                                                       {InputKind::Tangent, "tangent"}, {InputKind::Saved, "saved"}};

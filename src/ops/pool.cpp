@@ -376,7 +376,7 @@ const OpRow kRows[] = {
     {"aten::max_pool2d_with_indices", 0, shape_max_pool2d, lower<lower_max_pool<2>>},
     {"aten::max_pool3d_with_indices", 0, nullptr, lower<lower_max_pool<3>>},
     {"aten::max_pool2d", 0, nullptr, lower<lower_max_pool<2>>},
-    {"aten::max_pool1d", 0, nullptr, lower<lower_max_pool<1>>},
+    {"aten::max_pool1d", ir::kGivesContiguous, nullptr, lower<lower_max_pool<1>>},
     {"aten::max_pool1d_with_indices", 0, nullptr, lower<lower_max_pool<1>>},
     {"aten::avg_pool1d", 0, nullptr, lower<lower_avg_pool<1>>},
     {"aten::avg_pool2d", 0, shape_avg_pool2d, lower<lower_avg_pool<2>>},

@@ -475,7 +475,7 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     if (aliased || !p.mutations.empty()) e->alias_of = std::move(alias_of);
     e->check_captured_aliases = !p.mutations.empty();
     for (auto* n : p.graph->nodes())
-      if (n->op->name == "vitrify::assume_offset")
+      if (n->op->flags & ir::kLooksAtOffset)
         for (auto& m : s->metas) m.exact_offset = true;
     e->symbols = Symbols::of(p.graph, s->metas);
     e->release_gil = e->graph->estimated_us() > 50;

@@ -101,8 +101,7 @@ class GraphLowering final : public Nests {
     std::vector<Tensor> results;
     const bool empty =
         std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return std::any_of(o.sizes.begin(), o.sizes.end(), [](Int s) { return s.is(0); }); });
-    const bool indexes = n.op->name.find("index") != std::string::npos;  // may be out of range all the same: their rules know
-    if (row && row->lower && empty && !indexes &&
+    if (row && row->lower && empty && !(row->flags & ir::kChecksIndex) &&
         !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
       if (!(n.op->flags & ir::kView) && (!is_elementwise(n.op->name) || may_fault(n))) return lower_extern(n);  // eager may refuse it
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));

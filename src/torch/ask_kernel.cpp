@@ -38,7 +38,6 @@ Operands look_at(const std::vector<Arg>& args) {
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
     r.elements += n;
-    r.empty = r.empty || n == 0;
   };
   for (const Arg& a : args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);

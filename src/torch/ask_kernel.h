@@ -12,7 +12,7 @@
 namespace vitrify {
 
 struct Operands {
-  bool other = false, here = true, empty = false;  // some are: not row-major, on the CPU, without elements
+  bool other = false, here = true;  // some are not row-major; all are on the CPU
   double elements = 0;
 };
 Operands look_at(const std::vector<ir::Arg>&);

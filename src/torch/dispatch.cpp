@@ -122,7 +122,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
   std::optional<capture::Unseen> unseen;
   if (!info.taken_apart_seen) unseen.emplace();
   info.op.callBoxedForDispatchKey(key, *stack);
-  if (info.contiguous) stack->back() = stack->back().toTensor().contiguous();
+  if (info.flags & ir::kGivesContiguous) stack->back() = stack->back().toTensor().contiguous();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {
@@ -271,9 +271,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
   // The Meta kernels of products take any two dtypes, the real ones raise or make another than they say.
-  static const std::unordered_set<std::string> products{"aten::mm",    "aten::addmm", "aten::bmm",    "aten::baddbmm",    "aten::mv",
-                                                        "aten::addmv", "aten::dot",   "aten::linear", "aten::convolution"};
-  if (products.contains(info.name)) {
+  if (info.flags & ir::kOneDtype) {
     std::optional<at::ScalarType> dtype;
     for (const IValue& v : metas) {
       if (!v.isTensor() || !v.toTensor().defined()) continue;
@@ -337,16 +335,19 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   if (finds && ruled) now = find_sizes(info, converted, *ruled, symbols);
   if (!ruled || (options.check_shapes && !finds && !described)) {
     c10::Device device = c10::kCPU;
+    bool asked = false;  // the kernel itself has said it
     try {
       if (!ruled && !(info.flags & ir::kEffect) && info.kind == OpKind::Pure && (info.flags & ir::kDataDependent))
         throw NoMeta(fmt::format("reads a tensor's value: {}", info.name));
       const bool asks = !ruled && asks_kernel(info, converted);
       try {
-        call.metas = run_meta(info, args, &device, !ruled, hides_sizes(info.name) || asks);
+        asked = hides_sizes(info.name) || asks;
+        call.metas = run_meta(info, args, &device, !ruled, asked);
       } catch (const CaptureError&) {
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
         if (!asks || checks_operands(info)) throw;
+        asked = false;
         call.metas = run_meta(info, args, &device, !ruled);
       }
     } catch (const NoMeta& e) {
@@ -370,7 +371,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     }
     std::vector<at::Tensor> tensors;
     flatten_results(call.metas, tensors);
-    if (hides_strides(info.name, tensors, device)) {
+    if (!asked && hides_strides(info.name, tensors, device)) {
       call.metas = run_meta(info, args, &device, !ruled, true);
       tensors.clear();
       flatten_results(call.metas, tensors);

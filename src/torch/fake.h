@@ -8,7 +8,6 @@ namespace vitrify::capture {
 
 struct OpInfo;
 
-// One step of a view path: `op` applied to its parent. Args are those after `self`.
 // All results of one call of a multi-result view.
 struct ViewCallResults {
   std::vector<ir::TensorType> types;
@@ -16,6 +15,7 @@ struct ViewCallResults {
   ir::Node* made = nullptr;  // gives them at `generation` of the storage
   uint64_t generation = 0;
 };
+// One step of a view path: `op` applied to its parent. Args are those after `self`.
 struct ViewStep {
   const OpInfo* op = nullptr;
   std::vector<c10::IValue> args;

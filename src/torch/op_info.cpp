@@ -120,9 +120,8 @@ void OpTable::classify(OpInfo& info) {
   }
   if (composite) {
     info.kind = OpKind::Composite;
-    info.contiguous = base == "aten::max_pool1d";  // without indices it has a kernel of its own
-    // Those with an out argument give it its size themselves.
-    info.taken_apart_seen = info.contiguous || std::ranges::any_of(s.arguments(), [](const c10::Argument& a) {
+    // Those with an out argument give it its size themselves; max_pool1d has a kernel of its own where no indices are asked for.
+    info.taken_apart_seen = info.flags & ir::kGivesContiguous || std::ranges::any_of(s.arguments(), [](const c10::Argument& a) {
                               return a.kwarg_only() && a.alias_info() && a.alias_info()->isWrite();
                             });
     return;

@@ -28,7 +28,6 @@ struct OpInfo {
   const ops::OpRow* row = nullptr;
   bool multi_result_view = false;
   bool taken_apart_seen = false;  // Composite: with no mode to be seen it would do its work without ops
-  bool contiguous = false;        // such a one, which then gives contiguous memory
   // Write: positions of written arguments, and the op that computes the new values. Its results: those of this op that are not written arguments,
   // then (or only) one per written argument.
   std::vector<size_t> writes;

@@ -69,7 +69,6 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
   };
   for (auto& [of, grad] : new_grads) {
     const auto known = by_real.find(of.unsafeGetTensorImpl());
-    auto is_argument = [&](const Source& s) { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); };
     const bool argument = known != by_real.end() && is_argument(*known->second);
     if (argument && std::ranges::any_of(sources, [&](const Source& s) { return s.real.is_same(of) && !is_argument(s); }))
       fail("sets the .grad of an argument that it also reaches by itself");

@@ -105,15 +105,16 @@ Value Tracer::Impl::from_elements(const Memory& m, Value v) {
   return v;
 }
 
-void Tracer::Impl::assume_of_input(std::string_view what, std::vector<ir::Arg> args) {
-  const ir::Op* op = graph->op(std::string(what), ir::kEffect);
+void Tracer::Impl::assume_of_input(std::string_view what, std::vector<ir::Arg> args, uint32_t flags) {
+  const ir::Op* op = graph->op(std::string(what), ir::kEffect | flags);
   if (std::ranges::none_of(graph->nodes(), [&](const ir::Node* n) { return n->op == op && n->args == args; }))
     graph->append(op, std::move(args), {})->source = source;
 }
 
 // The program counts from where the memory begins: what it reads depends on where in it the input lies.
 void Tracer::Impl::assume_offset(uint32_t input) {
-  assume_of_input("vitrify::assume_offset", {graph->inputs[input].value, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)});
+  assume_of_input("vitrify::assume_offset", {graph->inputs[input].value, sym::Int(capture::as_fake(inputs[input]->fake)->view->storage->offset)},
+                  ir::kLooksAtOffset);
 }
 // What lies behind the input comes into view.
 void Tracer::Impl::assume_end(uint32_t input) { assume_of_input("vitrify::assume_end", {graph->inputs[input].value}); }

@@ -247,7 +247,7 @@ void Tracer::declare_source(const at::Tensor& real, ir::InputKind kind, const st
   Impl& m = *impl_;
   if (!real.defined()) return;
   const auto known = m.by_real.find(real.unsafeGetTensorImpl());
-  if (known != m.by_real.end() && !(known->second->input >= 0 && known->second->input < static_cast<int32_t>(m.num_args))) return;
+  if (known != m.by_real.end() && !m.is_argument(*known->second)) return;
   m.sources.push_back({real, {}, kind, name});
   m.by_real.try_emplace(real.unsafeGetTensorImpl(), &m.sources.back());  // an argument stays one: see fake_of()
 }
@@ -284,7 +284,6 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
     return t;
   }
   if (auto it = by_real.find(t.unsafeGetTensorImpl()); it != by_real.end()) {
-    const auto is_argument = [&](const Source& s) { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); };
     // What the program reaches by itself it reaches in each call, whatever that is given: where it is an argument as well, that is another input.
     const auto met = [&](const at::Tensor& real) {
       return std::ranges::find_if(sources, [&](const Source& o) { return o.real.is_same(real) && !is_argument(o); });

@@ -55,6 +55,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<const c10::TensorImpl*, Source*> by_real;
   std::vector<Source*> inputs;  // graph input -> source
   uint32_t num_args = 0;
+  bool is_argument(const Source& s) const { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); }
   std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
   std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
   std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
@@ -176,7 +177,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   // --- as_strided (strided.cpp)
   void assume_offset(uint32_t input);
   void assume_end(uint32_t input);
-  void assume_of_input(std::string_view what, std::vector<ir::Arg> args);
+  void assume_of_input(std::string_view what, std::vector<ir::Arg> args, uint32_t flags = 0);
   struct Memory {
     View* of = nullptr;  // all of it, in this type and order of dims
     ir::TensorType type;

@@ -76,14 +76,19 @@ SINGLE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 LONG = 512  # products of rows as long as this are added up in another order too
+REDUCTIONS = ("sum", "mean", "var", "std", "var_mean")  # their second argument says over which dims
 
 
-def one_after_the_other(func, args):
-    """The product, each element's terms added in turn, as oneDNN does; None of others. What rounds the same way each time does not cancel then."""
-    name, rest = short(func), list(args)
-    if name not in ("mm", "bmm"):
+def in_another_order(func, args, kwargs):
+    """The same, added up otherwise, which is as right: products one term after the other, as oneDNN does (what rounds the same way each time does not cancel
+    then), reductions from the last element on. None of other ops."""
+    name = short(func)
+    if name in REDUCTIONS and func._overloadname in ("dim_IntList", "dim", "correction"):
+        x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
+        return func(x.flip(tuple(dims)), *args[1:], **kwargs)
+    if name not in ("mm", "bmm") or kwargs:
         return None
-    a, b = rest
+    a, b = args
     if a.dtype is not torch.float32 or a.shape[-1] < LONG:
         return None
     total = torch.zeros(*a.shape[:-1], b.shape[-1])
@@ -115,7 +120,7 @@ class Jolts(TorchDispatchMode):
             return func(*args, **kwargs)
         written = [a.alias_info is not None for a in func._schema.arguments]
         read = [a if w else [self.moved(x) for x in a] if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size) else self.moved(a) for a, w in zip(args, written)]
-        out = one_after_the_other(func, read) if self.in_turn and not kwargs else None
+        out = in_another_order(func, read, kwargs) if self.in_turn else None
         out = func(*read, **kwargs) if out is None else out
         given = [t for _, t in tensors_of([a for a, w in zip(args, written) if w])]
         for _, t in tensors_of([out if not given else [], given, list(kwargs.values()) if "out" in kwargs else []]):
