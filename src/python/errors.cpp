@@ -1,5 +1,6 @@
 #include "python/errors.h"
 
+#include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "support/error.h"
@@ -22,6 +23,25 @@ void register_errors(PyObject* module) {
   types.recompile = make("RecompileError", "A new signature would have been compiled under error_on_recompile.", types.error);
   types.compiler = make("CompilerError", "A bug of the compiler; .reproducer is the file that replays it.", types.error);
   types.warning = make("VitrifyWarning", "Why a call runs eagerly.", PyExc_UserWarning);
+}
+
+void forget_error() {
+  const bool interrupt = PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+  PyErr_Clear();
+  if (interrupt) PyErr_SetInterrupt();
+}
+
+bool is_interrupt(const std::exception& e) {
+  const auto no_failure = [](PyObject* type) { return type && !PyErr_GivenExceptionMatches(type, PyExc_Exception); };
+  if (auto* raised = dynamic_cast<const pybind11::error_already_set*>(&e)) {
+    pybind11::gil_scoped_acquire gil;
+    return no_failure(raised->type().ptr());
+  }
+  if (auto* raised = dynamic_cast<const python_error*>(&e)) {
+    pybind11::gil_scoped_acquire gil;
+    return no_failure(raised->type ? raised->type : PyErr_Occurred());
+  }
+  return false;
 }
 
 void set_python_error(std::exception_ptr p) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "python/errors.h"
 #include "torch/process_state.h"
 
 namespace vitrify::python {
@@ -29,7 +30,7 @@ int32_t device_context_of_stack(int64_t n) {
   if (strcmp(Py_TYPE(mode)->tp_name, "DeviceContext")) return -1;
   Ref d = Ref::steal(PyObject_GetAttrString(mode, "device"));
   if (!d || !THPDevice_Check(d.get())) {
-    PyErr_Clear();
+    forget_error();
     return -1;
   }
   c10::Device dev = ((THPDevice*)d.get())->device;
@@ -185,7 +186,7 @@ void Guards::add_function(PyObject* f) {
 static bool same_bytes(PyObject* o, const std::string& bytes) {
   Py_buffer b;
   if (PyObject_GetBuffer(o, &b, PyBUF_FULL_RO) < 0) {
-    PyErr_Clear();
+    forget_error();
     return false;
   }
   bool same = (size_t)b.len == bytes.size();
@@ -194,7 +195,7 @@ static bool same_bytes(PyObject* o, const std::string& bytes) {
   } else if (same) {
     std::string now(bytes.size(), 0);
     same = PyBuffer_ToContiguous(now.data(), &b, b.len, 'C') == 0 && now == bytes;
-    PyErr_Clear();
+    forget_error();
   }
   PyBuffer_Release(&b);
   return same;
@@ -206,18 +207,18 @@ static void write_buffer(PyObject* o, const std::string& bytes) {
     if ((size_t)b.len == bytes.size()) PyBuffer_FromContiguous(&b, bytes.data(), b.len, 'C');
     PyBuffer_Release(&b);
   }
-  PyErr_Clear();
+  forget_error();
 }
 
 static bool read_buffer(PyObject* o, std::string& out) {
   Py_buffer b;
   if (PyObject_GetBuffer(o, &b, PyBUF_FULL_RO) < 0) {
-    PyErr_Clear();
+    forget_error();
     return false;
   }
   out.resize(b.len);
   bool ok = PyBuffer_ToContiguous(out.data(), &b, b.len, 'C') == 0;
-  PyErr_Clear();
+  forget_error();
   PyBuffer_Release(&b);
   return ok;
 }
@@ -232,7 +233,7 @@ void Guards::add_buffer(PyObject* o, const std::string& name) {
 static bool same_equal(PyObject* now, PyObject* before) {
   if (PyTuple_CheckExact(before) && Py_TYPE(now)->tp_iter) return same_elements(now, before, alike);
   int r = PyObject_RichCompareBool(now, before, Py_EQ);
-  if (r < 0) PyErr_Clear();
+  if (r < 0) forget_error();
   return r > 0;
 }
 
@@ -241,7 +242,7 @@ void Guards::add_equal(PyObject* o, PyObject* copy, const std::string& name) { e
 void Guards::watch() {
   if (watcher_id == -2) {
     watcher_id = PyDict_AddWatcher(on_dict_event);
-    if (watcher_id < 0) PyErr_Clear();  // all ids taken: dicts are compared on every call
+    if (watcher_id < 0) forget_error();  // all ids taken: dicts are compared on every call
   }
   if (watching_) return;
   watching_ = true;
@@ -259,7 +260,7 @@ bool Guards::same(const Dict& d) {
     PyObject* now = PyDict_GetItemWithError(d.dict.get(), k.get());
     if (now == v.get()) continue;
     if (!now || !v || !same_value(now, v.get())) {
-      PyErr_Clear();
+      forget_error();
       return false;
     }
   }
@@ -313,7 +314,7 @@ static std::string key_name(PyObject* k) { return PyUnicode_Check(k) ? PyUnicode
 static void put(PyObject* dict, PyObject* k, PyObject* v) {
   const bool ordered = PyODict_Check(dict);
   const int r = v ? (ordered ? PyODict_SetItem : PyDict_SetItem)(dict, k, v) : (ordered ? PyODict_DelItem : PyDict_DelItem)(dict, k);
-  if (r < 0) PyErr_Clear();
+  if (r < 0) forget_error();
 }
 
 std::vector<std::string> Guards::undo_writes() {
@@ -345,7 +346,7 @@ std::vector<std::string> Guards::undo_writes() {
     wrote.push_back(l.name);
     Ref old = checked(PyList_New(l.items.size()));
     for (size_t i = 0; i < l.items.size(); ++i) PyList_SET_ITEM(old.get(), i, Py_NewRef(l.items[i].get()));
-    if (PyList_SetSlice(l.list.get(), 0, PY_SSIZE_T_MAX, old.get()) < 0) PyErr_Clear();
+    if (PyList_SetSlice(l.list.get(), 0, PY_SSIZE_T_MAX, old.get()) < 0) forget_error();
   }
   for (auto& c : cells_) {
     PyObject* now = *c.at;
@@ -358,7 +359,7 @@ std::vector<std::string> Guards::undo_writes() {
     auto* t = (PyTypeObject*)type.get();
     auto set = [&](PyObject* k, PyObject* v) {
       wrote.push_back(std::string(t->tp_name) + "." + key_name(k));
-      if (PyType_Type.tp_setattro(type.get(), k, v) < 0) PyErr_Clear();
+      if (PyType_Type.tp_setattro(type.get(), k, v) < 0) forget_error();
     };
     Ref now = checked(PyDict_Copy(t->tp_dict));
     PyObject *k, *v;
@@ -377,7 +378,7 @@ std::vector<std::string> Guards::undo_writes() {
     wrote.push_back(e.name);
     Ref a = Ref::steal(PyObject_CallMethod(e.object.get(), "clear", nullptr));
     Ref b = a ? Ref::steal(PyObject_CallMethod(e.object.get(), PySet_Check(e.object.get()) ? "update" : "extend", "(O)", e.copy.get())) : Ref();
-    if (!b) PyErr_Clear();
+    if (!b) forget_error();
   }
   return wrote;
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "python/errors.h"
+
 namespace vitrify::python {
 
 namespace {
@@ -73,7 +75,7 @@ bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double
     PyObject* v = PyDict_GetItemWithError(f.dict.get(), f.key.get());
     if (v && f.index >= 0) v = PyTuple_CheckExact(v) && PyTuple_GET_SIZE(v) > f.index ? PyTuple_GET_ITEM(v, f.index) : nullptr;
     if (!v || !PyFloat_CheckExact(v)) {
-      PyErr_Clear();
+      forget_error();
       return false;
     }
     floats.push_back(PyFloat_AS_DOUBLE(v));

@@ -425,8 +425,6 @@ void bind_capture(py::module_& m) {
 
 // Ctrl-C while a compile goes on: Python runs signal handlers on its main thread only, when it is asked to.
 void check_signals() {
-  static const auto main_thread = std::this_thread::get_id();
-  if (std::this_thread::get_id() != main_thread) return;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() < 0) throw py::error_already_set();
 }
@@ -567,8 +565,8 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator([](std::exception_ptr p) {
     if (p) set_python_error(p);
   });
-  check_signals();  // says which thread is the main one
   vitrify::set_interrupt_check(check_signals);
+  vitrify::set_interrupt_test(is_interrupt);
   bind_options(m);
   bind_signature(m);
   bind_guards(m);

@@ -8,6 +8,8 @@
 #include <initializer_list>
 #include <optional>
 
+#include "python/errors.h"
+
 namespace vitrify::python {
 namespace {
 
@@ -62,7 +64,7 @@ using Same = bool (*)(PyObject*, PyObject*);
 bool same_attributes(PyObject* a, PyObject* b, std::initializer_list<const char*> names, Same same) {
   return std::ranges::all_of(names, [&](const char* name) {
     Ref x = Ref::steal(PyObject_GetAttrString(a, name)), y = Ref::steal(PyObject_GetAttrString(b, name));
-    if (!x || !y) PyErr_Clear();
+    if (!x || !y) forget_error();
     return x && y && same(x.get(), y.get());
   });
 }
@@ -86,19 +88,19 @@ std::optional<bool> exactly(PyObject* a, PyObject* b, Same same) {
     Py_buffer x{}, y{};
     if (PyObject_GetBuffer(a, &x, PyBUF_SIMPLE) == 0) {
       bool equal = PyObject_GetBuffer(b, &y, PyBUF_SIMPLE) == 0 && x.len == y.len && !memcmp(x.buf, y.buf, x.len);
-      PyErr_Clear();
+      forget_error();
       if (y.obj) PyBuffer_Release(&y);
       PyBuffer_Release(&x);
       return equal;
     }
-    PyErr_Clear();
+    forget_error();
   }
   return std::nullopt;
 }
 
 bool equal(PyObject* a, PyObject* b) {
   int r = PyObject_RichCompareBool(a, b, Py_EQ);
-  if (r < 0) PyErr_Clear();
+  if (r < 0) forget_error();
   return r > 0;
 }
 
@@ -106,7 +108,7 @@ bool equal(PyObject* a, PyObject* b) {
 
 bool same_elements(PyObject* a, PyObject* b, bool (*same)(PyObject*, PyObject*)) {
   Ref x = Ref::steal(PySequence_Tuple(a)), y = Ref::steal(PySequence_Tuple(b));
-  if (!x || !y) PyErr_Clear();
+  if (!x || !y) forget_error();
   if (!x || !y || PyTuple_GET_SIZE(x.get()) != PyTuple_GET_SIZE(y.get())) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(x.get()); ++i)
     if (!same(PyTuple_GET_ITEM(x.get(), i), PyTuple_GET_ITEM(y.get(), i))) return false;
@@ -277,11 +279,11 @@ bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10
     case TreeKind::Custom: {
       Ref r = Ref::steal(PyObject_CallFunctionObjArgs(flatten_hook, o, Py_False, nullptr));
       if (!r || !PyTuple_Check(r.get())) {
-        PyErr_Clear();
+        forget_error();
         return false;
       }
       Ref seq = Ref::steal(PySequence_Tuple(PyTuple_GET_ITEM(r.get(), 0)));
-      if (!seq) PyErr_Clear();
+      if (!seq) forget_error();
       if (!seq || !alike(PyTuple_GET_ITEM(r.get(), 1), t.value.get()) || (size_t)PyTuple_GET_SIZE(seq.get()) != t.children.size()) return false;
       for (size_t i = 0; i < t.children.size(); ++i)
         if (!match(t.children[i], PyTuple_GET_ITEM(seq.get(), i), metas, tensors)) return false;
@@ -310,7 +312,7 @@ PyObject* rebuild(const Tree& t, PyObject* const* leaves) {
       if (t.type.get() == (PyObject*)&PyTuple_Type) return r.release();
       // namedtuple._make and torch.Size both build from one iterable; result types of torch (structseq) take it in their constructor
       Ref make = Ref::steal(PyObject_GetAttrString(t.type.get(), "_make"));
-      if (!make) PyErr_Clear();
+      if (!make) forget_error();
       return PyObject_CallOneArg(make ? make.get() : t.type.get(), r.get());
     }
     case TreeKind::List: {

@@ -1,6 +1,8 @@
 #include "support/budget.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -20,6 +22,23 @@ std::function<void()>& interrupt() {
 void set_interrupt_check(std::function<void()> f) {
   std::lock_guard lock(interrupt_mutex);
   interrupt() = std::move(f);
+}
+
+namespace {
+std::atomic<bool (*)(const std::exception&)> is_interrupt = nullptr;
+}
+
+void set_interrupt_test(bool (*test)(const std::exception&)) { is_interrupt = test; }
+
+void rethrow_interrupt() {
+  const auto test = is_interrupt.load();
+  if (!test) return;
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    if (test(e)) throw;
+  } catch (...) {
+  }
 }
 
 Budget*& Budget::current() {

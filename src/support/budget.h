@@ -41,4 +41,8 @@ class Budget {
 // Called about every 20 ms of a compile, on its thread; what it throws ends the compile.
 void set_interrupt_check(std::function<void()>);
 
+// For handlers that try another way: rethrows the exception in flight where it is an interrupt and no failure of the program. A door says which are.
+void rethrow_interrupt();
+void set_interrupt_test(bool (*)(const std::exception&));
+
 }  // namespace vitrify

@@ -7,6 +7,7 @@
 
 #include "ir/faults.h"
 #include "ops/shapes.h"
+#include "support/budget.h"
 #include "torch/ask_kernel.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
@@ -346,6 +347,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       } catch (const CaptureError&) {
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
+        rethrow_interrupt();
         if (!asks || checks_operands(info)) throw;
         asked = false;
         call.metas = run_meta(info, args, &device, !ruled);
@@ -359,6 +361,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     } catch (const CaptureError&) {
       if (!ruled) throw;
     } catch (const std::exception& e) {
+      rethrow_interrupt();
       if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
       const Operands o = look_at(converted);
       if (ruled || !o.here || o.elements > kMostZeros) throw;

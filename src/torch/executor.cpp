@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "runtime/extern_table.h"
+#include "support/budget.h"
 #include "support/counters.h"
 #include "support/fault.h"
 #include "torch/compiled.h"
@@ -461,6 +462,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   } catch (const NotFinite&) {
     for_good = false;
   } catch (const std::exception&) {
+    rethrow_interrupt();
     if (is_side_effect(*e.node) || e.node->op->flags & ir::kRandom) throw;
   }
   auto failure = std::current_exception();

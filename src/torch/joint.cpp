@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "ir/faults.h"
+#include "support/budget.h"
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
@@ -424,6 +425,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       } catch (const CaptureError&) {
         throw;
       } catch (const std::exception& e) {
+        rethrow_interrupt();
         const c10::Error* of_torch = dynamic_cast<const c10::Error*>(&e);
         const bool drew =
             std::ranges::any_of(graph->nodes(), [&](const ir::Node* n) { return n->id >= first && (n->op->flags & (ir::kRandom | ir::kEffect)); });
@@ -784,6 +786,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     } catch (const CaptureError&) {
       throw;
     } catch (...) {
+      rethrow_interrupt();
       j.failed = std::current_exception();
     }
   });

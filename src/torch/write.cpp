@@ -1,5 +1,6 @@
 // Ops that write to their arguments are recorded as pure ones, and the writes as values that the memory has then.
 #include "ops/shapes.h"
+#include "support/budget.h"
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
@@ -62,6 +63,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
       const Operands o = look_at(converted);
       metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && o.elements <= kMostZeros);
     } catch (const std::exception& e) {
+      rethrow_interrupt();
       throw capture::Undescribed(e.what());
     }
     for (size_t i = 0; i < returns.size(); ++i) {

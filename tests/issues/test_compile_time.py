@@ -227,8 +227,10 @@ def test_budget_is_counted_in_work():
     vitrify.compile(f, options={"compile_budget_s": 60}, fullgraph=True)(data(6, 6))
 
 
-def test_ctrl_c_ends_a_compile_and_the_next_call_compiles():
+def test_ctrl_c_ends_a_compile_and_the_next_call_compiles(monkeypatch):
     import _thread
+    lost = []  # finalizers, where Python drops what is raised: a failure then names them
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
     n = 3000
     f = chain(lambda x: (x * 1.0001 + 1).sin().cumsum(0), n)
     x = data(16)
@@ -255,6 +257,7 @@ def test_ctrl_c_ends_a_compile_and_the_next_call_compiles():
         finally:
             stop.set()
             t.join()
+            assert not lost, f"Python dropped the interrupt in {lost}"
         if vitrify.counters["kernels_built"] == built:
             ended += 1
         else:
