@@ -1,4 +1,4 @@
-"""How long compiles take for their size. Records: (name, nodes of the graphs compiled, seconds), as Recorder makes them; a program that takes far longer than others of its size is an outlier.
+"""How long compiles take for their size. Records: (name, values of the graphs compiled, seconds), as Recorder makes them; a program that takes far longer than others of its size is an outlier.
 
 compile_times.py FILE...    files of records, JSON: prints size classes, medians and outliers; exit status 1 if there are any
 """
@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 FACTOR = 20    # times the median of its class
-MIN_CLASS = 8  # programs; a smaller class is judged by the one below
+MIN_CLASS = 8  # programs; a smaller class is judged by the one below, and may take longer as its programs are larger
 NOISE = 0.25   # seconds: a compile that others' work delays by less is none
 
 
 class Recorder:
-    """What was compiled between entering and leaving: `nodes` and `seconds` (sources, capture, passes, schedule, code), of the clock or, where the machine was
+    """What was compiled between entering and leaving: `values` (of a graph the results of all nodes) and `seconds` (sources, capture, passes, schedule, code), of the clock or, where the machine was
     busy with other work and that is less, of the processor."""
 
     def __enter__(self):
@@ -25,51 +25,51 @@ class Recorder:
 
     def _now(self):
         m = self._metrics()
-        return m["counters"]["nodes_compiled"], sum(m["compile_us"].values())
+        return m["counters"]["values_compiled"], sum(m["compile_us"].values())
 
     def __exit__(self, *_):
-        self.nodes, us = (b - a for a, b in zip(self._start, self._now()))
+        self.values, us = (b - a for a, b in zip(self._start, self._now()))
         self.seconds = min(us / 1e6, time.process_time() - self._cpu)
 
     def __repr__(self):
-        return f"{self.nodes} nodes in {self.seconds:.3f} s"
+        return f"{self.values} values in {self.seconds:.3f} s"
 
 
-def size_class(nodes):
+def size_class(values):
     """1, 2-3, 4-7, 8-15, ..."""
-    return max(nodes, 1).bit_length() - 1
+    return max(values, 1).bit_length() - 1
 
 
 def classes(records):
-    """{class: [(name, nodes, seconds)]}; programs whose plans were all known compiled nothing and are left out."""
+    """{class: [(name, values, seconds)]}; programs whose plans were all known compiled nothing and are left out."""
     by = {}
-    for name, nodes, seconds in records:
-        if nodes > 0:
-            by.setdefault(size_class(nodes), []).append((name, nodes, seconds))
+    for name, values, seconds in records:
+        if values > 0:
+            by.setdefault(size_class(values), []).append((name, values, seconds))
     return dict(sorted(by.items()))
 
 
 def medians(records):
-    found, last = {}, None
+    found, last, of = {}, None, 0
     for k, members in classes(records).items():
         if len(members) >= MIN_CLASS or last is None:
-            last = statistics.median(s for _, _, s in members)
-        found[k] = last
+            last, of = statistics.median(s for _, _, s in members), k
+        found[k] = last * 2 ** (k - of)
     return found
 
 
 def outliers(records, factor=FACTOR):
-    """[(name, nodes, seconds, median of its class)], the worst first."""
+    """[(name, values, seconds, median of its class)], the worst first."""
     records = list(records)
     middle = medians(records)
-    far = [(name, nodes, s, middle[k]) for k, members in classes(records).items() for name, nodes, s in members if s > factor * middle[k] and s > NOISE]
+    far = [(name, values, s, middle[k]) for k, members in classes(records).items() for name, values, s in members if s > factor * middle[k] and s > NOISE]
     return sorted(far, key=lambda r: -r[2] / r[3])
 
 
 def table(records):
     records = list(records)
     middle = medians(records)
-    lines = ["| nodes | programs | median | slowest |", "|---|--:|--:|--:|"]
+    lines = ["| values | programs | median | slowest |", "|---|--:|--:|--:|"]
     for k, members in classes(records).items():
         lines.append(f"| {1 << k}-{(2 << k) - 1} | {len(members)} | {middle[k] * 1e3:.1f} ms | {max(s for _, _, s in members) * 1e3:.1f} ms |")
     return "\n".join(lines)
@@ -79,8 +79,8 @@ def main(files):
     records = [tuple(r) for f in files for r in json.loads(Path(f).read_text())]
     far = outliers(records)
     print(table(records))
-    for name, nodes, s, median in far:
-        print(f"{name}: {nodes} nodes, {s:.2f} s, {s / median:.0f} times the median of its size")
+    for name, values, s, median in far:
+        print(f"{name}: {values} values, {s:.2f} s, {s / median:.0f} times the median of its size")
     return 1 if far else 0
 
 

@@ -1,5 +1,6 @@
 #include "pipeline/pipeline.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
@@ -74,7 +75,7 @@ void run_stage(const Stage& s, ir::Graph& g, const Options& o) {
 std::shared_ptr<runtime::Plan> compile(std::shared_ptr<ir::Graph> graph, const Options& o, const std::vector<Stage>& extra,
                                        const schedule::Destinations& destinations) {
   Budget budget(o.compile_budget_s);
-  counters().nodes_compiled += graph->nodes().size();
+  for (const ir::Node* n : graph->nodes()) counters().values_compiled += std::max<size_t>(n->outs.size(), 1);
   if (wants_dump(o, "graph")) dump(o, "capture", "graph", ir::print(*graph));
   passes::settle(*graph);
   if (o.verify) ir::verify(*graph);

@@ -11,7 +11,7 @@ namespace vitrify {
 
 #define VT_COUNTERS(_) \
   _(captures)          \
-  _(nodes_compiled)    \
+  _(values_compiled)   \
   _(kernels_built)     \
   _(kernels_launched)  \
   _(externs_called)    \

@@ -42,7 +42,7 @@ class Verdict:
     def __init__(self, args, results, seconds):
         self.args, self.results, self.seconds = args, results, seconds
         self.counts = collections.Counter(r["kind"] for r in results)
-        self.compiles = [(f"seed {r['seed']}", r["compiled_nodes"], r["compile_s"]) for r in results if "compile_s" in r]
+        self.compiles = [(f"seed {r['seed']}", r["compiled_values"], r["compile_s"]) for r in results if "compile_s" in r]
         self.slow = compile_times.outliers(self.compiles)
         n = max(1, len(results))
         # of a handful nothing can be said in percent

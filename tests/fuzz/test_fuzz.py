@@ -107,7 +107,7 @@ def test_versions_are_compared(monkeypatch):
 
 
 def result(**more):
-    return {"seed": 0, "theme": "mixed", "kind": "ok", "compiled_nodes": 10, "compile_s": 0.01, **more}
+    return {"seed": 0, "theme": "mixed", "kind": "ok", "compiled_values": 10, "compile_s": 0.01, **more}
 
 
 def verdict(results):

@@ -69,7 +69,7 @@ def judged(p, task):
         except Exception:
             result |= {"kind": "failed", "message": "the test itself: " + traceback.format_exc(limit=-6), "program": p.describe()}
     vitrify.reset()
-    return result | {"compiled_nodes": record.nodes, "compile_s": round(record.seconds, 4)}, sure
+    return result | {"compiled_values": record.values, "compile_s": round(record.seconds, 4)}, sure
 
 
 def serve():

@@ -21,6 +21,8 @@ NO_VALUE = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty
 EAGER = {
     "as_strided": {"calls aten::as_strided_": "in place: an input gets another shape", "aten::as_strided reaches outside its tensor": "what lies beside an input is no input"},
     "as_strided.partial_views": {"calls aten::as_strided_": "in place: an input gets another shape", "aten::as_strided reaches outside its tensor": "what lies beside an input is no input"},
+    "as_strided_copy": {"aten::as_strided reaches outside its tensor": "what lies beside an input is no input"},
+    "as_strided_scatter": {"aten::as_strided reaches outside its tensor": "what lies beside an input is no input"},
     "empty_strided": {"returns a tensor that overlaps itself": "elements that share memory are no values of their own"},
     "item": {"reads a tensor's value: aten::item": "gives a Python number, and does nothing else"},
     "resize_": {"calls aten::resize_,": "changes the memory of an input"},
@@ -131,7 +133,7 @@ def note(result: Result, label, check):
             warnings.filterwarnings("always", category=vitrify.VitrifyWarning)
             internal_errors_raise()
             did = check()
-        result.compiles.append((label, record.nodes, round(record.seconds, 4)))
+        result.compiles.append((label, record.values, round(record.seconds, 4)))
         tally(result, did)
         result.unclear += bool(did.get("unclear"))
         if ran_eagerly(did) and not did.get("raised", 0):
