@@ -30,10 +30,13 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
 
 Operands look_at(const std::vector<Arg>& args) {
   Operands r;
+  bool ints = false, floats = false;
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
     r.other = r.other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
+    ints = ints || is_int(t.dtype);
+    floats = floats || is_float(t.dtype) || is_complex(t.dtype);
     r.here = r.here && t.device.kind == DeviceKind::CPU;
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
@@ -43,6 +46,7 @@ Operands look_at(const std::vector<Arg>& args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
+  r.places = ints && floats;
   return r;
 }
 
@@ -55,6 +59,6 @@ bool checks_operands(const capture::OpInfo& info) {
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   const Operands o = look_at(args);
-  return o.here && o.elements <= kMostZeros;
+  return o.here && !o.places && o.elements <= kMostZeros;
 }
 }  // namespace vitrify

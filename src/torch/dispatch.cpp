@@ -364,7 +364,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       rethrow_interrupt();
       if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
       const Operands o = look_at(converted);
-      if (ruled || !o.here || o.elements > kMostZeros) throw;
+      if (ruled || !o.here || o.places || o.elements > kMostZeros) throw;
       const auto refusal = std::current_exception();
       try {  // Meta kernels written in Python refuse what others take
         call.metas = run_meta(info, args, &device, true, true);

@@ -61,7 +61,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     Stack metas;
     try {
       const Operands o = look_at(converted);
-      metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && o.elements <= kMostZeros);
+      metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && !o.places && o.elements <= kMostZeros);
     } catch (const std::exception& e) {
       rethrow_interrupt();
       throw capture::Undescribed(e.what());
