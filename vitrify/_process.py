@@ -48,6 +48,7 @@ def _is_compiling(real):
 
 # (where, name, what is there meanwhile, made of what was): on other threads than the one that captures it does what that did.
 _PATCHES = (
+    (torch.UntypedStorage, "is_shared", _refusing("asks whether memory is shared between processes")),  # torch ends the process where there is no memory
     (builtins, "print", _refusing("print() inside the program: compiled code would not print")),
     # functions of modules: a class that is written loses the version that guards on its subclasses compare
     *((threading, name, _refusing("it starts a thread")) for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),

@@ -9,15 +9,14 @@ namespace {
 // A position that must be in [0, bound) as it is.
 Int plain_index(Body& b, Val v, Int bound) { return b.indirect(b.check_index(cast(v, DType::I64), bound), bound); }
 bool is_index(const Tensor& t) { return t.dtype == DType::I64 || t.dtype == DType::I32; }
-// Nothing is made, and yet eager looks at the indices: a kernel would not come to them.
-bool is_unchecked(const Dims& made, const Tensor& indices) {
-  const auto empty = [](const Dims& d) { return std::any_of(d.begin(), d.end(), [](Int s) { return s.is(0); }); };
-  return empty(made) && !empty(indices.sizes);
+// Nothing is made, and yet eager looks at the indices: a kernel would not come to them. Of nothing, it would read what is not there.
+bool is_unchecked(const Dims& made, const Tensor& of, const Tensor& indices) {
+  return (known_empty(made) || known_empty(of.sizes)) && !known_empty(indices.sizes);
 }
 
 bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
   Tensor w = a.tensor(0), i = a.tensor(1);
-  if (!is_index(i) || w.sizes.size() != 2 || is_unchecked(a.out().sizes, i)) return false;
+  if (!is_index(i) || w.sizes.size() != 2 || is_unchecked(a.out().sizes, w, i)) return false;
   r.push_back(a.L.map(
       w.dtype, a.out().sizes,
       [=, n = w.sizes[0]](Body& b, const Index& k) {
@@ -30,7 +29,7 @@ bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
 
 bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
-  if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1 || is_unchecked(a.out().sizes, i)) return false;
+  if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1 || is_unchecked(a.out().sizes, x, i)) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,
@@ -45,7 +44,7 @@ bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
 
 bool lower_gather(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
-  if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size()) return false;
+  if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size() || is_unchecked(a.out().sizes, x, i)) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,

@@ -213,7 +213,7 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
 bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const int64_t groups = a.constant_int(6);
-  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1 || !types_agree(a, {1, 2})) return false;
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1 || known_empty(x.sizes) || !types_agree(a, {1, 2})) return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   Tensor g = grouped(a.L, x, groups);

@@ -128,6 +128,7 @@ bool lower_nll(const Args& a, std::vector<Tensor>& r) {
   const Int ignore = a.integer(4);
   if (!is_float(x.dtype) || x.sizes.empty() || (target.dtype != DType::I64 && target.dtype != DType::U8)) return false;
   if (w && w.dtype != x.dtype) return false;  // eager raises
+  if (known_empty(x.sizes)) return false;     // as for a class that is none
   const size_t c = x.sizes.size() == 1 ? 0 : 1;
   const Int classes = x.sizes[c];
   const DType t = compute_type(x.dtype);

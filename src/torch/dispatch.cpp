@@ -544,6 +544,11 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   Stack metas = run_meta(info, args, &device, !ruled);
   std::vector<at::Tensor> results;
   flatten_results(metas, results);
+  // Larger elements begin at places of their own size only.
+  if (!results.empty() && results[0].dtype().itemsize() > fake->dtype().itemsize()) {
+    fake->specialize_offset();
+    if (fake->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(fake->view->storage->input));
+  }
   std::vector<IValue> rest(args.begin() + 1, args.end());
   auto all = std::make_shared<capture::ViewCallResults>();
   std::vector<TensorType>& types = all->types;

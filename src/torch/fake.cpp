@@ -36,6 +36,14 @@ void FakeImpl::specialize() const {
   for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
 }
 
+void FakeImpl::specialize_offset() const {
+  for (const View* v = view.get(); v->parent; v = v->parent.get()) {
+    for (const c10::IValue& a : v->step.args) static_value(a, true);
+    for (const ir::Dims* dims : {&v->parent->type.sizes, &v->parent->type.strides})
+      for (const sym::Int& i : *dims) view->storage->ctx->specialize(i);
+  }
+}
+
 c10::IntArrayRef FakeImpl::sizes_custom() const {
   for (const sym::Int& i : view->type.sizes) view->storage->ctx->specialize(i);
   return sizes_default();

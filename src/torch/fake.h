@@ -35,6 +35,7 @@ struct StorageState {
   int32_t input = -1;                // graph input whose memory this is
   int32_t shared_with = -1;          // another input that shares memory with it
   bool resized = false;              // an input's, which the program has given another size
+  bool shrunk = false;               // eager's memory holds more than the value does
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
   bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included
 };
@@ -59,7 +60,8 @@ class FakeImpl final : public c10::TensorImpl {
   at::Tensor meta();    // a meta tensor with the same metadata, symbols at their hints
   c10::IntArrayRef hint_sizes() const { return sizes_default(); }
   c10::IntArrayRef hint_strides() const { return strides_default(); }
-  void specialize() const;  // guards every symbol of the metadata
+  void specialize() const;         // guards every symbol of the metadata
+  void specialize_offset() const;  // guards every symbol that says where in its memory it begins
 
   // Only called while some size or stride is symbolic; the base class holds the hints.
   c10::IntArrayRef sizes_custom() const override;

@@ -278,8 +278,7 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   auto check = [&](const at::Tensor& t) {
     capture::FakeImpl* f = capture::as_fake(t);
     if (!f || f == w || f->view->storage != w->view->storage) return;
-    f->specialize();
-    w->specialize();
+    for (const capture::FakeImpl* t : {f, w}) t->specialize(), t->specialize_offset();
     const bool same = f->storage_offset() == w->storage_offset() && f->sizes() == w->sizes() && f->strides() == w->strides() &&
                       f->is_conj() == w->is_conj() && f->is_neg() == w->is_neg();
     if (!same && (f->dtype().itemsize() != w->dtype().itemsize() ||

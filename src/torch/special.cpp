@@ -84,6 +84,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     at::Tensor self = fake_of(args[0].toTensor());
     FakeImpl* f = as_fake(self);
     auto sizes = capture::static_value(args[1], true).toIntVector(), strides = capture::static_value(args[2], true).toIntVector();
+    f->specialize_offset();
     int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
     if (!args[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
     if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
@@ -151,7 +152,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     type.wrapped_number = false;
     if (!capture::is_static(type)) refuse();
     const int64_t after = value_of(type.numel()), kept = std::min(before, after);
-    if (before && !in_order) refuse();
+    if ((before && !in_order) || (after > before && v.storage->shrunk)) refuse();
     if (v.storage->input >= 0 && after > before) {  // what its memory holds beyond the tensor is no input
       const at::Tensor& given = inputs[v.storage->input]->real;
       if (!given.defined() || given.storage().nbytes() > static_cast<size_t>(given.storage_offset() + before) * given.itemsize()) refuse();

@@ -281,6 +281,7 @@ void Tracer::accept_unknown_tensors(bool b) { impl_->accept_unknown = b; }
 at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
   if (FakeImpl* f = as_fake(t)) {
     if (f->view->storage->trace != trace) fail("a placeholder of an earlier capture is used");
+    if (compat::has_names(t)) fail("gives names to dims");
     return t;
   }
   if (auto it = by_real.find(t.unsafeGetTensorImpl()); it != by_real.end()) {

@@ -50,6 +50,17 @@ Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
 void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const std::vector<at::Tensor>& targets, Stack* stack) {
   const size_t n = info.args.size();
   Stack args(last(*stack, n).begin(), last(*stack, n).end());
+  // Copies of one memory would be several.
+  for (const at::Tensor& w : targets) {
+    size_t given = 0;
+    for_each_tensor(fakes, [&](const at::Tensor& t) {
+      const FakeImpl *f = as_fake(t), *to = as_fake(w);
+      given +=
+          f && f->view->storage == to->view->storage &&
+          (f == to || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(), to->storage_offset(), to->hint_sizes(), to->hint_strides()));
+    });
+    if (given > 1) fail(fmt::format("{} writes over an argument", info.name));
+  }
   std::vector<Arg> converted = convert_args(info, fakes);
   Types types;
   const auto& returns = info.op.schema().returns();
@@ -158,6 +169,7 @@ bool Tracer::Impl::resize_out(const at::Tensor& out, Value result, const at::Ten
   view->storage = new_storage(result, type, input ? old->offset : 0, to_torch_device(type.device));
   view->type = type;
   view->offset = view->storage->offset;
+  view->storage->shrunk = old->shrunk || value_of(type.numel()) < value_of(old->type.numel());
   if (input) {
     view->storage->input = old->input;
     view->storage->generation = old->generation + 1;
