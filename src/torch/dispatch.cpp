@@ -48,6 +48,27 @@ std::optional<Arg> fill_of_empty(const std::string& name, const TensorType& type
 struct NoMeta : CaptureError {
   using CaptureError::CaptureError;
 };
+// In inference mode autograd takes no composite apart: it arrives here, below where views and versions are counted, and what it calls would count
+// none. Those that call from further down stay there.
+class Counted {
+ public:
+  explicit Counted(bool composite) : below_(std::exchange(deep_, deep_ || !composite)) {
+    if (deep_ || !c10::InferenceMode::is_enabled() || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
+    c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+    changed_ = true;
+  }
+  ~Counted() {
+    if (changed_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+    deep_ = below_;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  static inline thread_local bool deep_ = false;
+  bool below_, changed_ = false;
+};
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -120,6 +141,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
+  const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd);
   std::optional<capture::Unseen> unseen;
   if (!info.taken_apart_seen) unseen.emplace();
   info.op.callBoxedForDispatchKey(key, *stack);

@@ -211,9 +211,9 @@ void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
   f.symbols.set(symbol, value);
   const sym::Symbol& info = plan_->graph->ctx().symbol_info(plan_->graph->ctx().symbol_at(symbol));
   bool fits = value >= info.range.lo && value <= info.range.hi && value % info.multiple_of == 0;
-  for (const sym::Guard& g : guards_)
-    if (const auto v = f.symbols.eval(g.expr))
-      fits = fits && (g.kind == sym::Guard::Kind::EqZero ? *v == 0 : g.kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0);
+  for (size_t k = 0; fits && k < guards_.size(); ++k)  // up to the first that fails: later ones may divide by what it says is not zero
+    if (const auto v = f.symbols.eval(guards_[k].expr))
+      fits = guards_[k].kind == sym::Guard::Kind::EqZero ? *v == 0 : guards_[k].kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0;
   if (fits) return;
   throw capture::WayRefused("a size that follows from content is not what the plan is for");
 }

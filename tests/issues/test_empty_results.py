@@ -73,3 +73,13 @@ def test_repeats_of_nothing():
         except RuntimeError as e:
             return str(e)
     assert tell(vitrify.compile(fn)) == tell(fn)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_memory_of_no_elements_is_contiguous(dynamic):
+    """Whatever its strides: contiguous() gives the tensor itself."""
+    r = torch.randn(5)
+    f = vitrify.compile(lambda x, r: (x.contiguous(), torch.hstack([x, x]).prod(-1), r + 1), dynamic=dynamic)
+    for x in (torch.zeros(3, 0, 33), torch.zeros(16, 0, 7).permute(2, 1, 0), torch.zeros(7, 16, 0).transpose(1, 2)):
+        y, p, _ = f(x, r)
+        assert y is x and p.stride() == torch.hstack([x, x]).prod(-1).stride()
