@@ -142,10 +142,30 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
   const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd);
-  std::optional<capture::Unseen> unseen;
-  if (!info.taken_apart_seen) unseen.emplace();
-  info.op.callBoxedForDispatchKey(key, *stack);
-  if (info.flags & ir::kGivesContiguous) stack->back() = stack->back().toTensor().contiguous();
+  const size_t below = stack->size() - info.args.size();
+  const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
+  const size_t nodes = graph->nodes().size();
+  try {
+    std::optional<capture::Unseen> unseen;
+    if (!info.taken_apart_seen) unseen.emplace();
+    info.op.callBoxedForDispatchKey(key, *stack);
+  } catch (const c10::Error& e) {
+    // Some look at values unless a mode is on (ctc_loss).
+    if (info.taken_apart_seen || info.op.schema().is_mutable() || !capture::reads_placeholder(e)) throw;
+    const auto& made = graph->nodes();
+    if (std::any_of(made.begin() + static_cast<std::ptrdiff_t>(nodes), made.end(),
+                    [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); }))
+      throw;
+    stack->resize(below);
+    stack->insert(stack->end(), given.begin(), given.end());
+    info.op.callBoxedForDispatchKey(key, *stack);
+  }
+  if (info.flags & ir::kGivesContiguous) {
+    at::Tensor t = stack->back().toTensor().contiguous();
+    const TensorType& type = as_fake(fake_of(t))->view->type;
+    if (type.strides != ir::contiguous_strides(type.sizes)) t = t.clone(at::MemoryFormat::Contiguous);  // along dims of one element
+    stack->back() = std::move(t);
+  }
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {

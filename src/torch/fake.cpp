@@ -108,6 +108,8 @@ FakeImpl* as_fake(const c10::TensorImpl* t) {
 }
 FakeImpl* as_fake(const at::Tensor& t) { return t.defined() ? as_fake(t.unsafeGetTensorImpl()) : nullptr; }
 
+bool reads_placeholder(const c10::Error& e) { return e.msg().find(kUnreadable) != std::string::npos; }
+
 c10::Storage make_storage(c10::Device device, const ir::TensorType& type, int64_t offset) {
   int64_t extent = offset + 1;
   for (size_t d = 0; d < type.dim(); ++d) {
