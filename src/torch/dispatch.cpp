@@ -141,7 +141,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd);
+  const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView));
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
   const size_t nodes = graph->nodes().size();

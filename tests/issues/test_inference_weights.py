@@ -52,3 +52,10 @@ def test_versions_of_running_statistics(mode):
             f(x)
         moved.append((net.running_mean._version - before[0], net.running_var._version - before[1]))
     assert moved[0] == moved[1] == moved[2] and moved[0][0] > 0
+
+
+def test_views_within_composites():
+    """Views that composites make below where versions are counted are made there."""
+    net, x = nn.MultiheadAttention(16, 1, batch_first=True), torch.randn(1, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(vitrify.compile(net)(x, x, x, need_weights=False)[0], net(x, x, x, need_weights=False)[0])
