@@ -173,6 +173,8 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
     if (!c) return false;
     correction = *c;
   }
+  const Int count = product(x.sizes, *dims);
+  if (sym::known_le(count, Int(static_cast<int64_t>(std::floor(std::clamp(correction, -1e15, 1e15))))).value_or(false)) return false;  // ATen warns
   const DType acc = a.out().device.kind == DeviceKind::CPU ? DType::F64 : compute_type(out);
   auto m = moments(a.L, x, *dims, a.boolean(3), acc, acc);
   r.push_back(map1(

@@ -45,7 +45,7 @@ std::optional<std::vector<Int>> refine(const std::vector<Int>& a, const std::vec
       x = y = 1;
       continue;
     }
-    if (x.is(1) || y.is(1)) return std::nullopt;
+    if (x.is(1) || y.is(1) || x.is(0) || y.is(0)) return std::nullopt;  // no elements: nothing is split into them
     Int q = sym::floordiv(x, y);
     if (!q.is(0) && q * y == x) {
       out.push_back(y);

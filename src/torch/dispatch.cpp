@@ -48,6 +48,27 @@ std::optional<Arg> fill_of_empty(const std::string& name, const TensorType& type
 struct NoMeta : CaptureError {
   using CaptureError::CaptureError;
 };
+// In inference mode autograd takes no composite apart: it arrives here, below where views and versions are counted, and what it calls would count
+// none. Those that call from further down stay there.
+class Counted {
+ public:
+  explicit Counted(bool composite) : below_(std::exchange(deep_, deep_ || !composite)) {
+    if (deep_ || !c10::InferenceMode::is_enabled() || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
+    c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+    changed_ = true;
+  }
+  ~Counted() {
+    if (changed_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+    deep_ = below_;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  static inline thread_local bool deep_ = false;
+  bool below_, changed_ = false;
+};
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -120,10 +141,31 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  std::optional<capture::Unseen> unseen;
-  if (!info.taken_apart_seen) unseen.emplace();
-  info.op.callBoxedForDispatchKey(key, *stack);
-  if (info.flags & ir::kGivesContiguous) stack->back() = stack->back().toTensor().contiguous();
+  const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView));
+  const size_t below = stack->size() - info.args.size();
+  const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
+  const size_t nodes = graph->nodes().size();
+  try {
+    std::optional<capture::Unseen> unseen;
+    if (!info.taken_apart_seen) unseen.emplace();
+    info.op.callBoxedForDispatchKey(key, *stack);
+  } catch (const c10::Error& e) {
+    // Some look at values unless a mode is on (ctc_loss).
+    if (info.taken_apart_seen || info.op.schema().is_mutable() || !capture::reads_placeholder(e)) throw;
+    const auto& made = graph->nodes();
+    if (std::any_of(made.begin() + static_cast<std::ptrdiff_t>(nodes), made.end(),
+                    [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); }))
+      throw;
+    stack->resize(below);
+    stack->insert(stack->end(), given.begin(), given.end());
+    info.op.callBoxedForDispatchKey(key, *stack);
+  }
+  if (info.flags & ir::kGivesContiguous) {
+    at::Tensor t = stack->back().toTensor().contiguous();
+    const TensorType& type = as_fake(fake_of(t))->view->type;
+    if (type.strides != ir::contiguous_strides(type.sizes)) t = t.clone(at::MemoryFormat::Contiguous);  // along dims of one element
+    stack->back() = std::move(t);
+  }
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* real) {

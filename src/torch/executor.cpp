@@ -43,6 +43,22 @@ bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*
   return same;
 }
 
+// In memory that the record knows to be another: what the schedule gave a value that eager has in other strides.
+bool called_otherwise(const ExternCall& e, const std::vector<const at::Tensor*>& operands) {
+  bool other = false;
+  size_t next = 0;
+  ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) {
+    const at::Tensor& t = *operands[next++];
+    const ir::TensorType& type = v.type();
+    if (t.dim() != static_cast<int64_t>(type.dim())) return;
+    for (size_t d = 0; !other && d < type.dim(); ++d) {
+      const auto k = static_cast<int64_t>(d);
+      other = t.size(k) > 1 && type.strides[d].is_const() && t.stride(k) != type.strides[d].value();
+    }
+  });
+  return other;
+}
+
 thread_local uint64_t effects_begun_here = 0;
 thread_local std::shared_ptr<const Effects> given_here, failed_here;
 
@@ -211,9 +227,9 @@ void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
   f.symbols.set(symbol, value);
   const sym::Symbol& info = plan_->graph->ctx().symbol_info(plan_->graph->ctx().symbol_at(symbol));
   bool fits = value >= info.range.lo && value <= info.range.hi && value % info.multiple_of == 0;
-  for (const sym::Guard& g : guards_)
-    if (const auto v = f.symbols.eval(g.expr))
-      fits = fits && (g.kind == sym::Guard::Kind::EqZero ? *v == 0 : g.kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0);
+  for (size_t k = 0; fits && k < guards_.size(); ++k)  // up to the first that fails: later ones may divide by what it says is not zero
+    if (const auto v = f.symbols.eval(guards_[k].expr))
+      fits = guards_[k].kind == sym::Guard::Kind::EqZero ? *v == 0 : guards_[k].kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0;
   if (fits) return;
   throw capture::WayRefused("a size that follows from content is not what the plan is for");
 }
@@ -405,7 +421,8 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
           t = t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? t.clone() : without_bits(t);
           break;
         }
-      if (state.relaid && t.use_count() == 1 && t.strides() != at::IntArrayRef(s.strides) && agrees())  // users see the strides of one element too
+      if (t.strides() != at::IntArrayRef(s.strides) && t.use_count() == 1 && agrees() && (state.relaid || called_otherwise(e, state.pointers)))
+        // users see the strides of one element too
         t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
   }

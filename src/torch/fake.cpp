@@ -2,6 +2,8 @@
 
 #include <c10/core/WrapDimMinimal.h>
 
+#include <algorithm>
+
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -68,12 +70,13 @@ c10::SymBool FakeImpl::sym_is_contiguous_custom(at::MemoryFormat format) const {
     return is_contiguous_default(format);
   }
   sym::Context& ctx = *view->storage->ctx;
+  const auto is_empty = [&](const sym::Int& n) { return ctx.guard_eq(n, 0); };  // memory without elements is contiguous, whatever its strides
   sym::Int expected = 1;
   for (size_t d = view->type.dim(); d-- > 0;) {
     const sym::Int& n = view->type.sizes[d];
     if (!(view->type.strides[d] == expected)) {  // where it fits, nothing need be known of the size
       if (ctx.guard_eq(n, 1)) continue;
-      if (!ctx.guard_eq(view->type.strides[d], expected)) return false;
+      if (!ctx.guard_eq(view->type.strides[d], expected)) return std::ranges::any_of(view->type.sizes, is_empty);
     }
     expected *= n;
   }
@@ -112,6 +115,8 @@ FakeImpl* as_fake(const c10::TensorImpl* t) {
   return t && typeid(*t) == typeid(FakeImpl) ? const_cast<FakeImpl*>(static_cast<const FakeImpl*>(t)) : nullptr;
 }
 FakeImpl* as_fake(const at::Tensor& t) { return t.defined() ? as_fake(t.unsafeGetTensorImpl()) : nullptr; }
+
+bool reads_placeholder(const c10::Error& e) { return e.msg().find(kUnreadable) != std::string::npos; }
 
 c10::Storage make_storage(c10::Device device, const ir::TensorType& type, int64_t offset) {
   int64_t extent = offset + 1;

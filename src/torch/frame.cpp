@@ -102,7 +102,16 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   for (uint32_t k = 0; k < e.operands.size(); ++k) {
     const runtime::TensorRef& r = e.operands[k];
     const runtime::Slot& slot = plan_->slots[r.slot];
-    const bool whole = r.sizes == slot.sizes && r.strides == slot.strides && r.offset.is(0);
+    bool whole = r.sizes == slot.sizes && r.strides == slot.strides && r.offset.is(0);
+    std::vector<int64_t> sizes, strides, own_sizes, own_strides;
+    std::optional<int64_t> offset;
+    if (!whole) {
+      offset = f.symbols.eval(r.offset);
+      if (!offset || !f.symbols.eval(r.sizes, sizes) || !f.symbols.eval(r.strides, strides)) return false;
+      // Guards fix sizes in nodes, not in slots. A window has no conjugate bit: what is whole is handed over as it is.
+      whole = *offset == 0 && f.symbols.eval(slot.sizes, own_sizes) && sizes == own_sizes && f.symbols.eval(slot.strides, own_strides) &&
+              strides == own_strides;
+    }
     if (whole && slot.kind == SlotKind::Input) {
       s.inputs.push_back({k, slot.index});
       continue;
@@ -111,9 +120,10 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
       s.slots.push_back({k, r.slot});
       continue;
     }
-    std::vector<int64_t> sizes, strides;
-    auto offset = f.symbols.eval(r.offset);
-    if (!offset || !f.symbols.eval(r.sizes, sizes) || !f.symbols.eval(r.strides, strides)) return false;
+    if (!offset) {
+      offset = 0;
+      if (!f.symbols.eval(r.sizes, sizes) || !f.symbols.eval(r.strides, strides)) return false;
+    }
     const auto number = static_cast<uint32_t>(f.windows.size());
     f.windows.push_back(make_window(sizes, strides, slot_scalar_type(slot), wrapped[k], *offset * static_cast<int64_t>(size_of(slot.dtype))));
     f.slots[r.slot].windows.push_back(number);

@@ -337,11 +337,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       graph->outputs.push_back(own_storage(s->base, s, roots));
       p.mutations.push_back(std::move(w));
     }
-    const bool only_counted = !metadata && !s->generation && src.bumps > 0;  // t_() on a view of it
-    if (metadata || only_counted) {
+    const int32_t counted = s->generation ? metadata : std::max(metadata, static_cast<int32_t>(src.bumps));  // t_() on a view of it counts too
+    if (counted) {
       change.input = i;
       change.metadata_only = true;
-      change.version_bumps = only_counted ? static_cast<int32_t>(src.bumps) : metadata;
+      change.version_bumps = counted;
       p.mutations.push_back(std::move(change));
     }
   }

@@ -81,11 +81,15 @@ REDUCTIONS = ("sum", "mean", "var", "std", "var_mean")  # their second argument 
 
 def in_another_order(func, args, kwargs):
     """The same, added up otherwise, which is as right: products one term after the other, as oneDNN does (what rounds the same way each time does not cancel
-    then), reductions from the last element on. None of other ops."""
+    then), reductions from the last element on, and gelu's formula with its tangent moved. None of other ops."""
     name = short(func)
     if name in REDUCTIONS and func._overloadname in ("dim_IntList", "dim", "correction"):
         x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
         return func(x.flip(tuple(dims)), *args[1:], **kwargs)
+    if name == "gelu" and kwargs.get("approximate") == "tanh" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
+        x = args[0].float() if args[0].element_size() < 4 else args[0]
+        t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3))
+        return (0.5 * x * (1 + t * steps(t, 1))).to(args[0].dtype)
     if name not in ("mm", "bmm") or kwargs:
         return None
     a, b = args
@@ -124,7 +128,8 @@ class Jolts(TorchDispatchMode):
         out = func(*read, **kwargs) if out is None else out
         given = [t for _, t in tensors_of([a for a, w in zip(args, written) if w])]
         for _, t in tensors_of([out if not given else [], given, list(kwargs.values()) if "out" in kwargs else []]):
-            if t.layout is torch.strided and (t.is_floating_point() or t.is_complex()) and t.numel() and not t._is_zerotensor() and not t.is_inference() and 0 not in t.stride():
+            writable = torch.is_inference_mode_enabled() or not t.is_inference()
+            if t.layout is torch.strided and (t.is_floating_point() or t.is_complex()) and t.numel() and not t._is_zerotensor() and writable and 0 not in t.stride():
                 self.seed += 1
                 t.mul_(steps(t, self.seed))
         return out

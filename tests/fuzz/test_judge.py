@@ -188,3 +188,24 @@ def test_another_order_is_the_same_but_for_roundings():
         args = args if args[1] is not None else args[:1]
         torch.testing.assert_close(oracle.in_another_order(func, list(args), {}), func(*args))
     assert oracle.in_another_order(aten.amax.default, [x, [1]], {}) is None and oracle.in_another_order(aten.sum.default, [x], {}) is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_ops_give_is_moved(mode):
+    """In inference mode too: results of halves, which are not moved where they are read, would not move at all."""
+    with mode():
+        x = torch.randn(64).bfloat16()
+        with oracle.Jolts(2):
+            moved = torch.log_softmax(x, -1)
+        plain = torch.log_softmax(x, -1)
+    assert not torch.equal(moved, plain) and torch.allclose(moved.float(), plain.float(), rtol=0.02)
+
+
+def test_what_gelu_adds_to_one_is_rounded():
+    """Eager has 0 at -6, where -8e-11 is as right."""
+    x, gelu = torch.full((64,), -6.0), torch.ops.aten.gelu.default
+    other = oracle.in_another_order(gelu, [x], {"approximate": "tanh"})
+    assert other.any() and other.abs().max() < 1e-6
+    x = torch.linspace(-3, 3, 64)
+    torch.testing.assert_close(oracle.in_another_order(gelu, [x], {"approximate": "tanh"}), gelu(x, approximate="tanh"), rtol=1e-4, atol=1e-6)
+    assert oracle.in_another_order(gelu, [x], {}) is None

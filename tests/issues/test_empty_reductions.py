@@ -196,3 +196,19 @@ def test_numbers_that_do_not_fit(name, number):
                 torch.testing.assert_close(got, want, equal_nan=True, msg=lambda m: f"{dtype}: {m}")  # noqa: B023
         del compiled
         vitrify.reset()
+
+
+@pytest.mark.parametrize("correction", [1, 2, 2.5, 24, 1000])
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_warnings_of_too_few_elements(name, correction):
+    """ATen warns in each call; a kernel of ours would not."""
+    def f(x):
+        return getattr(torch, name)(x, (0, 2), correction=correction), x + 1
+    compiled, x = vitrify.compile(f), torch.randn(2, 3, 12)
+    for g in (compiled, compiled, f):
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            y = g(x)[0]
+        assert [str(w.message).partition(":")[0] for w in log] == [f"{name}()"] * (correction >= 24)
+        for a, b in zip(y if isinstance(y, tuple) else [y], f(x)[0] if isinstance(y, tuple) else [f(x)[0]]):
+            torch.testing.assert_close(a, b, equal_nan=True)

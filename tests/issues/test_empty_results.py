@@ -73,3 +73,26 @@ def test_repeats_of_nothing():
         except RuntimeError as e:
             return str(e)
     assert tell(vitrify.compile(fn)) == tell(fn)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_memory_of_no_elements_is_contiguous(dynamic):
+    """Whatever its strides: contiguous() gives the tensor itself."""
+    r = torch.randn(5)
+    f = vitrify.compile(lambda x, r: (x.contiguous(), torch.hstack([x, x]).prod(-1), r + 1), dynamic=dynamic)
+    for x in (torch.zeros(3, 0, 33), torch.zeros(16, 0, 7).permute(2, 1, 0), torch.zeros(7, 16, 0).transpose(1, 2)):
+        y, p, _ = f(x, r)
+        assert y is x and p.stride() == torch.hstack([x, x]).prod(-1).stride()
+
+
+def test_loops_over_nothing_do_not_meet_others():
+    """Loops of no elements were divided by where kernels were joined."""
+    def f(x, a, b):
+        v = torch.nn.functional.silu(x * a.exp().sum())
+        w = v * b.exp().sum()
+        return w, a + x.mean(), b + v.mean()
+    args = torch.zeros(200).as_strided((0, 2, 6, 8), (1, 1, 2, 12)), torch.zeros(4), torch.zeros(4)
+    with torch.no_grad():
+        for ours, eager in zip(vitrify.compile(f)(*args), f(*args)):
+            torch.testing.assert_close(ours, eager, equal_nan=True)
+            assert ours.stride() == eager.stride()

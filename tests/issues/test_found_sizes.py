@@ -1,6 +1,7 @@
 """Sizes that the run finds: kernels whose memory depends on one run after the call that finds it."""
 import pytest
 import torch
+import vitrify
 from beside import check
 
 CASES = {
@@ -37,3 +38,15 @@ def test_empty_out_arguments_take_the_size_of_the_result(name, size):
         o.mul_(2)
         return r is o, r + 1, o, o.view(-1)[1:], o.shape
     check(f, lambda: [torch.arange(12.0).view(3, 4)])
+
+
+@pytest.mark.parametrize("first", [None, 12])
+def test_chunks_of_nothing(first):
+    """Sizes of parts were divided by before the guard that says they are not zero."""
+    def f(x):
+        return x[x > 9].chunk(2, -1)[0] + 1
+    compiled = vitrify.compile(f)
+    for n in (first, 0, 5, 0):
+        if n is not None:
+            x = torch.arange(7.0) if n == 0 else torch.full((n,), 10.0)
+            assert torch.equal(compiled(x), f(x))

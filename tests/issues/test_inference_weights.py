@@ -39,3 +39,26 @@ def test_made_in_inference_mode(make, mode):
             assert all(p.requires_grad for p in module.parameters())
         for p in module.parameters():
             p.data = torch.randn(p.shape)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_versions_of_running_statistics(mode):
+    """In inference mode composites arrive below where versions are counted."""
+    net, x = nn.InstanceNorm1d(5, track_running_stats=True), torch.randn(2, 5, 8)
+    compiled, moved = vitrify.compile(net), []
+    for f in (net, compiled, compiled):
+        before = net.running_mean._version, net.running_var._version
+        with mode():
+            f(x)
+        moved.append((net.running_mean._version - before[0], net.running_var._version - before[1]))
+    assert moved[0] == moved[1] == moved[2] and moved[0][0] > 0
+
+
+def test_views_within_composites():
+    """Views that composites make below where versions are counted are made there."""
+    net, x = nn.MultiheadAttention(16, 1, batch_first=True), torch.randn(1, 16)
+
+    def f(x):
+        return net(x, x, x, need_weights=False)[0] + 1
+    with torch.inference_mode():
+        torch.testing.assert_close(vitrify.compile(f)(x), f(x))

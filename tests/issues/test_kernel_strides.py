@@ -145,3 +145,10 @@ def test_drawing_with_one_probability(layout, dynamic):
         torch.manual_seed(1)
         out = vitrify.compile(f, dynamic=dynamic)(x)
     assert torch.equal(out, want) and out.stride() == want.stride()
+
+
+def test_strides_of_pooling_to_one_element():
+    """max_pool1d gives new contiguous memory, also along dims of one element."""
+    f, x = lambda x: torch.nn.functional.max_pool1d(x.transpose(1, 2), 2), torch.randn(4, 3, 8)
+    with torch.inference_mode():
+        assert vitrify.compile(f)(x).stride() == f(x).stride() == (8, 1, 1)

@@ -50,3 +50,14 @@ def test_mixed(name, x, w):
         for o, e, r in zip(ours, eager, run(f, a.double(), b.double())):
             compare.check_meta("result", o, e)
             compare.check_value("result", o, e, r)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_ctc_loss_of_lengths_in_tensors(mode, dtype):
+    """Taken apart without a mode, as in inference mode, it reads the lengths."""
+    def f(x, targets, lengths, sizes):
+        return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, lengths, sizes)
+    args = torch.randn(10, 2, 5), torch.randint(1, 5, (2, 3)), torch.full((2,), 10, dtype=dtype), torch.full((2,), 3, dtype=dtype)
+    with mode():
+        torch.testing.assert_close(vitrify.compile(f)(*args), f(*args))

@@ -40,3 +40,19 @@ def test_what_lies_behind_an_argument_comes_into_view(first):
         known = given.untyped_storage().nbytes() // 4 - given.storage_offset()  # the rest is whatever was there
         assert torch.equal(compiled(given), program(eager_given))
         assert torch.equal(given[:known], eager_given[:known])
+
+
+def test_versions_of_an_input_and_of_a_view_of_it():
+    """A view of an input was changed in place beside the input itself: only the latter counted."""
+    def f(x):
+        v = x.view(-1)
+        x.swapaxes_(0, -1)
+        v.t_()
+        return x + 1
+    moved = []
+    for g in (f, vitrify.compile(f)):
+        x = torch.ones(())
+        with torch.no_grad():
+            g(x)
+        moved.append(x._version)
+    assert moved == [2, 2]
