@@ -102,14 +102,22 @@ struct Session {
       throw py::error_already_set();
     }
   }
+  // The Python side of a node; newer torches keep it elsewhere.
+  template <class N>
+  static PyObject* object_of(const N& n) {
+    if constexpr (requires { n.pyobj(); })
+      return n.pyobj();
+    else
+      return n.obj;
+  }
   // The caller has seen that it is one.
   static bool saves_tensors(const torch::autograd::Node& n) {
-    const auto* function = reinterpret_cast<const THPFunction*>(static_cast<const torch::autograd::PyNode&>(n).obj);
+    const auto* function = reinterpret_cast<const THPFunction*>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
     return !function->saved_variables.empty();
   }
   static std::function<bool()> keeps_attributes(const torch::autograd::Node& n) {
     py::gil_scoped_acquire gil;
-    auto function = py::reinterpret_borrow<py::object>(static_cast<const torch::autograd::PyNode&>(n).obj);
+    auto function = py::reinterpret_borrow<py::object>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
     auto now = [](const py::object& f) { return py::getattr(f, "__dict__", py::dict()).cast<py::dict>(); };
     auto before = std::shared_ptr<py::dict>(new py::dict(py::reinterpret_steal<py::dict>(PyDict_Copy(now(function).ptr()))), [](py::dict* d) {
       py::gil_scoped_acquire gil;

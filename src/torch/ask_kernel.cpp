@@ -35,7 +35,7 @@ Operands look_at(const std::vector<Arg>& args) {
     if (!v) return;
     const TensorType& t = v.type();
     r.other = r.other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
-    ints = ints || is_int(t.dtype);
+    ints = ints || t.dtype == DType::I32;                                  // LAPACK's own: kernels look at those of torch, which are int64
     floats = floats || is_float(t.dtype) || is_complex(t.dtype);
     r.here = r.here && t.device.kind == DeviceKind::CPU;
     double n = 1;

@@ -13,7 +13,7 @@ namespace vitrify {
 
 struct Operands {
   bool other = false, here = true;  // some are not row-major; all are on the CPU
-  bool places = false;              // integers beside floats: a kernel may trust them to be places in memory, as LAPACK trusts pivots
+  bool places = false;              // int32 beside floats: LAPACK trusts pivots to be places in memory
   double elements = 0;
 };
 Operands look_at(const std::vector<ir::Arg>&);
