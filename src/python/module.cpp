@@ -105,10 +105,10 @@ struct Session {
   // The Python side of a node; newer torches keep it elsewhere.
   template <class N>
   static PyObject* object_of(const N& n) {
-    if constexpr (requires { n.pyobj(); })
-      return n.pyobj();
-    else
+    if constexpr (requires { n.obj; })
       return n.obj;
+    else
+      return n.pyobj();
   }
   // The caller has seen that it is one.
   static bool saves_tensors(const torch::autograd::Node& n) {

@@ -40,9 +40,14 @@ void FakeImpl::specialize() const {
 
 void FakeImpl::specialize_offset() const {
   for (const View* v = view.get(); v->parent; v = v->parent.get()) {
-    for (const c10::IValue& a : v->step.args) static_value(a, true);
-    for (const ir::Dims* dims : {&v->parent->type.sizes, &v->parent->type.strides})
-      for (const sym::Int& i : *dims) view->storage->ctx->specialize(i);
+    bool from_end = v->step.result >= 0;  // places that count from the end, and the parts of a split, follow from the size
+    for (const c10::IValue& a : v->step.args) {
+      const c10::IValue known = static_value(a, true);
+      from_end = from_end || !known.isInt() || known.toInt() < 0;
+    }
+    for (const sym::Int& i : v->parent->type.strides) view->storage->ctx->specialize(i);
+    if (!from_end) continue;
+    for (const sym::Int& i : v->parent->type.sizes) view->storage->ctx->specialize(i);
   }
 }
 

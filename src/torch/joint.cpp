@@ -15,6 +15,7 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
+#include "torch/old_versions.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -605,7 +606,15 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
 std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
                                                             const std::vector<TangentLayout>& how) {
   backward_begin = graph->next_id();
+  const auto writes = [&] {
+    uint64_t n = 0;
+    for (const at::Tensor& t : tangents)
+      if (const FakeImpl* f = as_fake(t)) n += f->view->storage->generation;
+    return n;
+  };
+  const uint64_t before = writes();
   const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
+  if (writes() != before) fail("a backward writes into the gradient that it is given");
   std::vector<Grad> r;
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
@@ -628,29 +637,6 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   }
   return r;
 }
-
-namespace {
-
-// What autograd saved of real tensors was of the versions they had then; they are put back when this is over.
-class OldVersions {
- public:
-  void set(const at::Tensor& t, int64_t version) {
-    now_.emplace_back(t, static_cast<int64_t>(t._version()));
-    c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
-  ~OldVersions() {
-    for (auto& [t, v] : now_) {
-      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
-      counter.set_version(v);
-    }
-  }
-
- private:
-  std::vector<std::pair<at::Tensor, int64_t>> now_;
-};
-
-}  // namespace
 
 void Tracer::Impl::again(const std::function<void()>& f) {
   auto run = [&] {

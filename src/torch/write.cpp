@@ -50,14 +50,15 @@ Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
 void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const std::vector<at::Tensor>& targets, Stack* stack) {
   const size_t n = info.args.size();
   Stack args(last(*stack, n).begin(), last(*stack, n).end());
-  // Copies of one memory would be several.
+  // Copies of one memory would be several: eager decides.
   for (const at::Tensor& w : targets) {
     size_t given = 0;
+    const FakeImpl* to = as_fake(w);
     for_each_tensor(fakes, [&](const at::Tensor& t) {
-      const FakeImpl *f = as_fake(t), *to = as_fake(w);
+      const FakeImpl* f = as_fake(t);
+      if (!f || f->view->storage != to->view->storage) return;
       given +=
-          f && f->view->storage == to->view->storage &&
-          (f == to || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(), to->storage_offset(), to->hint_sizes(), to->hint_strides()));
+          f == to || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(), to->storage_offset(), to->hint_sizes(), to->hint_strides());
     });
     if (given > 1) fail(fmt::format("{} writes over an argument", info.name));
   }

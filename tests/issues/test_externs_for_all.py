@@ -410,7 +410,7 @@ CUSTOM = {
 
 @pytest.mark.parametrize("name", CUSTOM)
 def test_custom_ops_that_write(ops, name):
-    check(lambda x: CUSTOM[name](ops, x), made(torch.randn(3, 4)))
+    check(lambda x: CUSTOM[name](ops, x), made(torch.randn(3, 4)), "writes over an argument" if name == "twice" else None)
 
 
 def test_a_custom_op_whose_size_follows_from_content(ops):

@@ -31,7 +31,7 @@ def beside(fn, *makes, dynamic=None):
             flat = lambda v: list(v) if isinstance(v, (tuple, list)) else [v]  # noqa: E731
             for x, y in zip(flat(ours) + list(a), flat(eager) + list(b)):
                 if isinstance(y, torch.Tensor):
-                    torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6, equal_nan=True)
+                    torch.testing.assert_close(x, y, equal_nan=True)
                 else:
                     assert x == y, f"call {k}: {x!r}, eager {y!r}"
 
@@ -169,7 +169,7 @@ op = torch.ops.memory_beside
 ], ids=["two", "list", "read", "read a view", "read detached"])
 def test_custom_op_given_one_tensor_twice(body):
     def f(x):
-        y = x * 1
+        y = x.sin()
         r = body(y)
         return (y, r) if r is not None else y
     beside(f, lambda: [A(4.)], lambda: [A(4.) + 1])

@@ -82,3 +82,29 @@ def written(which, write, more):
 @pytest.mark.parametrize("fn", [Attributes, Saves])
 def test_what_it_reads_is_written_in_between(fn, which, write, more):
     check(lambda x, w: fn.apply(x.sin(), w) if which else fn.apply(x, w), leaves((3, 4), (3, 4)), then=written(which, write, more), native="none" if fn is Saves and write == "counted" else "forward", calls=2)
+
+
+class WritesItsGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mul_(3)
+
+
+@pytest.mark.eager("a backward writes into the gradient that it is given", some=True)
+@pytest.mark.parametrize("program", [WritesItsGradient.apply, lambda x: WritesItsGradient.apply(x.sin()).cos(), lambda x: WritesItsGradient.apply(x.sin()) + x],
+                         ids=["at the end", "within", "beside"])
+def test_a_backward_writes_into_its_gradient(program):
+    """The caller's gradient stayed as it was."""
+    told = []
+    for f in (program, vitrify.compile(program)):
+        x = torch.linspace(-1, 1, 12).requires_grad_()
+        y = f(x)
+        g = torch.ones_like(y)
+        y.backward(g)
+        told.append((y.detach(), x.grad, g))
+    for eager, ours in zip(*told):
+        torch.testing.assert_close(ours, eager)
