@@ -14,8 +14,8 @@ NOISE = 0.25   # seconds: a compile that others' work delays by less is none
 
 
 class Recorder:
-    """What was compiled between entering and leaving: `values` (of a graph the results of all nodes) and `seconds` (sources, capture, passes, schedule, code), of the clock or, where the machine was
-    busy with other work and that is less, of the processor."""
+    """What was compiled between entering and leaving: `values` (the results of all nodes of the graphs) and `seconds` (sources, capture, passes, schedule,
+    code), of the clock or, where the machine was busy with other work and that is less, of the processor."""
 
     def __enter__(self):
         import vitrify

@@ -25,7 +25,6 @@ EAGER = {
     "as_strided_scatter": {"aten::as_strided reaches outside its tensor": "what lies beside an input is no input"},
     "empty_strided": {"returns a tensor that overlaps itself": "elements that share memory are no values of their own"},
     "item": {"reads a tensor's value: aten::item": "gives a Python number, and does nothing else"},
-    "linalg.eig": {"reads a tensor's value: aten::item": "its derivative reads whether a loss depends on the phase of the vectors, and raises then"},
     "resize_": {"calls aten::resize_,": "changes the memory of an input"},
     "resize_as_": {"calls aten::resize_as_,": "changes the memory of an input"},
     "sparse.mm.reduce": {"a sparse tensor cannot be an input": "takes a sparse tensor"},
