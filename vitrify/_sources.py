@@ -26,7 +26,8 @@ _LIMIT = 200_000
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen"}) | sys.stdlib_module_names
+# Code whose state no tensor follows from, or that guards of their own look after (torch, numpy, the standard library).
+_LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing_extensions", "sympy", "torchgen", "filelock", "huggingface_hub"}) | sys.stdlib_module_names
 _ITERATORS = tuple({type(iter(x)) for x in ([], (), {}, set(), "", b"", range(0), {}.values(), {}.items(), reversed([]))}) + (
     map, filter, zip, enumerate, reversed, types.GeneratorType, *(v for v in vars(itertools).values() if isinstance(v, type)))
 _VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import compile_times
+import expects
 import pytest
 import torch
 
@@ -49,6 +50,7 @@ def test_network(entry):
     if entry.eagerly:
         reasons = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
         assert len(reasons) == 1 and entry.eagerly in reasons[0], reasons
+        expects.eager(entry.eagerly)
     else:
         assert did.get("kernels_launched", 0) > 0, f"no native kernel ran: {did}"
     for error in (measure.error(run, reference) for run in (result, again)):

@@ -141,8 +141,7 @@ text("qwen2", "Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=2, **SMALL)
 text("qwen3", "Qwen3ForCausalLM", "Qwen3Config", num_key_value_heads=2, head_dim=16, **SMALL)
 text("gemma", "GemmaForCausalLM", "GemmaConfig", num_key_value_heads=2, head_dim=16, **SMALL)
 text("phi", "PhiForCausalLM", "PhiConfig", **SMALL)
-text("mixtral", "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, experts_implementation="eager",  # the grouped matmul has no fp64
-     eagerly="item", **SMALL)  # experts are chosen by Python code
+text("mixtral", "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, experts_implementation="eager", **SMALL)  # the grouped matmul has no fp64
 text("mamba", "MambaForCausalLM", "MambaConfig", hidden_size=64, num_hidden_layers=2, vocab_size=1000, state_size=8)
 text("t5", "T5ForConditionalGeneration", "T5Config", d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4, vocab_size=1000, decoder_start_token_id=0,
      inputs=lambda: {"input_ids": torch.randint(3, 900, (2, 12)), "decoder_input_ids": torch.randint(3, 900, (2, 6))})

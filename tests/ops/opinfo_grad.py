@@ -88,10 +88,8 @@ def run_op(op, dtypes=None, samples=3, order=1) -> opinfo.Result:
     supported = op.supported_backward_dtypes("cpu")
     pointwise = opinfo.is_pointwise(op)
     fn = opinfo.function_of(op)
-    for name in dtypes or (DTYPES if order == 1 else ["float64"]):
-        if DTYPES[name] not in supported:
-            continue
-        for number, sample in enumerate(opinfo.samples_of(op, DTYPES[name], samples, result, requires_grad=True)):
+    for name, dtype in opinfo.taken(dtypes or (DTYPES if order == 1 else ["float64"]), DTYPES, supported):
+        for number, sample in enumerate(opinfo.samples_of(op, dtype, samples, result, requires_grad=True)):
             packed = (sample.input, sample.args, sample.kwargs)
             opinfo.note(result, f"{name} sample {number}", lambda: compare(
                 fn, packed, op.name not in opinfo.NO_VALUE, fp64_run if pointwise and order == 1 else conditioned_run,  # noqa: B023
