@@ -33,6 +33,7 @@ def channels_last(t):
     return t.contiguous(memory_format=torch.channels_last) if torch.is_tensor(t) and t.dim() == 4 else t
 
 
+@pytest.mark.eager("it writes Python state, as caches do at first", some=True)
 @pytest.mark.parametrize("entry", params(n for n in zoo.ZOO if n not in networks.LEFT_OUT))
 def test_a_step(entry):
     """Loss, every gradient and every statistic."""
