@@ -357,6 +357,7 @@ void Tracer::Impl::take_inputs(Program& p) {
     if (s.grad_of) p.live.push_back({i, s.grad_of->input, 0});
     if (s.number) p.live.push_back({i, -1, *s.number});
   }
+  p.facts = facts;
   if (numbers->computed_on_host()) p.numbers = std::make_shared<const Numbers>(*numbers);
 }
 

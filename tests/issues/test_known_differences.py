@@ -31,24 +31,6 @@ def called(f, *args):
         return f(*args)
 
 
-# ---- facts about arguments that are read once
-
-
-@pytest.mark.parametrize("body, first, second", [
-    (lambda x: x._version, lambda: [A(8.)], lambda: [A(8.).add_(1)]),
-    (lambda x: x.untyped_storage().nbytes(), lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x._base is None, lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x._is_view(), lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x[2:].storage_offset(), lambda: [A(40.)[:8]], lambda: [A(40.)[1:9]]),
-], ids=["_version", "nbytes", "_base", "_is_view", "storage_offset"])
-def test_facts_about_an_argument(body, first, second):
-    check(lambda *a: (body(*a), a[0] + 1)[0], called, first, second)
-
-
-def test_the_size_of_memory_after_resize():
-    check(lambda x: (x + 1).resize_(2).untyped_storage().nbytes(), called, lambda: [R(4)])
-
-
 # ---- errors that nobody's result depends on
 
 
