@@ -56,6 +56,7 @@ _PATCHES = (
     (torch.compiler, "is_compiling", _is_compiling),
     (torch.backends.mha, "get_fastpath_enabled", _fast_path.enabled),
     (torch, "_native_multi_head_attention", _fast_path.attention),
+    (torch, "max_pool1d", _fast_path.pool),
     (builtins, "max", _numbers.extreme),
     (builtins, "min", _numbers.extreme),
 )
