@@ -135,8 +135,11 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     return nullptr;
   } catch (const capture::PlanRefused& refusal) {
     if (effects_begun() != effects) {
-      PyErr_SetString(error_types().compiler, refusal.what());
-      return nullptr;
+      attempt.effects = take_effects_of_failure();
+      if (!attempt.effects) {
+        PyErr_SetString(error_types().compiler, refusal.what());
+        return nullptr;
+      }
     }
     // The next call is captured again, with what was learned; a program that keeps failing stays eager.
     note_eager(refusal.what());
