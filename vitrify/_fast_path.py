@@ -39,3 +39,21 @@ def attention(real):
                 out = out.masked_fill(mask.all(-1, keepdim=True), torch.nan)
         return F.linear(out.transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias), weights
     return native
+
+
+def pool(real):
+    """Of torch.max_pool1d, which without gradients, and where no mode is on, has a kernel of its own: of floats, into contiguous memory."""
+    @functools.wraps(real)
+    def max_pool1d(input, *args, **kwargs):
+        out = real(input, *args, **kwargs)
+        if not _C.capturing() or torch.is_grad_enabled() and input.requires_grad:
+            return out
+        if not input.is_floating_point():
+            _C.refuse("torch.max_pool1d refuses what it is given")
+        dense = 1
+        for n, stride in zip(reversed(out.shape), reversed(out.stride())):
+            if stride != dense:
+                return out.clone(memory_format=torch.contiguous_format)
+            dense *= n
+        return out
+    return max_pool1d

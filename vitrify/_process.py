@@ -56,6 +56,7 @@ _PATCHES = (
     (torch.compiler, "is_compiling", _is_compiling),
     (torch.backends.mha, "get_fastpath_enabled", _fast_path.enabled),
     (torch, "_native_multi_head_attention", _fast_path.attention),
+    (torch, "max_pool1d", _fast_path.pool),
     (builtins, "max", _numbers.extreme),
     (builtins, "min", _numbers.extreme),
 )
@@ -218,15 +219,11 @@ class Floats:
         return wrote
 
 
-def _hooks(t):
-    return len(t._backward_hooks or ()) + len(t._post_accumulate_grad_hooks or ())
-
-
 class Tensors:
     """Attributes of tensors that change without an op: put_back() undoes what it can, and says what changed."""
 
     def __init__(self, tensors):
-        self.before = [(t, t.requires_grad, _grad(t), _place(t), _hooks(t), dict(vars(t))) for t in tensors]
+        self.before = [(t, t.requires_grad, _grad(t), _place(t), _C.hooks_of(t), dict(vars(t))) for t in tensors]
         self.data = {id(t): t.data for t, _, _, place, _, _ in self.before if place}
 
     def new_grads(self):
@@ -246,7 +243,7 @@ class Tensors:
             if place and _place(t) != place:
                 changed = "it assigns to the .data of a tensor"
                 t.data = self.data[id(t)]
-            if _hooks(t) != hooks:
+            if _C.hooks_of(t) != hooks:
                 changed = "it registers a hook on a tensor"
             now = vars(t)
             if now.keys() != attributes.keys() or any(now[k] is not v for k, v in attributes.items()):

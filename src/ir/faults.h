@@ -19,6 +19,7 @@ bool may_fault(const Node&);
 // At the end of a capture: takes what else is dead off the ops that may fault. From then on one that nothing reads is the program's, which
 // Graph::remove_dead() keeps, and one whose readers are all dead is what a pass has replaced.
 void cut_dead_readers(Graph&);
-void retire(Graph&, Node&);  // another value has taken the place of its result: it goes, though nothing reads it
+std::vector<Node*> dead_nodes(const Graph&);  // that it would take
+void retire(Graph&, Node&);                   // another value has taken the place of its result: it goes, though nothing reads it
 
 }  // namespace vitrify::ir

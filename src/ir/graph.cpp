@@ -178,6 +178,7 @@ void Graph::erase(Node* n) {
 
 // A number that is beyond what the type holds.
 static bool out_of_range(const Arg& a, DType type) {
+  if (auto* c = std::get_if<Complex>(&a)) return c->im != 0 && type != DType::Opaque && !is_complex(type);
   double most = 0;
   switch (type) {
     case DType::F16:
@@ -258,14 +259,20 @@ NodeSet live_nodes(const Graph& g, const NodeSet& roots) {
 
 }  // namespace
 
-void cut_dead_readers(Graph& g) {
+std::vector<Node*> dead_nodes(const Graph& g) {
   NodeSet roots(g);
   insert_finders(g, roots);
   for (Node* n : g.nodes())
     if (may_fault(*n)) roots.insert(n);
   const NodeSet live = live_nodes(g, roots);
+  std::vector<Node*> dead;
   for (Node* n : g.nodes())
-    if (!live.contains(n)) n->args.clear();
+    if (!live.contains(n)) dead.push_back(n);
+  return dead;
+}
+
+void cut_dead_readers(Graph& g) {
+  for (Node* n : dead_nodes(g)) n->args.clear();
 }
 
 void retire(Graph& g, Node& n) {

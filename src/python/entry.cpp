@@ -135,8 +135,11 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     return nullptr;
   } catch (const capture::PlanRefused& refusal) {
     if (effects_begun() != effects) {
-      PyErr_SetString(error_types().compiler, refusal.what());
-      return nullptr;
+      attempt.effects = take_effects_of_failure();
+      if (!attempt.effects) {
+        PyErr_SetString(error_types().compiler, refusal.what());
+        return nullptr;
+      }
     }
     // The next call is captured again, with what was learned; a program that keeps failing stays eager.
     note_eager(refusal.what());
@@ -469,11 +472,26 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
   if (!e->graph && aliased) e->alias_of = alias_of;  // the reason may be just that
   if (e->graph) {
     const Program& p = e->graph->program();
-    for (auto& t : p.captured)
-      if (t.defined()) e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
+    bool looks_at_memory = false;
+    const auto read = [&](uint32_t input, TensorMeta& m) {
+      for (const InputFact& f : p.facts) {
+        if (f.input != input) continue;
+        m.exact_view = m.exact_view || f.fact == Fact::View;
+        m.exact_memory = m.exact_memory || f.fact == Fact::Memory;
+        m.exact_offset = m.exact_offset || f.fact != Fact::View;
+        looks_at_memory = looks_at_memory || f.fact == Fact::Memory;
+      }
+    };
+    for (uint32_t i = 0; i < s->metas.size(); ++i) read(i, s->metas[i]);
+    for (uint32_t i = 0; i < p.captured.size(); ++i)
+      if (const at::Tensor& t = p.captured[i]; t.defined()) {
+        e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
+        read(p.num_args + i, e->captured.back().second);
+      }
     // Without a write, inputs that start to overlap change nothing.
-    if (aliased || !p.mutations.empty()) e->alias_of = std::move(alias_of);
-    e->check_captured_aliases = !p.mutations.empty();
+    const bool aliases_count = !p.mutations.empty() || looks_at_memory;
+    if (aliased || aliases_count) e->alias_of = std::move(alias_of);
+    e->check_captured_aliases = aliases_count;
     for (auto* n : p.graph->nodes())
       if (n->op->flags & ir::kLooksAtOffset)
         for (auto& m : s->metas) m.exact_offset = true;

@@ -13,6 +13,7 @@
 #include "pipeline/pipeline.h"
 #include "python/entry.h"
 #include "python/errors.h"
+#include "python/facts.h"
 #include "support/budget.h"
 #include "support/counters.h"
 #include "support/eager.h"
@@ -427,6 +428,7 @@ void bind_capture(py::module_& m) {
     return Tracer::current()->gradients(of, tangents, to);
   });
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
+  m.def("hooks_of", &hooks_of);
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }
@@ -581,4 +583,5 @@ PYBIND11_MODULE(_C, m) {
   bind_numbers(m);
   bind_capture(m);
   bind_states(m);
+  hear_of_facts();
 }

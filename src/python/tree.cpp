@@ -46,6 +46,10 @@ bool is_leaf(const c10::TensorImpl* t) {
   const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
   return !m || !m->grad_fn_;
 }
+bool is_view(const c10::TensorImpl* t) {
+  const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
+  return m && m->is_view_ && static_cast<const torch::autograd::DifferentiableViewMeta*>(m)->has_bw_view();
+}
 bool is_dual(const c10::TensorImpl* t) {  // within a level of forward-mode differentiation
   const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
   return m && m->fw_grad_ && !m->fw_grad_->empty();
@@ -140,6 +144,8 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
     m.sizes.assign(t.sizes().begin(), t.sizes().end());
     m.strides.assign(t.strides().begin(), t.strides().end());
     m.offset = t.storage_offset();
+    m.memory = t.storage().nbytes();
+    m.view = is_view(t.unsafeGetTensorImpl());
   } else {
     m.opaque = true;
   }
@@ -157,6 +163,8 @@ bool TensorMeta::matches(const c10::TensorImpl* t) const {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if ((s[i] != sizes[i] && sizes[i] != kAny) || (st[i] != strides[i] && strides[i] != kAny)) return false;
   }
+  if (exact_view && is_view(t) != view) return false;
+  if (exact_memory && t->unsafe_storage().nbytes() != memory) return false;
   return !exact_offset || t->storage_offset() == offset;
 }
 

@@ -21,9 +21,11 @@ struct TensorMeta {
   bool dual = false;
   bool argument = false;  // not met through the program's variables: then the program may read its .grad
   bool has_grad = false;
-  bool exact_offset = false;
+  bool exact_offset = false, exact_view = false, exact_memory = false;  // facts that the program has read
+  bool view = false;
   bool opaque = false;  // sparse, nested, ...: no sizes to compare; such calls run eagerly
   int64_t offset = 0;
+  size_t memory = 0;  // bytes
   c10::SmallVector<int64_t, 5> sizes, strides;
 
   static TensorMeta of(const at::Tensor&, PyTypeObject* type);

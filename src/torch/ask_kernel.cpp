@@ -1,11 +1,18 @@
 #include "torch/ask_kernel.h"
 
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <mutex>
+#include <unordered_map>
 
 #include "ir/faults.h"
 #include "ops/lowering.h"
 #include "ops/rules.h"
+#include "support/budget.h"
 #include "torch/convert.h"
+#include "torch/mode.h"
 
 namespace vitrify {
 
@@ -61,4 +68,92 @@ bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   const Operands o = look_at(args);
   return o.here && !o.places && o.elements <= kMostZeros;
 }
+
+namespace {
+
+struct KindOfCall {
+  std::string key;
+  void add(const Value& v) {
+    if (!v) return add(ir::None{});
+    const TensorType& t = v.type();
+    fmt::format_to(std::back_inserter(key), "{}.{}{}[", static_cast<int>(t.dtype), t.opaque_scalar_type, t.wrapped_number ? "w" : "");
+    for (sym::Int s : t.sizes) key += value_of(s) == 0 ? '0' : 'n';
+    key += ']';
+  }
+  void add(sym::Int i) { fmt::format_to(std::back_inserter(key), "{},", value_of(i)); }
+  void add(double d) { fmt::format_to(std::back_inserter(key), "{},", d); }
+  void add(bool b) { key += b ? "t," : "f,"; }
+  void add(const std::string& s) { fmt::format_to(std::back_inserter(key), "{}:{},", s.size(), s); }
+  void add(const ir::Complex& c) { fmt::format_to(std::back_inserter(key), "{}+{}i,", c.re, c.im); }
+  void add(ir::None) { key += "-,"; }
+  void add(DType t) { fmt::format_to(std::back_inserter(key), "{},", static_cast<int>(t)); }
+  void add(Device) {}
+  void add(ir::MemoryFormat f) { fmt::format_to(std::back_inserter(key), "{},", static_cast<int>(f)); }
+  void add(ir::Layout) {}
+  void add(ir::OpaqueArg) {}
+  template <class T>
+  void add(const std::vector<T>& l) {
+    for (const auto& x : l) add(static_cast<const T&>(x));
+    key += ']';
+  }
+};
+
+// `most`: elements of a dim. Divisors are no zeros.
+bool asked(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most) {
+  compat::Stack stack;
+  const auto small = [&](const Value& v) {
+    const TensorType& t = v.type();
+    std::vector<int64_t> sizes = values_of(t.sizes);
+    for (int64_t& n : sizes) n = std::min(n, most);
+    const at::TensorOptions type = scalar_type_of(t);
+    at::Tensor r = info.flags & ir::kDivides ? at::ones(sizes, type) : at::zeros(sizes, type);
+    if (t.wrapped_number) r.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return r;
+  };
+  for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], small));
+  info.op.callBoxed(stack);
+  return true;
+}
+
+}  // namespace
+
+bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return true;
+  if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return true;
+  const Operands o = look_at(args);
+  if (!o.here || (o.elements == 0 && std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<Value>(a); }))) return true;
+  KindOfCall kind{info.name + "("};
+  for (const Arg& a : args) {
+    fmt::format_to(std::back_inserter(kind.key), "{}:", a.index());
+    std::visit([&](const auto& x) { kind.add(x); }, a);
+  }
+  static std::mutex mutex;
+  static std::unordered_map<std::string, bool> known;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto it = known.find(kind.key); it != known.end()) return it->second;
+  }
+  struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard no_warnings(&silent);
+  const capture::Paused paused;
+  c10::InferenceMode ordinary(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  bool takes = true;
+  for (const int64_t most : {int64_t{1}, INT64_MAX}) {  // kernels of convolutions and pools take no images of one pixel
+    if (takes = true; most > 1 && o.elements > kMostZeros) break;
+    try {
+      asked(g, info, args, most);
+      break;
+    } catch (const std::exception&) {
+      rethrow_interrupt();
+      takes = false;
+    }
+  }
+  const std::lock_guard lock(mutex);
+  known.emplace(std::move(kind.key), takes);
+  return takes;
+}
+
 }  // namespace vitrify

@@ -145,6 +145,10 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
   const size_t nodes = graph->nodes().size();
+  // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.
+  if (info.flags & ir::kGivesContiguous && !(c10::GradMode::is_enabled() && given[0].toTensor().requires_grad()) &&
+      !kernel_takes(*graph, info, convert_args(info, given)))
+    fail(fmt::format("{} refuses what it is given", info.name));
   try {
     std::optional<capture::Unseen> unseen;
     if (!info.taken_apart_seen) unseen.emplace();

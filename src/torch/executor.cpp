@@ -33,6 +33,7 @@ namespace {
 // True when the operands had the strides of the record, so that the result should too.
 bool called_as_recorded(const ExternCall& e, const std::vector<const at::Tensor*>& operands) {
   bool same = e.node->op->name.starts_with("aten::");
+  if (!same && e.node->op->flags & ir::kEffect) return true;  // custom ops are given eager's strides
   size_t k = 0;
   ir::for_each_input(const_cast<ir::Node&>(*e.node), [&](ir::Value& v) {
     const at::Tensor& t = *operands[k++];
@@ -353,6 +354,35 @@ void PlanRun::end_step(size_t step, std::vector<at::Tensor>* owned) const {
     if (i < owned->size()) (*owned)[i].reset();
 }
 
+// A custom op has given what its author describes, before any of it is kept: the program may have asked for the sizes of what nothing reads, too.
+void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
+  if (results_.size() != e.node->outs.size())
+    throw capture::PlanRefused(fmt::format("{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.node->outs.size()));
+  for (uint32_t r = 0; r < e.results.size(); ++r) {
+    const ir::TensorType& type = e.node->outs[r];
+    const at::Tensor& t = results_[r];
+    if (!t.defined() || t.layout() != at::kStrided || is_undefined(type) || !is_native(type.dtype)) continue;
+    const SlotState* s = e.results[r] >= 0 && !late_ ? &f.slots[static_cast<size_t>(e.results[r])] : nullptr;
+    bool same = to_dtype(t.scalar_type()) == type.dtype && t.dim() == static_cast<int64_t>(type.dim());
+    const auto is = [&](sym::Int want, const std::vector<int64_t>* found, size_t d, int64_t given) {
+      return want.is_const() ? want.value() == given : !found || (*found)[d] == given;
+    };
+    for (size_t d = 0; same && d < type.dim(); ++d) {
+      const auto k = static_cast<int64_t>(d);
+      same = is(type.sizes[d], s ? &s->sizes : nullptr, d, t.size(k)) &&
+             (t.size(k) <= 1 || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
+    }
+    if (same || (lenient && to_dtype(t.scalar_type()) == type.dtype && s && t.sizes() == at::IntArrayRef(s->sizes))) continue;
+    const std::string key = late_ ? std::string() : capture::call_key(e.node->op->name, e.node->args);
+    for (uint32_t k = r; k < e.results.size(); ++k)
+      if (const at::Tensor& u = results_[k]; u.defined() && u.layout() == at::kStrided && u.has_storage()) capture::learn(key, k, type_of(u));
+    throw capture::PlanRefused(fmt::format("{}: result {} is {} [{}] strides [{}], recorded {} [{}] strides [{}]", e.node->op->name, r,
+                                           to_string(to_dtype(t.scalar_type())), fmt::join(t.sizes(), ","), fmt::join(t.strides(), ","),
+                                           to_string(type.dtype), fmt::join(s ? s->sizes : values_of(type.sizes), ","),
+                                           fmt::join(s ? s->strides : values_of(type.strides), ",")));
+  }
+}
+
 void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor t, const ExternState& state) {
   const auto slot = static_cast<uint32_t>(e.results[r]);
   const runtime::Slot& p = plan_->slots[slot];
@@ -510,12 +540,23 @@ bool PlanRun::run_originals(Frame& f, uint32_t i, const at::Tensor* const* input
   return true;
 }
 
+namespace {
+
+std::atomic<bool> lies_known{false};  // a custom op has given something else than its author describes: what such ops give is kept from then on
+
+at::Tensor copy_of(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  return t.layout() != at::kStrided || t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? t.clone() : without_bits(t);
+}
+
+}  // namespace
+
 void PlanRun::call_extern(Frame& f, uint32_t i) {
   const ExternCall& e = plan_->externs[i];
   ExternState& s = f.externs[i];
   const NodeCall& call = calls_[i];
   const bool side_effect = side_effects_ && is_side_effect(*e.node);
-  const bool resumes = side_effect && (late_ || resumes_ || (!keeps_.empty() && keeps_[i]));
+  const bool resumes = side_effect && (late_ || resumes_ || !f.proven || lies_known || (!keeps_.empty() && keeps_[i]));
   if (side_effect && take_effect(f, i)) return;
   if (side_effect) {
     note_effect();
@@ -584,10 +625,17 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
   if (before.defined()) {
     Effects::One& one = made_.all.emplace_back();
     one.op = e.node->op->name;
-    for (const at::Tensor& t : results_) one.results.push_back(t.defined() ? t.clone() : t);  // kernels may write over what was given
+    for (const at::Tensor& t : results_) one.results.push_back(copy_of(t));  // kernels may write over what was given
     if (at::Tensor after = random.get_state(); !after.equal(before)) one.random = std::move(after);
   }
-  store_results(f, i);
+  if (!side_effect) return store_results(f, i);
+  try {
+    store_results(f, i);
+  } catch (const capture::PlanRefused&) {
+    lies_known = true;
+    if (made_.all.size() + 1 == begun_) made_.all.push_back({e.node->op->name, std::move(results_), random.get_state()});
+    throw;
+  }
 }
 
 // The op has run already, in an earlier run for this call.
@@ -597,7 +645,7 @@ bool PlanRun::take_effect(Frame& f, uint32_t i) {
   ++begun_;
   const Effects::One& one = made_.all.emplace_back(given_->all[k]);
   VT_CHECK(one.op == plan_->externs[i].node->op->name, "{} has run where {} should", one.op, plan_->externs[i].node->op->name);
-  for (const at::Tensor& t : one.results) results_.push_back(t.defined() ? t.clone() : t);
+  for (const at::Tensor& t : one.results) results_.push_back(copy_of(t));
   if (one.random.defined()) at::Generator(at::detail::getDefaultCPUGenerator()).set_state(one.random);
   store_results(f, i);
   return true;
@@ -606,6 +654,8 @@ bool PlanRun::take_effect(Frame& f, uint32_t i) {
 void PlanRun::store_results(Frame& f, uint32_t i) {
   const ExternCall& e = plan_->externs[i];
   const ExternState& s = f.externs[i];
+  const bool custom = (e.node->op->flags & ir::kEffect) && !e.node->op->name.starts_with("aten::");
+  if (custom) check_described(f, e);
   VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
   for (uint32_t r = 0; r < e.results.size(); ++r)
     if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);
@@ -673,13 +723,14 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     throw;
   } catch (...) {
     fault_ = 0;
-    const bool again = !keeps_.empty() && !wrote_ && begun_ == made_.all.size();
+    const bool again = side_effects_ && !wrote_ && begun_ == made_.all.size();
     if (again || effects_begun() == effects) put_back();
     if (again) failed_here = std::make_shared<Effects>(std::move(made_));
     throw;
   }
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);
   counters().externs_called.fetch_add(plan_->externs.size(), std::memory_order_relaxed);
+  f.proven = true;
   make_outputs(f, inputs, outputs);
 }
 

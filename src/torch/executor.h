@@ -94,6 +94,7 @@ class PlanRun {
   // Everything that follows from one set of symbol values.
   struct Frame {
     std::vector<int64_t> key;
+    bool proven = false;  // a run has come to its end: custom ops have given what their authors describe
     runtime::SymbolValues symbols;
     std::vector<SlotState> slots;
     std::vector<void*> pointers;
@@ -151,6 +152,7 @@ class PlanRun {
   bool take_effect(Frame&, uint32_t ext);  // of an earlier run
   void store_results(Frame&, uint32_t ext);
   bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
+  void check_described(const Frame&, const runtime::ExternCall&) const;
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
   void drop_tensors() noexcept;

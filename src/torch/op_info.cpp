@@ -19,6 +19,8 @@ const std::unordered_set<std::string_view>& refused() {
                                                              "aten::set_",
                                                              "aten::set_data",
                                                              "aten::record_stream",
+                                                             "aten::is_set_to",
+                                                             "aten::_version",
                                                              "aten::sparse_resize_",
                                                              "aten::rename_",
                                                              "aten::_transformer_encoder_layer_fwd",

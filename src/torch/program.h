@@ -46,6 +46,24 @@ struct Mutation {
   std::vector<ResultSpec::ViewOp> path;  // of a write: what gives the input its size before
 };
 
+// What a program can read of a tensor that no op says.
+enum class Fact : uint8_t {
+  Version,  // how often its memory has been written
+  View,     // whether it is a view
+  Offset,   // where in its memory it begins
+  Memory,   // that, and how large its memory is and who else has it
+  Address,  // where its memory is, or what it holds
+  History,  // the node that made it
+  Hooks,    // what runs with its gradient
+  Other,    // what nobody can compare
+};
+
+// A fact of an input (Fact::View, Offset, Memory) that the program has read: it is as it was at the capture.
+struct InputFact {
+  uint32_t input = 0;
+  Fact fact = Fact::Offset;
+};
+
 // An input that no call passes and nothing holds: found anew by every call.
 struct LiveInput {
   uint32_t input = 0;
@@ -67,6 +85,7 @@ struct Program {
   std::vector<Mutation> mutations;
   bool resumes = false;  // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
   std::vector<LiveInput> live;
+  std::vector<InputFact> facts;
   std::shared_ptr<const Numbers> numbers;  // null: none
   std::vector<GradWrite> grad_writes;
   std::vector<uint32_t> spent;    // results whose graph the program's own backward() has freed

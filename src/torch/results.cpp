@@ -7,6 +7,7 @@
 
 #include "ir/faults.h"
 #include "ops/shapes.h"
+#include "torch/ask_kernel.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -345,6 +346,10 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       p.mutations.push_back(std::move(change));
     }
   }
+  // Nothing will run of what nobody reads: what its kernel refuses, eager raises.
+  for (const ir::Node* n : ir::dead_nodes(*graph))
+    if (const OpInfo* info = n->op->flags & ir::kView ? nullptr : ops.find(n->op->name); info && !kernel_takes(*graph, *info, n->args))
+      fail(fmt::format("{} refuses what it is given", n->op->name));
 }
 
 void Tracer::Impl::take_inputs(Program& p) {
@@ -357,6 +362,7 @@ void Tracer::Impl::take_inputs(Program& p) {
     if (s.grad_of) p.live.push_back({i, s.grad_of->input, 0});
     if (s.number) p.live.push_back({i, -1, *s.number});
   }
+  p.facts = facts;
   if (numbers->computed_on_host()) p.numbers = std::make_shared<const Numbers>(*numbers);
 }
 

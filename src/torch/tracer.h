@@ -103,6 +103,9 @@ class Tracer {
   // Without a history of their own; undefined where there are none.
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
 
+  // The program reads of a tensor what no op says. What the capture can know holds in every call (Program::facts); else it fails.
+  void note_fact(const at::Tensor&, Fact, std::string_view name);
+
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.
   const std::optional<std::string>& failure() const;

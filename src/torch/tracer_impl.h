@@ -67,6 +67,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_set<uint32_t> found_symbols;                // ids of those that the run finds
   std::vector<ir::Node*> found_nodes;                        // whose results have them as sizes
   std::vector<std::pair<ir::Value, at::Tensor>> known_now;   // what some values are for the inputs of now
+  std::vector<InputFact> facts;                              // of inputs, which the program has read
   size_t effects_known = 0;                                  // of TracerOptions::effects
   std::optional<Types> described;                            // results of the custom op under way, as its author describes them
 

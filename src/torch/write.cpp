@@ -171,6 +171,7 @@ bool Tracer::Impl::resize_out(const at::Tensor& out, Value result, const at::Ten
   view->type = type;
   view->offset = view->storage->offset;
   view->storage->shrunk = old->shrunk || value_of(type.numel()) < value_of(old->type.numel());
+  if (old->storage.nbytes() > view->storage->storage.nbytes()) view->storage->storage.set_nbytes(old->storage.nbytes());  // memory never shrinks
   if (input) {
     view->storage->input = old->input;
     view->storage->generation = old->generation + 1;

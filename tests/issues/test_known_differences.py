@@ -31,42 +31,6 @@ def called(f, *args):
         return f(*args)
 
 
-# ---- facts about arguments that are read once
-
-
-@pytest.mark.parametrize("body, first, second", [
-    (lambda x: x._version, lambda: [A(8.)], lambda: [A(8.).add_(1)]),
-    (lambda x: x.untyped_storage().nbytes(), lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x._base is None, lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x._is_view(), lambda: [A(8.)], lambda: [A(40.)[:8]]),
-    (lambda x: x[2:].storage_offset(), lambda: [A(40.)[:8]], lambda: [A(40.)[1:9]]),
-], ids=["_version", "nbytes", "_base", "_is_view", "storage_offset"])
-def test_facts_about_an_argument(body, first, second):
-    check(lambda *a: (body(*a), a[0] + 1)[0], called, first, second)
-
-
-def test_the_size_of_memory_after_resize():
-    check(lambda x: (x + 1).resize_(2).untyped_storage().nbytes(), called, lambda: [R(4)])
-
-
-# ---- errors that nobody's result depends on
-
-
-@pytest.mark.parametrize("dead, x", [
-    (lambda x: x ** -1, A(3)),
-    (lambda x: x - x, A(3) > 1),
-    (lambda x: torch.logaddexp(x, x), A(3)),
-    (lambda x: x & x, A(3.).half()),
-    (lambda x: torch.lerp(x, x, 0.5), A(3)),
-    (lambda x: x.var(), A(3)),
-    (lambda x: x[:0].max(), A(3.)),
-    (lambda x: x[None] @ x[:, None], A(3) > 1),
-    (lambda x: x.float().fill_(1j), A(3)),
-], ids=["pow", "sub bool", "logaddexp", "and half", "lerp", "var", "max of nothing", "mm bool", "fill_ 1j"])
-def test_a_refusal_of_what_is_not_used(dead, x):
-    check(lambda x: (dead(x), x.abs() if x.dtype is not torch.bool else ~x)[1], called, lambda: [x.clone()])
-
-
 # ---- custom ops
 
 lib = torch.library.Library("known_differences", "DEF")
@@ -80,20 +44,6 @@ def test_versions_of_what_a_library_op_writes():
         called(f, x)
         return x._version
     check(lambda x: (torch.ops.known_differences.inc(x), x + 1)[1], versions, lambda: [torch.ones(3)])
-
-
-@torch.library.custom_op("known_differences::lies", mutates_args=())
-def lies(x: torch.Tensor) -> torch.Tensor:
-    return x[:1].clone()
-
-
-@lies.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-def test_a_description_that_lies_about_sizes():
-    check(lambda x: lies(x) * 2, called, lambda: [R(4, 6)])
 
 
 # ---- between forward and backward

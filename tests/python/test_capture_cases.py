@@ -106,7 +106,7 @@ REFUSED = [
     ("return x + float(x.numpy()[0, 0])", {"reason": "data cannot be read"}),
     ("return x + x.tolist()[0][0]", {"reason": "data cannot be read"}),
     ("return torch.from_dlpack(x) + 1", {"reason": "data cannot be read"}),
-    ("return pickle.loads(pickle.dumps(x)) + 1", {"reason": "data cannot be read"}),
+    ("return pickle.loads(pickle.dumps(x)) + 1", {"reason": "looks at those it has"}),
     ("return copy.deepcopy(x) + 1", {"reason": "data cannot be read"}),
     ("return x.to_sparse().to_dense() + 1", {"reason": "_to_sparse"}),
     ("return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()", {"reason": "quantize"}),

@@ -1,0 +1,93 @@
+"""Kernels that take less than their Meta kernels: what eager raises for dtypes, numbers and sizes comes also where nobody reads the result."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+A = torch.arange
+REFUSED = {
+    "pow": (lambda x: x ** -1, (torch.int64, torch.uint8, torch.bool)),
+    "sub": (lambda x: x - x, (torch.bool,)),
+    "rsub": (lambda x: 1 - x, (torch.bool,)),
+    "logaddexp": (lambda x: torch.logaddexp(x, x), (torch.int64, torch.bool)),
+    "and": (lambda x: x & x, (torch.float32, torch.half, torch.bfloat16)),
+    "lerp": (lambda x: torch.lerp(x, x, 0.5), (torch.int64, torch.bool)),
+    "var": (lambda x: x.var(), (torch.int64, torch.bool)),
+    "std": (lambda x: x.std(0), (torch.uint8,)),
+    "max of nothing": (lambda x: x[:0].max(), (torch.float32, torch.int64, torch.bool, torch.complex64)),
+    "min of nothing": (lambda x: x[:0].min(0), (torch.float32, torch.bool)),
+    "mm": (lambda x: x[None] @ x[:, None], (torch.bool,)),
+    "dot": (lambda x: x.dot(x), (torch.bool,)),
+    "linear": (lambda x: F.linear(x, x[None]), (torch.bool,)),
+    "fill_": (lambda x: x.clone().fill_(1j), (torch.float32, torch.half, torch.int64)),
+    "hypot": (lambda x: torch.hypot(x, x), (torch.int64,)),
+    "nextafter": (lambda x: torch.nextafter(x, x), (torch.int64,)),
+    "sort": (lambda x: x.sort()[0], (torch.complex64,)),
+    "topk": (lambda x: x.topk(2)[0], (torch.bool, torch.complex64)),
+    "argmax": (lambda x: x.argmax(), (torch.bool, torch.complex64)),
+    "addcmul": (lambda x: torch.addcmul(x, x, x), (torch.bool,)),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x[None, None].repeat(1, 3, 1), 2), (torch.uint8,)),
+    "max_pool1d": (lambda x: F.max_pool1d(x[None, None], 2), (torch.int64, torch.uint8)),
+}
+CASES = [(op, dtype) for op, (_, dtypes) in REFUSED.items() for dtype in dtypes]
+
+
+def outcome(f, x, inference):
+    with torch.inference_mode() if inference else torch.no_grad():
+        try:
+            return f(x.clone())
+        except Exception as e:
+            return type(e), str(e).partition("\n")[0]
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference"])
+@pytest.mark.parametrize("live", [False, True], ids=["dead", "live"])
+@pytest.mark.parametrize("op, dtype", CASES, ids=[f"{op}-{str(dtype)[6:]}" for op, dtype in CASES])
+@pytest.mark.judged("every case is an error of eager's")
+def test_what_a_kernel_refuses(op, dtype, live, inference):
+    fn = REFUSED[op][0]
+    program = fn if live else lambda x: (fn(x), torch.cat([x, x]))[1]
+    x = A(3).to(dtype)
+    compiled = vitrify.compile(program)
+    eager = outcome(program, x, inference)
+    assert isinstance(eager, tuple) and [outcome(compiled, x, inference) for _ in range(2)] == [eager] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.half])
+def test_what_a_kernel_takes_runs_natively(dtype, recwarn):
+    def program(x):
+        x + x, x * 2, x.sum(), x > 1, x[None] == x[:, None], x.amax(), x.float().var(), x.float()[None] @ x.float()[:, None], x.float().softmax(0), x // 2
+        return x.float().sin()
+    x = A(5).to(dtype)
+    assert torch.allclose(vitrify.compile(program)(x), program(x), atol=1e-6)
+    assert not recwarn.list
+
+
+@pytest.mark.no_kernels("eager raises")
+def test_kernels_are_asked_before_anything_is_written():
+    def program(x, y):
+        x.add_(1)
+        y ** -1
+        return x * 2
+    x, y = torch.ones(3), A(3)
+    for f in (program, vitrify.compile(program)):
+        given = x.clone()
+        with pytest.raises(RuntimeError, match="negative integer powers"):
+            f(given, y)
+        assert torch.equal(given, torch.full((3,), 2.0)) and given._version == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("make", [lambda: torch.randn(4, 6, 3).transpose(1, 2), lambda: torch.randn(6, 5).t(), lambda: torch.randn(3, 8, 2).permute(2, 0, 1), lambda: torch.randn(2, 1, 9)],
+                         ids=["transposed", "t", "permuted", "dense"])
+def test_pooled_memory_is_contiguous(make, grad, dynamic):
+    def program(x):
+        return F.max_pool1d(x, 2), F.max_pool1d(x, 2).sin()
+    x = make().requires_grad_(grad)
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode:
+            for a, b in zip(compiled(x), program(x)):
+                torch.testing.assert_close(a, b)
+                assert a.stride() == b.stride()
