@@ -83,32 +83,49 @@ static bool is_nothing(GraphTask& task, Node* n) {
   return at == task.not_ready_.end() || std::ranges::none_of(at->second.buffer, [](const at::Tensor& t) { return t.defined(); });
 }
 
-// Whether all that still comes to the node behind edge `which` of `from`, and to those behind that, comes by this edge, and nothing has come yet.
-static bool only_from(const Node& from, size_t which) {
-  GraphTask* task = current_task();
-  if (!task) return false;
-  const std::unordered_set<Node*> behind = behind_of(from.next_edge(which));
-  const auto is_to_run = [&](Node* n) { return task->exec_info_.empty() || (task->exec_info_.contains(n) && task->exec_info_.at(n).should_execute()); };
-  std::unordered_map<Node*, int> by_it;
-  ++by_it[from.next_edge(which).function.get()];
-  for (Node* n : behind)
-    if (is_to_run(n))
-      for (const Edge& e : n->next_edges())
-        if (e.function) ++by_it[e.function.get()];
-  std::lock_guard lock(task->mutex_);
-  return std::ranges::all_of(behind, [&](Node* n) {
-    if (!is_to_run(n)) return true;
-    const auto at = task->dependencies_.find(n);
-    return at != task->dependencies_.end() && at->second == by_it[n] && is_nothing(*task, n);
-  });
+// Eager does not come to `n`, to which this backward comes by `edges` edges that are still to be gone along: takes off what those behind it wait for on
+// its account. Gives the nodes that nothing leads to then; none, where something else comes to it.
+static std::unordered_set<Node*> take_off(GraphTask& task, Node* n, int edges) {
+  const auto is_to_run = [&](Node* n) {
+    if (task.exec_info_.empty()) return true;
+    const auto at = task.exec_info_.find(n);
+    return at != task.exec_info_.end() && at->second.should_execute();
+  };
+  std::lock_guard lock(task.mutex_);
+  const auto waits = task.dependencies_.find(n);
+  if (waits == task.dependencies_.end() || waits->second != edges) return {};
+  std::unordered_set<Node*> off{n};
+  std::unordered_map<Node*, int> less;
+  std::vector<Node*> open{n};
+  while (!open.empty()) {
+    Node* of = open.back();
+    open.pop_back();
+    if (!is_nothing(task, of)) return {};
+    for (const Edge& e : of->next_edges()) {
+      if (!e.function || !is_to_run(e.function.get())) continue;
+      const auto at = task.dependencies_.find(e.function.get());
+      if (at == task.dependencies_.end()) return {};
+      if (++less[at->first] == at->second && off.insert(at->first).second) open.push_back(at->first);
+    }
+  }
+  for (auto [of, count] : less)
+    if (off.contains(of))
+      task.dependencies_.erase(of);
+    else
+      task.dependencies_[of] -= count;
+  for (Node* o : off) task.not_ready_.erase(o);
+  return off;
 }
 
 // Which nodes are to run is of each backward: all, where it does not say. That it says so is what reentrant checkpoints take for grad(), and refuse:
 // nodes of Python may be such.
+static bool can_keep_from_running(const GraphTask& task) {
+  return !task.exec_info_.empty() || std::ranges::none_of(task.nodes_in_graph_, [](const Node* n) { return capture::of_python(*n); });
+}
 static bool keep_from_running(GraphTask& task, const std::unordered_set<Node*>& nodes) {
   auto& runs = task.exec_info_;
+  if (!can_keep_from_running(task)) return false;
   if (runs.empty()) {
-    if (std::ranges::any_of(task.nodes_in_graph_, [](const Node* n) { return capture::of_python(*n); })) return false;
     for (Node* n : task.nodes_in_graph_) runs[n].needed_ = true;
     for (Node* n : task.graph_roots_) runs[n].needed_ = true;
     runs[nullptr];  // it is no grad()
@@ -119,20 +136,6 @@ static bool keep_from_running(GraphTask& task, const std::unordered_set<Node*>& 
       at->second.captures_.reset();
     }
   return true;
-}
-
-// This backward, and no other, does not come to the node behind `e`, which it comes to by this edge alone. False: it cannot be had for this backward.
-// Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
-static bool pass_over(const Edge& e) {
-  GraphTask* task = current_task();
-  if (!task) return false;
-  const std::unordered_set<Node*> behind = behind_of(e);
-  {
-    std::lock_guard lock(task->mutex_);
-    for (Node* n : behind)
-      if (is_nothing(*task, n)) task->not_ready_.erase(n);
-  }
-  return keep_from_running(*task, behind);
 }
 
 bool strides_show(const Node& node, size_t edges) {
@@ -180,11 +183,20 @@ bool is_observed(Node& n, const Task* task) {
 
 }  // namespace
 
+// Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
 void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count) {
   std::vector<size_t> edges;
-  for (size_t i = 0; i < count; ++i) {
+  GraphTask* task = current_task();
+  std::unordered_set<const Node*> met;
+  for (size_t i = 0; i < count && task; ++i) {
     const Edge& e = node.next_edge(i);
-    if (!grads[i].defined() && e.is_valid() && !is_silent(*e.function) && only_from(node, i) && !pass_over(e)) edges.push_back(i);
+    if (grads[i].defined() || !comes_to(e) || is_silent(*e.function) || !met.insert(e.function.get()).second) continue;
+    std::vector<size_t> all;
+    for (size_t k = 0; k < node.num_outputs(); ++k)
+      if (node.next_edge(k).function == e.function) all.push_back(k);
+    if (std::ranges::any_of(all, [&](size_t k) { return k >= grads.size() || grads[k].defined(); })) continue;
+    if (const auto off = take_off(*task, e.function.get(), static_cast<int>(all.size())); !off.empty() && !keep_from_running(*task, off))
+      edges.insert(edges.end(), all.begin(), all.end());
   }
   cut(node, edges);
 }
@@ -230,23 +242,8 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
         if (Node* next = n->next_edge(0).function.get(); next && next->sequence_nr() > ahead.oldest) todo[{next->sequence_nr(), next}];
       continue;
     }
-    if (alone && !edges.empty() && !ahead.is_reached(*n)) {
-      // Eager does not come to it: its hooks are not called, and what is behind it does not wait for it.
-      std::lock_guard lock(task->mutex_);
-      std::unordered_set<Node*> off{n};
-      std::unordered_map<Node*, int> less;
-      std::vector<Node*> open{n};
-      while (!open.empty()) {
-        Node* of = open.back();
-        open.pop_back();
-        for (const Edge& e : of->next_edges())
-          if (const auto waits = task->dependencies_.find(e.function.get()); e.function && waits != task->dependencies_.end())
-            if (++less[waits->first] == waits->second && off.insert(waits->first).second) open.push_back(waits->first);
-      }
-      if (std::ranges::all_of(off, [&](Node* o) { return is_nothing(*task, o); })) {
-        for (auto [of, count] : less)
-          if (task->dependencies_[of] -= count; off.contains(of)) task->dependencies_.erase(of);
-        for (Node* o : off) task->not_ready_.erase(o);
+    if (alone && !ahead.is_reached(*n) && (edges.size() == static_cast<size_t>(by_it[n]) || can_keep_from_running(*task))) {
+      if (const auto off = take_off(*task, n, by_it[n]); !off.empty()) {
         if (!keep_from_running(*task, off))
           for (size_t i : edges) passed.push_back(ahead.first + i);
         continue;

@@ -468,7 +468,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       }
       at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : values[s.index];
       if (hooks)
-        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, static_cast<RegionCall&>(call).made(value));
+        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
       else if (s.kind == Saved::Kind::Given)
         call.kept[k] = of_given(s.index);
       else if (s.kind == Saved::Kind::Result)
