@@ -117,22 +117,27 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       add_inner(Edge(const_cast<Node*>(n)->getptr(), at->first.second), {.of = part.places[0]}, type_of_input(*n, at->first.second));
     }
   }
+  // Views of what others lead to are made when that is, and not at the end, but for those through which its gradients come first.
+  const capture::LastUsers last_users = capture::last_users(level.from, level.to);
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     if (!is_view(i)) continue;
     const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
     const Input input(e.function.get(), e.input_nr);
-    if (!behind.entered.contains(input) || places.contains(input) || roots.contains(input.first) || ends.contains(input.first)) continue;
-    // What it is a view of, and all that has to be made with it.
+    const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !ends.contains(input.first);
     uint32_t of = i;
     while (j.program.results[of].kind == ResultSpec::Kind::ViewOfValue) of = j.program.results[of].index;
     const ResultSpec& base = j.program.results[of];
+    const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
     std::optional<uint32_t> turn;
     for (uint32_t k = 0; k < j.roots.size(); ++k) {
-      const bool its = base.kind == ResultSpec::Kind::ViewOfInput ? j.roots[k].written == static_cast<int32_t>(base.index) : j.roots[k].output == base.index;
-      if (const auto at = part_of.find(k); its && at != part_of.end()) turn = at->second + 1;
+      const bool its = of_input ? j.roots[k].written == static_cast<int32_t>(base.index) : j.roots[k].output == base.index;
+      const auto at = part_of.find(k);
+      if (!its || at == part_of.end()) continue;
+      capture::Chain chain = capture::views_between(level.from[k], fake_of(outputs[i]));
+      if (!chain.empty()) chain.insert(chain.begin(), level.from[k].function);
+      if (seen || (!chain.empty() && !capture::comes_first(chain, last_users))) turn = at->second + 1;
     }
-    const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
-    if (!turn && of_input && std::ranges::none_of(j.roots, [&](const auto& r) { return r.written == static_cast<int32_t>(base.index); })) turn = 0;
+    if (!turn && seen && of_input && std::ranges::none_of(j.roots, [&](const auto& r) { return r.written == static_cast<int32_t>(base.index); })) turn = 0;
     if (!turn) continue;
     std::vector<uint32_t> todo{i};
     while (!todo.empty()) {
@@ -150,7 +155,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
         if (o.kind == r.kind && o.index == r.index && calls) todo.push_back(other);
       }
     }
-    add_inner(e, {.view = static_cast<int32_t>(i)}, capture::as_fake(fake_of(outputs[i]))->view->type);
+    if (seen) add_inner(e, {.view = static_cast<int32_t>(i)}, capture::as_fake(fake_of(outputs[i]))->view->type);
   }
   if (parts.empty() && j.inner.empty()) return;
 
