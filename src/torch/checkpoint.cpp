@@ -73,6 +73,8 @@ void Tracer::Impl::find_checkpoints(JointProgram& j, const Level& level) const {
     walk(behind, [&](const Edge& e, const Checkpoint*) {
       for (size_t i = 0; i < level.to.size(); ++i)
         if (level.to[i] == e) root.barred.push_back(j.place_of(level.of[i]));
+      for (uint32_t place = 0; place < j.places(); ++place)
+        if (level.at(place) == e) root.barred_places.push_back(place);
     });
   }
 }

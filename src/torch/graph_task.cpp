@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -74,37 +77,60 @@ static bool is_silent(const Node& n) {
          const_cast<Node&>(n).pre_hooks().empty() && const_cast<Node&>(n).post_hooks().empty() && !n.tensor_post_acc_grad_hooks();
 }
 
-// Whether the backward comes to the node behind edge `which` of `from`, and to those behind that, by this edge alone.
-static bool only_from(const Node& from, size_t which) {
-  GraphTask* task = current_task();
-  if (!task) return false;
-  const std::unordered_set<Node*> behind = behind_of(from.next_edge(which));
-  auto leads_there = [&](const Node& n) {
-    for (size_t i = 0; i < n.next_edges().size(); ++i)
-      if (!(&n == &from && i == which) && behind.contains(n.next_edge(i).function.get())) return true;
-    return false;
-  };
-  if (leads_there(from)) return false;
-  const auto& all = task->nodes_in_graph_;
-  if (std::any_of(all.begin(), all.end(), [&](Node* n) { return !behind.contains(n) && leads_there(*n); })) return false;
-  std::lock_guard lock(task->mutex_);  // what it begins at, beside others, is none of its nodes
-  return std::none_of(task->not_ready_.begin(), task->not_ready_.end(), [&](const auto& waits) { return behind.contains(waits.first); });
+// All of these have come, and none is defined.
+static bool is_nothing(GraphTask& task, Node* n) {
+  const auto at = task.not_ready_.find(n);
+  return at == task.not_ready_.end() || std::ranges::none_of(at->second.buffer, [](const at::Tensor& t) { return t.defined(); });
 }
 
-// This backward, and no other, does not come to the node behind `e`, which it comes to by this edge alone. False: it cannot be had for this backward.
-// Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile. Which nodes are to run is of each: all, where it does
-// not say. That it says so is what reentrant checkpoints take for grad(), and refuse: nodes of Python may be such.
-static bool pass_over(const Edge& e) {
-  GraphTask* task = current_task();
-  if (!task) return false;
-  auto& runs = task->exec_info_;
+// Eager does not come to `n`, to which this backward comes by `edges` edges that are still to be gone along: takes off what those behind it wait for on
+// its account. Gives the nodes that nothing leads to then; none, where something else comes to it.
+static std::unordered_set<Node*> take_off(GraphTask& task, Node* n, int edges) {
+  const auto is_to_run = [&](Node* n) {
+    if (task.exec_info_.empty()) return true;
+    const auto at = task.exec_info_.find(n);
+    return at != task.exec_info_.end() && at->second.should_execute();
+  };
+  std::lock_guard lock(task.mutex_);
+  const auto waits = task.dependencies_.find(n);
+  if (waits == task.dependencies_.end() || waits->second != edges) return {};
+  std::unordered_set<Node*> off{n};
+  std::unordered_map<Node*, int> less;
+  std::vector<Node*> open{n};
+  while (!open.empty()) {
+    Node* of = open.back();
+    open.pop_back();
+    if (!is_nothing(task, of)) return {};
+    for (const Edge& e : of->next_edges()) {
+      if (!e.function || !is_to_run(e.function.get())) continue;
+      const auto at = task.dependencies_.find(e.function.get());
+      if (at == task.dependencies_.end()) return {};
+      if (++less[at->first] == at->second && off.insert(at->first).second) open.push_back(at->first);
+    }
+  }
+  for (auto [of, count] : less)
+    if (off.contains(of))
+      task.dependencies_.erase(of);
+    else
+      task.dependencies_[of] -= count;
+  for (Node* o : off) task.not_ready_.erase(o);
+  return off;
+}
+
+// Which nodes are to run is of each backward: all, where it does not say. That it says so is what reentrant checkpoints take for grad(), and refuse:
+// nodes of Python may be such.
+static bool can_keep_from_running(const GraphTask& task) {
+  return !task.exec_info_.empty() || std::ranges::none_of(task.nodes_in_graph_, [](const Node* n) { return capture::of_python(*n); });
+}
+static bool keep_from_running(GraphTask& task, const std::unordered_set<Node*>& nodes) {
+  auto& runs = task.exec_info_;
+  if (!can_keep_from_running(task)) return false;
   if (runs.empty()) {
-    if (std::ranges::any_of(task->nodes_in_graph_, [](const Node* n) { return capture::of_python(*n); })) return false;
-    for (Node* n : task->nodes_in_graph_) runs[n].needed_ = true;
-    for (Node* n : task->graph_roots_) runs[n].needed_ = true;
+    for (Node* n : task.nodes_in_graph_) runs[n].needed_ = true;
+    for (Node* n : task.graph_roots_) runs[n].needed_ = true;
     runs[nullptr];  // it is no grad()
   }
-  for (Node* n : behind_of(e))
+  for (Node* n : nodes)
     if (const auto at = runs.find(n); at != runs.end()) {
       at->second.needed_ = false;
       at->second.captures_.reset();
@@ -112,8 +138,9 @@ static bool pass_over(const Edge& e) {
   return true;
 }
 
-bool strides_show(const Node& node) {
-  for (const Edge& e : node.next_edges()) {
+bool strides_show(const Node& node, size_t edges) {
+  for (size_t i = 0; i < edges; ++i) {
+    const Edge& e = node.next_edge(i);
     const Task* task = task_of(e);
     if (!runs(e, task)) continue;
     if (task && task->captures_) return true;
@@ -130,23 +157,102 @@ bool strides_of_ones_show(const Node& node) {
   return false;
 }
 
-void skip_unreached(Node& node, const torch::autograd::variable_list& grads) {
-  struct Cut {
-    compat::NodePtr node;
-    std::vector<std::pair<size_t, Edge>> edges;
-    ~Cut() {
-      for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
-    }
-  };
-  auto cut = std::make_shared<Cut>();
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const Edge& e = node.next_edge(i);
-    if (grads[i].defined() || !e.is_valid() || is_silent(*e.function) || !only_from(node, i) || pass_over(e)) continue;
-    cut->edges.emplace_back(i, std::exchange(node.next_edges()[i], Edge()));
+namespace {
+
+// Edges of `node` that lead nowhere until the backward under way is done.
+struct Cut {
+  compat::NodePtr node;
+  std::vector<std::pair<size_t, Edge>> edges;
+  ~Cut() {
+    for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
   }
-  if (cut->edges.empty()) return;
-  cut->node = node.getptr();
-  torch::autograd::Engine::get_default_engine().queue_callback([cut] {});
+};
+
+void cut(Node& node, const std::vector<size_t>& edges) {
+  if (edges.empty()) return;
+  auto c = std::make_shared<Cut>();
+  c->node = node.getptr();
+  for (size_t i : edges) c->edges.emplace_back(i, std::exchange(node.next_edges()[i], Edge()));
+  torch::autograd::Engine::get_default_engine().queue_callback([c] {});
+}
+
+bool is_observed(Node& n, const Task* task) {
+  return !n.tensor_pre_hooks().empty() || !n.pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
+         (task && task->captures_);
+}
+
+}  // namespace
+
+// Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
+void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count) {
+  std::vector<size_t> edges;
+  GraphTask* task = current_task();
+  std::unordered_set<const Node*> met;
+  for (size_t i = 0; i < count && task; ++i) {
+    const Edge& e = node.next_edge(i);
+    if (grads[i].defined() || !comes_to(e) || is_silent(*e.function) || !met.insert(e.function.get()).second) continue;
+    std::vector<size_t> all;
+    for (size_t k = 0; k < node.num_outputs(); ++k)
+      if (node.next_edge(k).function == e.function) all.push_back(k);
+    if (std::ranges::any_of(all, [&](size_t k) { return k >= grads.size() || grads[k].defined(); })) continue;
+    if (const auto off = take_off(*task, e.function.get(), static_cast<int>(all.size())); !off.empty() && !keep_from_running(*task, off))
+      edges.insert(edges.end(), all.begin(), all.end());
+  }
+  cut(node, edges);
+}
+
+std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
+  std::vector<char> give(node.num_outputs() - ahead.first);
+  // The last made first: none leads to one before it.
+  std::map<std::pair<uint64_t, Node*>, std::vector<size_t>, std::greater<>> todo;
+  for (size_t i = 0; i < give.size(); ++i)
+    if (const Edge& e = node.next_edge(ahead.first + i); comes_to(e)) todo[{e.function->sequence_nr(), e.function.get()}].push_back(i);
+  GraphTask* task = current_task();
+  std::unordered_map<const Node*, int> by_it;  // how often it leads there, in the place of those it goes through
+  const auto go_through = [&](const Node& n, bool part) {
+    for (size_t i = part ? ahead.first : 0; i < n.num_outputs(); ++i)
+      if (n.next_edge(i).function) ++by_it[n.next_edge(i).function.get()];
+  };
+  go_through(node, true);
+  std::vector<size_t> passed;
+  const bool hooked = !node.post_hooks().empty();  // which may add others
+  while (!todo.empty()) {
+    const auto [at, edges] = *todo.begin();
+    todo.erase(todo.begin());
+    Node* const n = at.second;
+    const Task* runs = nullptr;
+    if (task)
+      if (const auto of = task->exec_info_.find(n); of != task->exec_info_.end()) runs = &of->second;
+    const bool part = ahead.is_part(*n);
+    bool alone = false, through = false;
+    if (task) {
+      std::lock_guard lock(task->mutex_);
+      const auto still = task->dependencies_.find(n);
+      alone = still != task->dependencies_.end() && still->second == by_it[n];
+      through = alone && !hooked && !is_observed(*n, runs);
+      const auto come = task->not_ready_.find(n);
+      if (alone && !is_nothing(*task, n)) {
+        alone = false;
+        through = through && part && ahead.take(*n, come->second.buffer);
+      }
+    }
+    if (through) {
+      if (part || n->num_outputs() == 1) go_through(*n, part);
+      if (!part && n->num_outputs() == 1)  // to what it is a view of
+        if (Node* next = n->next_edge(0).function.get(); next && next->sequence_nr() > ahead.oldest) todo[{next->sequence_nr(), next}];
+      continue;
+    }
+    if (alone && !ahead.is_reached(*n) && (edges.size() == static_cast<size_t>(by_it[n]) || can_keep_from_running(*task))) {
+      if (const auto off = take_off(*task, n, by_it[n]); !off.empty()) {
+        if (!keep_from_running(*task, off))
+          for (size_t i : edges) passed.push_back(ahead.first + i);
+        continue;
+      }
+    }
+    for (size_t i : edges) give[i] = 1;
+  }
+  cut(node, passed);
+  return give;
 }
 
 }  // namespace vitrify

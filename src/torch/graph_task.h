@@ -2,6 +2,9 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 
+#include <functional>
+#include <vector>
+
 namespace vitrify {
 
 bool is_of_grad();  // it is grad()'s, or one with inputs=: not all nodes run
@@ -9,11 +12,24 @@ bool comes_to(const torch::autograd::Edge&);
 // From another node, or from several roots: a single one is where it begins.
 bool comes_to_node(const torch::autograd::Node*);
 // Eager never comes to what no gradient leads to: nor does this backward from `node`, which gives `grads`, where someone would notice. Where edges
-// are taken off for that they are back when it is done.
-void skip_unreached(torch::autograd::Node& node, const torch::autograd::variable_list& grads);
-// Whether the strides of the gradients that `node` gives can be seen: a .grad has those of its tensor.
-bool strides_show(const torch::autograd::Node& node);
+// are taken off for that they are back when it is done. Of its first edges.
+void skip_unreached(torch::autograd::Node& node, const torch::autograd::variable_list& grads, size_t edges);
+// Whether the strides of the gradients that `node` gives along its first edges can be seen: a .grad has those of its tensor.
+bool strides_show(const torch::autograd::Node& node, size_t edges);
 // A leaf without a gradient takes it in its own strides, but for those of dims of one element.
 bool strides_of_ones_show(const torch::autograd::Node& node);
+
+// Of a node that runs and the nodes of results behind it, to which it has edges: each follows those to which it leads.
+struct Ahead {
+  size_t first;                                                 // of its edges, and of theirs
+  uint64_t oldest;                                              // sequence number of the oldest that was made with them
+  std::function<bool(const torch::autograd::Node&)> is_part;    // has such edges
+  std::function<bool(const torch::autograd::Node&)> is_reached; // gradients lead there
+  // From elsewhere these have come to it, which may be taken out of them. False: they stay.
+  std::function<bool(torch::autograd::Node&, std::vector<at::Tensor>&)> take;
+};
+// By edge from Ahead::first on: whether a gradient has to be given along it. Where nobody notices, the node goes on in the place of the one behind, which
+// is then given nothing.
+std::vector<char> to_be_given(torch::autograd::Node& node, const Ahead&);
 
 }  // namespace vitrify

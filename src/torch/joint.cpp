@@ -277,6 +277,43 @@ struct Tracer::Impl::InputNode final : Node {
   std::string name() const override { return "VitrifyInput"; }
 };
 
+// For a backward, edges to places where it stops lead out of the program.
+class Tracer::Impl::Stops {
+ public:
+  Stops(const Level& level, std::vector<Edge> todo, const std::vector<TangentLayout>& how) {
+    for (size_t k = 0; k < how.size(); ++k)
+      if (how[k].stops) places_.push_back(k);
+    if (places_.empty()) return;
+    for (size_t k : places_) {
+      auto out = compat::make_node<InputNode>();
+      out->add_input_metadata(level.tangent(k));
+      ends.emplace_back(std::move(out), 0);
+    }
+    std::unordered_set<Node*> seen;
+    while (!todo.empty()) {
+      const compat::NodePtr n = todo.back().function;
+      todo.pop_back();
+      if (!n || !seen.insert(n.get()).second) continue;
+      for (size_t i = 0; i < n->next_edges().size(); ++i) {
+        const auto at = std::ranges::find_if(places_, [&](size_t k) { return level.at(k) == n->next_edge(i); });
+        if (at == places_.end())
+          todo.push_back(n->next_edge(i));
+        else
+          cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], ends[static_cast<size_t>(at - places_.begin())]));
+      }
+    }
+  }
+  ~Stops() {
+    for (auto& [node, i, edge] : cut_) node->next_edges()[i] = std::move(edge);
+  }
+  Stops(const Stops&) = delete;
+  std::vector<Edge> ends;  // by place that stops
+
+ private:
+  std::vector<size_t> places_;
+  std::vector<std::tuple<compat::NodePtr, size_t, Edge>> cut_;
+};
+
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
     c10::InferenceMode as_made(s.real.is_inference());  // outside of it such tensors may not begin to
@@ -328,7 +365,7 @@ void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs,
     capture::Chain chain = capture::views_between(input, fake_of(outputs[i]));
     if (chain.empty()) continue;
     chain.insert(chain.begin(), input.function);
-    r.first = !capture::comes_first(chain, last);
+    if (!capture::comes_first(chain, last)) r.turn = 0;
   }
 }
 
@@ -444,9 +481,10 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
-  find_checkpoints(j, level);
   take_gradients(j, std::move(grads), values);
   find_past_raising(j, level);
+  find_parts(j, level, outputs);
+  find_checkpoints(j, level);
   j.tape = tape_of(j, level);
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
@@ -485,10 +523,10 @@ Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& t
 }
 
 std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::vector<TangentLayout>& how) {
-  std::vector<Value> r(j.roots.size());
+  std::vector<Value> r(j.places());
   for (size_t k = 0; k < r.size(); ++k) {
     if (!how[k].defined) continue;
-    r[k] = j.roots[k].tangent;
+    r[k] = j.tangent(k);
     if (how[k].strides.empty()) continue;
     ir::TensorType type = r[k].type();
     const std::vector<int64_t>& strides = how[k].strides;
@@ -556,7 +594,7 @@ bool overlaps_itself(const ir::TensorType& type) {
 void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
   for (Grad& g : grads) {
     g.how.index += j.num_forward;
-    j.gradients.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type)});
+    j.gradients.push_back({.given = j.place_of(g.of), .how = std::move(g.how), .type = std::move(g.type)});
   }
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
@@ -566,11 +604,12 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined() && !raises(level.from[k].function.get())) {
-      from.push_back(level.from[k]);
+    if (tangents[k].defined() && !raises(level.at(k).function.get())) {
+      from.push_back(level.at(k));
       defined.push_back(tangents[k]);
     }
-  if (level.to.empty() || from.empty()) return std::vector<at::Tensor>(level.to.size());
+  const auto stops = static_cast<size_t>(std::ranges::count_if(how, &TangentLayout::stops));
+  if (level.to.size() + stops == 0 || from.empty()) return std::vector<at::Tensor>(level.to.size() + stops);
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
@@ -590,11 +629,13 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
     Round round(*this, from);
+    const Stops stops(level, from, how);
+    std::vector<Edge> to = level.to;
+    to.insert(to.end(), stops.ends.begin(), stops.ends.end());
     running = {};
-    Nodes nodes(from, level.to, *this);
+    Nodes nodes(from, to, *this);
     in_batch = batched;
-    grads =
-        torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, level.to);
+    grads = torch::autograd::Engine::get_default_engine().execute(from, defined, /*keep_graph=*/true, create_graph, /*accumulate_grad=*/false, to);
   };
   if (options.without_gil)
     options.without_gil(run);
@@ -616,6 +657,9 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
   if (writes() != before) fail("a backward writes into the gradient that it is given");
   std::vector<Grad> r;
+  std::vector<int32_t> stops;
+  for (size_t k = 0; k < how.size(); ++k)
+    if (how[k].stops) stops.push_back(static_cast<int32_t>(k));
   auto owners = output_roots;  // gradients and results each have memory of their own
   for (size_t k = 0; k < grads.size(); ++k) {
     if (!grads[k].defined()) continue;
@@ -633,7 +677,9 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     } else {
       values.push_back(own_storage(read(v), v.storage.get(), owners));
     }
-    r.push_back({level.of[k], std::move(how), v.type, batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1});
+    const bool stopped = k >= level.of.size();
+    r.push_back({stopped ? Value() : level.of[k], std::move(how), v.type, batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1,
+                 stopped ? stops[k - level.of.size()] : -1});
   }
   return r;
 }
@@ -675,13 +721,13 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
       given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
-      std::vector<int64_t> sizes = values_of(j.roots[k].tangent.type().sizes);
+      std::vector<int64_t> sizes = values_of(j.tangent(k).type().sizes);
       if (how[k].batch) sizes.insert(sizes.begin() + how[k].batch_dim, how[k].batch);
       if (!how[k].expanded.empty()) given.back() = given.back().expand(sizes);
       if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
     }
     for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
-      r.push_back({j.place_of(g.of), std::move(g.how), std::move(g.type), g.batch_dim});
+      r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
   });
   return r;
 }
@@ -722,6 +768,11 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (const Gradient& g : below.gradients) {
       const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();
       results.push_back(grads[static_cast<size_t>(at)]);
+    }
+    if (!below.parts.empty()) {
+      results.resize(below.gradients.size() + below.past_raising.size() + below.places());
+      for (size_t k = 0, i = base.to.size(); k < how.size(); ++k)
+        if (how[k].stops) results[results.size() - below.places() + k] = grads[i++];
     }
     std::vector<std::pair<uint32_t, at::Tensor>> roots;
     for (const at::Tensor& t : results) {

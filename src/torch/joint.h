@@ -15,6 +15,7 @@ struct Tape;
 
 struct Gradient {
   uint32_t given;       // of this one of JointProgram::given
+  int32_t place = -1;   // or what stops at this place (JointProgram::places)
   ResultSpec how;       // made from values that come with it
   ir::TensorType type;  // as users get it; of a batched one with the dim of the batch
   int32_t batch_dim = -1;
@@ -30,6 +31,7 @@ struct TangentLayout {
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
+  bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -54,14 +56,35 @@ struct JointProgram {
     bool added = false;            // all that is done with the tangent is adding it to another gradient (torch/absent.h)
     bool checkpointed = false;     // reentrant checkpoints are behind it: grad() goes past them, and
     std::vector<uint32_t> barred;  // to these of `given` it must not come
+    std::vector<uint32_t> barred_places;
+    std::vector<uint32_t> behind;  // places that its gradient comes to
+  };
+  // Where else gradients can be seen on their way through the program.
+  struct Inner {
+    ir::Value tangent;
+    uint32_t of = 0;    // goes in beside this root, to a node that gives several results of which nobody was given this one; or
+    int32_t view = -1;  // is this result, a view: it goes in there through what it is a view of
+  };
+  // What autograd sees as one node: the roots of one of eager's that other roots lead to; the last: all roots to which none leads.
+  struct Part {
+    std::vector<uint32_t> places;  // its inputs
+    std::vector<uint32_t> edges;   // where its gradients go: of `gradients`, then `past_raising`
+    std::vector<uint32_t> stops;   // and places, behind any of its roots
   };
   std::vector<Root> roots;                  // empty: nothing needs gradients, `program` is all there is
+  std::vector<Inner> inner;                 // places are counted through roots and these
+  std::vector<Part> parts;                  // each behind those that lead to it; empty: one has all roots, and nothing to be seen behind them
   std::vector<Gradient> gradients;          // only where eager has one
   std::vector<uint32_t> past_raising;       // of `given`: their gradients come by way of steps that raise only
   std::string no_grad;                      // what grad() raises where it is barred
   std::exception_ptr failed;                // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;  // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
+  size_t places() const { return roots.size() + inner.size(); }
+  ir::Value tangent(size_t place) const { return place < roots.size() ? roots[place].tangent : inner[place - roots.size()].tangent; }
+  const Root& root_at(size_t place) const { return roots[place < roots.size() ? place : inner[place - roots.size()].of]; }
+  // Of an autograd node's edges: those of `gradients`, of `past_raising`, and then to places.
+  uint32_t edge_to(size_t place) const { return static_cast<uint32_t>(gradients.size() + past_raising.size() + place); }
   uint32_t place_of(ir::Value v) const {  // among `given`
     const auto at = std::find(given.begin(), given.end(), v);
     VT_CHECK(at != given.end(), "a gradient of something that was not given");

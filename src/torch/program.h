@@ -33,7 +33,9 @@ struct ResultSpec {
   };
   std::vector<ViewOp> path;
   uint32_t order = 0;        // of a view that gradients follow: made in this order, so that they come back in their turn
-  bool first = false;        // of a view of an input: made before autograd hears of the program, so that its gradient is added after the program's
+  // Of a view: made once autograd knows so many parts of the program (JointProgram::parts). 0, of an input's: before it hears of the program, so that
+  // its gradient is added after the program's. None: at the end.
+  std::optional<uint32_t> turn;
   std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
 };
 

@@ -541,8 +541,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   BackwardProgram b;
   for (Gradient& made : gradients) {
     const auto at = std::find_if(j.gradients.begin(), j.gradients.end(), [&](const Gradient& k) { return k.given == made.given; });
-    VT_CHECK(at != j.gradients.end(), "a gradient that the full derivative does not have");
-    b.gradients.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
+    VT_CHECK(made.place >= 0 || at != j.gradients.end(), "a gradient that the full derivative does not have");
+    b.gradients.push_back(made.place >= 0 ? j.edge_to(static_cast<size_t>(made.place)) : static_cast<uint32_t>(at - j.gradients.begin()));
     b.results.push_back(std::move(made.how));
     b.types.push_back(std::move(made.type));
     b.batch_dims.push_back(made.batch_dim);

@@ -21,7 +21,7 @@ struct Saved {
 struct BackwardProgram {
   std::shared_ptr<ir::Graph> graph;   // inputs: what is kept, then the tangents that are defined
   std::vector<ResultSpec> results;    // from the outputs of `graph`
-  std::vector<uint32_t> gradients;    // per result: which of JointProgram::gradients
+  std::vector<uint32_t> gradients;    // per result: which of JointProgram::gradients, or the edge to where it stops
   std::vector<ir::TensorType> types;  // of the gradients, as users get them
   std::vector<int32_t> batch_dims;    // of those that are batched; -1: is not
   std::vector<uint32_t> saved;        // which of Split::saved its inputs are; from its size on, which of JointProgram::given

@@ -15,15 +15,27 @@ using ir::Value;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked) const {
+Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops) const {
+  std::vector<std::pair<int32_t, uint32_t>> ends;
+  for (size_t k = 0; k < stops.size(); ++k)
+    if (stops[k]) ends.push_back(places[k]);
+  const auto goes_on = [&](const Step& s, size_t e) {
+    return ends.empty() || std::ranges::find(ends, std::pair(static_cast<int32_t>(s.next[e]), s.next_input[e])) == ends.end();
+  };
   std::vector<char> leads(steps.size(), !asked);
-  for (size_t i = steps.size(); asked && i-- > 0;)
-    leads[i] = std::ranges::any_of(steps[i].gradients, *asked) || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return leads[n]; });
+  for (size_t i = steps.size(); asked && i-- > 0;) {
+    leads[i] = std::ranges::any_of(steps[i].gradients, *asked);
+    for (size_t e = 0; e < steps[i].next.size() && !leads[i]; ++e) leads[i] = leads[steps[i].next[e]] || !goes_on(steps[i], e);
+  }
   Path path(steps.size());
-  for (size_t k = 0; k < roots.size(); ++k)
-    if (roots[k] >= 0 && has_gradient(k)) path[static_cast<size_t>(roots[k])] = leads[static_cast<size_t>(roots[k])];
+  const auto begin = [&](size_t k, int32_t step) {
+    if (step >= 0 && has_gradient(k)) path[static_cast<size_t>(step)] = leads[static_cast<size_t>(step)];
+  };
+  for (size_t k = 0; k < roots.size(); ++k) begin(k, roots[k]);
+  for (size_t k = roots.size(); k < places.size(); ++k) begin(k, places[k].first);
   for (size_t i = 0; i < steps.size(); ++i)
-    for (uint32_t n : steps[i].next) path[n] = path[n] || (path[i] && leads[n]);
+    for (size_t e = 0; e < steps[i].next.size(); ++e)
+      if (const uint32_t n = steps[i].next[e]; path[i] && leads[n] && !path[n]) path[n] = goes_on(steps[i], e);
   return path;
 }
 
@@ -106,9 +118,16 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     const auto at = known.find(root.function.get());
     tape->roots.push_back(at == known.end() ? -1 : static_cast<int32_t>(at->second));
   }
+  for (size_t k = 0; k < j.places() && !j.parts.empty(); ++k) {
+    const auto at = known.find(level.at(k).function.get());
+    tape->places.emplace_back(at == known.end() ? -1 : static_cast<int32_t>(at->second), level.at(k).input_nr);
+  }
   for (Tape::Step& s : tape->steps) {
     for (const Edge& e : s.node->next_edges()) {
-      if (const auto at = known.find(e.function.get()); at != known.end()) s.next.push_back(at->second);
+      if (const auto at = known.find(e.function.get()); at != known.end()) {
+        s.next.push_back(at->second);
+        s.next_input.push_back(e.input_nr);
+      }
       if (const auto at = leaves.find(e.function.get()); at != leaves.end())
         for (auto [input, gradient] : at->second)
           if (input == e.input_nr && gradient >= 0) s.gradients.push_back(static_cast<uint32_t>(gradient));

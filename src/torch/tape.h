@@ -15,7 +15,8 @@ inline bool on(const Path& path, size_t step) { return path.empty() || path[step
 struct Tape {
   struct Step {
     const torch::autograd::Node* node;  // of the trace, which holds it
-    std::vector<uint32_t> next;         // steps that its gradients go to
+    std::vector<uint32_t> next;         // steps that its gradients go to, and
+    std::vector<uint32_t> next_input;   // which input of each
     std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
     bool saves = false;                 // tensors, without which it cannot run again
     bool holds = false;                 // tensors that nothing frees
@@ -30,10 +31,12 @@ struct Tape {
   };
   std::vector<Step> steps;                    // each before those that its gradients go to
   std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
+  std::vector<std::pair<int32_t, uint32_t>> places;  // by place, where gradients may stop: the step, and which input of it
   std::vector<std::vector<uint32_t>> behind;  // by root, where there are several: those of JointProgram::given that it follows from
 
-  // As the engine goes: from roots that have a gradient, by nodes that lead to a gradient that is asked for. A whole backward asks for all.
-  Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked) const;
+  // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole backward
+  // asks for all.
+  Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops = {}) const;
   bool reads(const Path&, bool is_output, uint32_t index) const;
   bool finds(const Path&, bool is_output, uint32_t index) const;  // and reads it nowhere else
 };

@@ -203,6 +203,10 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<torch::autograd::Edge> to;           // where gradients leave
     std::vector<ir::Value> of;                       // whose they are
     std::vector<std::vector<capture::Chain>> views;  // per root: those of JointProgram::Root::views
+    std::vector<torch::autograd::Edge> inner;        // by JointProgram::inner
+    std::vector<at::Tensor> inner_tangents;
+    const torch::autograd::Edge& at(size_t place) const { return place < from.size() ? from[place] : inner[place - from.size()]; }
+    const at::Tensor& tangent(size_t place) const { return place < from.size() ? tangents[place] : inner_tangents[place - from.size()]; }
   };
   std::vector<Level> levels;
   struct OutputView {
@@ -249,7 +253,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   }
   bool note_raising(std::string says);
   void find_past_raising(JointProgram&, const Level&) const;
+  void find_parts(JointProgram&, Level&, const std::vector<at::Tensor>& outputs);  // parts.cpp
   class Round;
+  class Stops;
   class Nodes;
   std::vector<std::pair<const torch::autograd::Node*, uint32_t>>
       ends;  // of the last backward: its nodes as they ran, and the id after what each recorded
@@ -262,6 +268,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
   ir::Value add_tangent(const std::string& name, const ir::TensorType&);
   std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);
+  // For Level::to, then what stops.
   std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph,
                                        const std::vector<TangentLayout>& how = {});
   struct Grad {
@@ -269,6 +276,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     ResultSpec how;
     ir::TensorType type;
     int32_t batch_dim = -1;
+    int32_t place = -1;  // it stops there
   };
   // Gradients for the tangents that are defined; the values they are made of go to `values`.
   std::vector<Grad> differentiate(const Level&, const std::vector<at::Tensor>& tangents, std::vector<ir::Value>& values,

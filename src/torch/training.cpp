@@ -30,6 +30,7 @@
 #include "torch/kept.h"
 #include "torch/learned.h"
 #include "torch/mode.h"
+#include "torch/region_node.h"
 #include "torch/slice.h"
 #include "torch/split.h"
 #include "torch/sym_node.h"
@@ -53,56 +54,8 @@ constexpr int kMaxRenewals = 4;      // derivatives taken again, with more learn
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 constexpr size_t kMaxLayouts = 8;    // of tangents in strides of their own
 
-class Training;
-
 // What a derivative needs of what was saved; the last one to ask leaves nothing.
 using Unpack = std::function<std::vector<at::Tensor>(const BackwardProgram&, bool last)>;
-
-// What autograd sees of a compiled call.
-class RegionNode final : public Node {
- public:
-  RegionNode(std::shared_ptr<const Training> region, std::shared_ptr<Call> call) : region_(std::move(region)), call_(std::move(call)) {}
-  variable_list apply(variable_list&& tangents) override;
-  void release_variables() override;
-  std::string name() const override { return "VitrifyBackward"; }
-
-  // Eager has saved it: it may not change, whether it is kept here or not.
-  void watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
-    if (t.defined() && counts_versions(t)) watched_.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
-  }
-  // A step of eager's backward that raises. Without a tensor: always the same.
-  struct Raised {
-    size_t step;
-    std::optional<c10::VariableVersion> version;
-    int64_t expected = 0;
-  };
-  void raise_at(Raised r) { raised_.push_back(std::move(r)); }
-  // The views of root `root`, each after those that gradients come through later.
-  void add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
-    if (const Node* n = t.grad_fn().get()) views_.push_back({root, view, n, n->sequence_nr()});
-  }
-  // Through which of them the backward under way comes.
-  void find_views(Layouts& how) const;
-
- private:
-  struct View {
-    uint32_t root, view;
-    const Node* node;  // it may be gone, and
-    uint64_t number;   // another in its place
-  };
-  struct Watched {
-    c10::VariableVersion version;
-    int64_t expected;
-    bool is_output;
-    uint32_t index;
-  };
-  std::shared_ptr<const Training> region_;
-  std::shared_ptr<Call> call_;
-  std::vector<Watched> watched_;
-  std::vector<Raised> raised_;
-  std::vector<View> views_;
-  bool freed_ = false;  // as the backward that ran last asked for
-};
 
 // Where a call that computes gradients of another's results comes from.
 struct Origin {
@@ -110,6 +63,8 @@ struct Origin {
   torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
   std::shared_ptr<Call> call;
 };
+
+}  // namespace
 
 class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
  public:
@@ -130,7 +85,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
-    const Layouts all(joint_.roots.size());
+    const Layouts all = all_results();
+    for (uint32_t p = 0; p < joint_.parts.size(); ++p) {
+      const std::vector<uint32_t>& places = joint_.parts[p].places;
+      for (uint32_t i = 0; i < places.size(); ++i) input_of_[places[i]] = {p, i};
+    }
     backwards_[all] = std::make_shared<Backward>(std::move(s.backward), all);
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (joint_.program.graph->ctx().dynamic()) backward_for(all);
@@ -164,7 +123,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t k = 0; k < before.size(); ++k)
       if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
         before[k] = torch::autograd::impl::gradient_edge(*given[joint_.roots[k].written]);
-    std::vector<RegionNode::Raised> raised;
+    std::vector<RegionCall::Raised> raised;
     for (size_t s : raising_) {
       const Tape::Step& step = joint_.tape->steps[s];
       raised.push_back({s});
@@ -175,45 +134,61 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<at::Tensor> values;
     forward_->run(args, values);
     out.clear();
-    results_.make(values, given, out, /*first=*/true);
+    results_.make(values, given, out, 0);
 
     const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
-    auto call = std::make_shared<Call>(joint_.tape, derivative_, origin ? origin->call : nullptr);
-    auto node = compat::make_node<RegionNode>(shared_from_this(), call);
-    node->set_next_edges(std::move(edges));
-    for (size_t k = 0; k < joint_.roots.size(); ++k) {
-      const JointProgram::Root& r = joint_.roots[k];
-      if (r.written < 0)
+    auto call = std::make_shared<RegionCall>(joint_, derivative_, origin ? origin->call : nullptr);
+    std::vector<compat::NodePtr> nodes;
+    const auto set_history = [&](size_t k, const compat::NodePtr& node) {
+      if (k >= joint_.roots.size()) {
+        add_inner(*node, joint_.tangent(k).type());
+      } else if (const JointProgram::Root& r = joint_.roots[k]; r.written < 0) {
         torch::autograd::set_history(values[r.output], node);
-      else
+      } else {
         rebase(*given[r.written], Edge(node, node->add_input_metadata(*given[r.written])), before[k]);
+      }
+    };
+    if (joint_.parts.empty()) {
+      nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, 0));
+      nodes[0]->set_next_edges(std::move(edges));
+      for (size_t k = 0; k < joint_.roots.size(); ++k) set_history(k, nodes[0]);
     }
-    keep(*call, given, values, hooked ? node : nullptr, origin);
-    for (RegionNode::Raised& r : raised) node->raise_at(std::move(r));
+    for (size_t p = 0; p < joint_.parts.size(); ++p) {
+      nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, p));
+      torch::autograd::edge_list own(joint_.edge_to(joint_.places()));
+      for (uint32_t e : joint_.parts[p].edges) own[e] = edges[e];
+      for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out);
+      nodes[p]->set_next_edges(std::move(own));
+      for (uint32_t k : joint_.parts[p].places) set_history(k, nodes[p]);
+      results_.make(values, given, out, static_cast<uint32_t>(p) + 1);
+    }
+    call->oldest = nodes[0]->sequence_nr();
+    keep(*call, given, values, hooked, origin);
+    call->raised = std::move(raised);
     for (uint32_t i : read_given_)  // hooks keep what it was
-      if (!hooked) node->watch(*given[i], origin ? origin->given[i].version : Kept(*given[i]).version, false, i);
+      if (!hooked) call->watch(*given[i], origin ? origin->given[i].version : Kept(*given[i]).version, false, i);
     for (uint32_t o : read_outputs_)
       if (!hooked)
-        node->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
+        call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                     written_[o] < 0 ? Kept(values[o]).version : Kept(*given[static_cast<size_t>(written_[o])]).version, true, o);
     results_.make(values, given, out);
     for (uint32_t k = 0; k < joint_.roots.size(); ++k)
       if (const auto& views = joint_.roots[k].views; views.size() > 1)
-        for (uint32_t v = 0; v < views.size(); ++v) node->add_view(k, v, out[views[v]]);
+        for (uint32_t v = 0; v < views.size(); ++v) call->add_view(k, v, out[views[v]]);
   }
 
   // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
   variable_list backward(const Unpack& unpack, variable_list tangents, const RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
     if (!is_of_grad())
-      for (size_t k = 0; k < tangents.size(); ++k)
+      for (size_t k = 0; k < joint_.roots.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
     const bool batched = !all_plain(tangents);
     if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
     if (batched && !static_) return one_by_one(unpack, tangents, node);
     std::optional<capture::InBatch> no_batch;
     if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
-    Layouts how = batched ? batches_of(tangents) : layouts_of(tangents, node);
+    Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
     pass_checkpoints(how, node);
     std::shared_ptr<const Backward> b;
     variable_list grads;
@@ -225,7 +200,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         no_batch.reset();
         return one_by_one(unpack, tangents, node, e.what());
       }
-      const bool last = b->proven || (b->certain && !strides_show(node));  // it will not be run again
+      const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
       std::vector<at::Tensor> saved = unpack(b->program, last);
       const bool fit = take_as_it_is_now(saved, *b->program.graph, b->program.saved.size());
       for (size_t k = 0; k < tangents.size(); ++k)
@@ -241,7 +216,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         } else {
           b->plan->run(saved, grads);
         }
-        if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node) || refused++ == kMaxRenewals) break;
+        if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node, node.edges_shown()) || refused++ == kMaxRenewals) break;
         forget(b);
       } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
         if (last || refused++ == kMaxRenewals) throw;
@@ -250,7 +225,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     }
     b->proven = true;
     if (b->plan->learned()) forget(b, true);  // a layout was not as recorded: the next derivative knows better
-    variable_list all(joint_.gradients.size());
+    variable_list all(num_edges());
     for (size_t k = 0; k < grads.size(); ++k) {
       if (batched && grads[k].defined() && b->program.batch_dims[k] >= 0)
         grads[k] = at::addBatchDim(std::move(grads[k]), 1, b->program.batch_dims[k]);
@@ -284,10 +259,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // The same through ATen, for tangents that kernels cannot read.
-  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const Node& node) const {
+  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
     ++counters().fallbacks;
-    Layouts how(tangents.size());
-    for (size_t k = 0; k < how.size(); ++k) how[k].defined = tangents[k].defined();
+    Layouts how = defined_of(tangents, node);
     pass_checkpoints(how, node);
     const std::shared_ptr<const Backward> b = [&] {
       std::lock_guard lock(mutex_);
@@ -297,7 +271,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (const at::Tensor& t : tangents)
       if (t.defined()) inputs.push_back(t);
     ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
-    variable_list all(joint_.gradients.size());
+    variable_list all(num_edges());
     for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
     return all;
   }
@@ -305,12 +279,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
   }
 
-  Layouts batches_of(const variable_list& tangents) const {
-    Layouts how(tangents.size());
-    for (size_t k = 0; k < tangents.size(); ++k) {
-      how[k].defined = tangents[k].defined();
+  Layouts batches_of(const variable_list& tangents, const RegionNode& node) const {
+    Layouts how = defined_of(tangents, node);
+    for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
-    }
     return how;
   }
 
@@ -325,7 +297,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const auto [next, why] = next_level(how);
       if (!next) {
         for (size_t k = 0; k < how.size(); ++k)
-          TORCH_CHECK(!how[k].defined || !joint_.roots[k].checkpointed,
+          TORCH_CHECK(!how[k].defined || !joint_.root_at(k).checkpointed,
                       "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
         warn_once("gradients of the gradients", why);
         return by_formulas(*call, tangents, node);
@@ -351,11 +323,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // Which steps of eager's backward the one under way stands for.
-  Path path_of(const variable_list& tangents, const Node& node) const {
+  Path path_of(const variable_list& tangents, const RegionNode& node) const {
     const bool some = is_of_grad();
-    if (!some && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
+    if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
-    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr);
+    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr, node.stops());
   }
   const Tape& tape() const { return *joint_.tape; }
 
@@ -376,7 +348,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     }
   }
 
-  const std::vector<JointProgram::Root>& roots() const { return joint_.roots; }
   const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
     return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
   }
@@ -405,7 +376,33 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     mutable std::atomic<bool> proven{false};  // has run to the end once
   };
 
-  const ir::TensorType& type_of_tangent(size_t k) const { return joint_.roots[k].tangent.type(); }
+  const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
+  size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
+  Layouts all_results() const {
+    Layouts how(joint_.places());
+    for (size_t k = joint_.roots.size(); k < how.size(); ++k) how[k].defined = false;
+    return how;
+  }
+  static Layouts defined_of(const variable_list& tangents, const RegionNode& node) {
+    Layouts how(tangents.size());
+    for (size_t k = 0; k < how.size(); ++k) {
+      how[k].defined = tangents[k].defined();
+      how[k].stops = !node.stops().empty() && node.stops()[k];
+    }
+    return how;
+  }
+
+  Edge edge_to_place(size_t place, const std::vector<compat::NodePtr>& nodes, const std::vector<at::Tensor>& values,
+                     const std::vector<const at::Tensor*>& given, const std::vector<at::Tensor>& results) const {
+    if (place >= joint_.roots.size()) {
+      const int32_t view = joint_.inner[place - joint_.roots.size()].view;
+      if (view >= 0) return torch::autograd::impl::gradient_edge(results[static_cast<size_t>(view)]);
+      const auto [part, input] = input_of_.at(place);
+      return Edge(nodes[part], input);
+    }
+    const JointProgram::Root& r = joint_.roots[place];
+    return torch::autograd::impl::gradient_edge(r.written < 0 ? values[r.output] : *given[static_cast<size_t>(r.written)]);
+  }
 
   void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
     std::lock_guard lock(mutex_);
@@ -452,8 +449,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!changes[i] && (chooses || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
   }
 
-  // `hooks`: the node, where hooks may want to move what is kept.
-  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, const compat::NodePtr& hooks,
+  // `hooks`: they may want to move what is kept.
+  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
             const Origin* origin) const {
     auto of_given = [&](size_t i) { return origin ? origin->given[i] : Kept(*given[i]); };
     call.given.resize(given.size());
@@ -471,7 +468,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       }
       at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : values[s.index];
       if (hooks)
-        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, value.grad_fn() == hooks);
+        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
       else if (s.kind == Saved::Kind::Given)
         call.kept[k] = of_given(s.index);
       else if (s.kind == Saved::Kind::Result)
@@ -576,28 +573,31 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const {
-    Layouts how(tangents.size());
+    Layouts how = defined_of(tangents, node);
     bool other = false;
-    for (size_t k = 0; k < tangents.size(); ++k) {
-      how[k].defined = tangents[k].defined();
-      other = other || (how[k].defined && (joint_.roots[k].views.size() > 1 || !is_recorded(tangents[k], type_of_tangent(k), true)));
-    }
-    if (!other || !(strides_show(node) || strides_of_ones_show(node))) return how;
+    for (size_t k = 0; k < tangents.size(); ++k)
+      other = other || (how[k].defined && ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) ||
+                                           !is_recorded(tangents[k], type_of_tangent(k), true)));
+    if (!other || !(strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
-    node.find_views(how);
+    node.call().find_views(how);
+    for (size_t k = 0; k < joint_.roots.size(); ++k)
+      if (how[k].view + 1 == static_cast<int32_t>(joint_.roots[k].views.size())) how[k].view = -1;
     return how;
   }
 
   // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
-  void pass_checkpoints(Layouts& how, const Node& node) const {
+  void pass_checkpoints(Layouts& how, const RegionNode& node) const {
     if (joint_.no_grad.empty() || !is_of_grad()) return;
     std::unordered_set<uint32_t> asked;
     for (size_t i = 0; i < joint_.gradients.size(); ++i)
       if (comes_to(node.next_edge(i))) asked.insert(joint_.gradients[i].given);
     for (size_t k = 0; k < how.size(); ++k) {
-      if (!how[k].defined || !joint_.roots[k].checkpointed) continue;
-      if (std::ranges::any_of(joint_.roots[k].barred, [&](uint32_t i) { return asked.contains(i); })) throw std::runtime_error(joint_.no_grad);
+      if (!how[k].defined || !joint_.root_at(k).checkpointed) continue;
+      if (std::ranges::any_of(joint_.root_at(k).barred, [&](uint32_t i) { return asked.contains(i); }) ||
+          std::ranges::any_of(joint_.root_at(k).barred_places, [&](uint32_t p) { return how[p].stops; }))
+        throw std::runtime_error(joint_.no_grad);
       how[k].past_checkpoints = true;
     }
   }
@@ -661,12 +661,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // Where all is as in the derivative through all results but for what some of them add to it.
   std::shared_ptr<Backward> made_of_all(const Layouts& how) const {
-    const auto all = backwards_.find(Layouts(how.size()));
+    const auto all = backwards_.find(all_results());
     if (all == backwards_.end() || learned_) return nullptr;
     std::vector<size_t> absent;
     for (size_t k = 0; k < how.size(); ++k) {
-      if (!how[k].defined) absent.push_back(k);
-      if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.roots[k].checkpointed) return nullptr;
+      if (!how[k].defined && k < joint_.roots.size()) absent.push_back(k);
+      if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.root_at(k).checkpointed || (how[k].defined && k >= joint_.roots.size()))
+        return nullptr;
     }
     auto b = backward_without(joint_, all->second->program, absent);
     return b ? std::make_shared<Backward>(std::move(*b), how) : nullptr;
@@ -680,7 +681,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   Next next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
     for (TangentLayout& l : how)  // the gradient of each of its elements is another
-      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};
+      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Value> kept;
     for (const Saved& s : saved_)
@@ -718,6 +719,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
+  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
   std::vector<uint32_t> read_given_, read_outputs_;  // that steps of eager's backward have saved and users can change
   std::vector<int32_t> written_;                     // by output of the forward: which of `given` it is written to, or -1
   std::vector<size_t> raising_;                      // steps of eager's backward that raise
@@ -736,23 +738,24 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool static_ = true;  // no size in the derivative differs from call to call
 };
 
-void RegionNode::find_views(Layouts& how) const {
-  for (const View& v : views_)
-    if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
-  for (size_t k = 0; k < how.size(); ++k)
-    if (how[k].view + 1 == static_cast<int32_t>(region_->roots()[k].views.size())) how[k].view = -1;
-}
-
-variable_list RegionNode::apply(variable_list&& tangents) {
+variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
+  variable_list tangents = by_place(std::move(given));
+  if (part_ + 1 < call_->joint.parts.size() && std::ranges::none_of(tangents, &at::Tensor::defined)) {
+    freed_ = !torch::autograd::get_current_graph_task_keep_graph();
+    variable_list none(num_outputs());
+    skip_unreached(*this, none, edges_out());
+    return none;
+  }
+  find_stops(tangents);
   const Path path = region_->path_of(tangents, *this);
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
-  for (const Watched& w : watched_)
+  for (const RegionCall::Watched& w : call_->watched)
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index),
                      w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
-  for (const Raised& r : raised_) {
+  for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
     if (r.version)
@@ -781,16 +784,15 @@ variable_list RegionNode::apply(variable_list&& tangents) {
   }
   free();
   grads.resize(num_outputs());  // those past what raises have none
-  skip_unreached(*this, grads);
+  describe_inner(grads);
+  skip_unreached(*this, grads, edges_out());
   return grads;
 }
 
 void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!freed_) call_->free_all();
+  if (!freed_ && call_->joint.parts.empty()) call_->free_all();  // of several, others may go on
 }
-
-}  // namespace
 
 std::shared_ptr<CompiledGraph> compile_training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options) {
   return std::make_shared<Training>(std::move(j), std::move(trace), options);

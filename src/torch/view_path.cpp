@@ -94,12 +94,12 @@ at::Tensor ResultMaker::view(size_t result, at::Tensor t, std::vector<std::vecto
 }
 
 void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
-                       bool first) const {
+                       std::optional<uint32_t> turn) const {
   results.resize(specs_.size());
   std::vector<std::vector<at::Tensor>> calls(kept_calls_);
   for (uint32_t i : order_) {
     const ResultSpec& r = specs_[i];
-    if (first ? !r.first : r.first && results[i].defined()) continue;
+    if (turn ? r.turn != turn : r.turn && results[i].defined()) continue;
     const c10::AutoGradMode grad(r.grad.value_or(c10::GradMode::is_enabled()));
     switch (r.kind) {
       case ResultSpec::Kind::Value:
@@ -113,6 +113,7 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
         results[i] = view(i, *inputs[r.index], calls);
         break;
       case ResultSpec::Kind::ViewOfValue:
+        if (turn && specs_[r.index].kind == ResultSpec::Kind::Value) results[r.index] = outputs[specs_[r.index].index];
         results[i] = view(i, results[r.index], calls);
         break;
       case ResultSpec::Kind::Undefined:

@@ -33,9 +33,9 @@ class ResultMaker {
  public:
   explicit ResultMaker(const std::vector<ResultSpec>&);
   // Under the grad mode of the call: views are made with it, unless the program made them in another.
-  // first: those that ResultSpec::first says, which are not made again.
+  // turn: those of that ResultSpec::turn, which are not made again.
   void make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
-            bool first = false) const;
+            std::optional<uint32_t> turn = {}) const;
 
  private:
   void keep_calls();

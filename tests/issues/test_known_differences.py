@@ -89,36 +89,6 @@ def test_a_backward_reads_python_state_that_changed():
     check(ReadsState.apply, program, lambda: [R(4, requires_grad=True)])
 
 
-def two(x):
-    a = x.sin()
-    return a, a * 2
-
-
-def test_a_gradient_of_one_result_through_another():
-    def program(f, x):
-        a, b = f(x)
-        return torch.autograd.grad(b.sum(), a)
-    check(two, program, lambda: [R(4, requires_grad=True)])
-
-
-def test_a_hook_of_one_result_where_the_gradient_comes_through_another():
-    def program(f, x):
-        a, b = f(x)
-        a.register_hook(lambda g: g * 10)
-        b.sum().backward()
-        return x.grad
-    check(two, program, lambda: [R(4, requires_grad=True)])
-
-
-def test_a_retained_gradient_of_one_result():
-    def program(f, x):
-        a, b = f(x)
-        a.retain_grad()
-        (a.sum() + b.sum()).backward()
-        return a.grad
-    check(two, program, lambda: [R(4, requires_grad=True)])
-
-
 @pytest.mark.parametrize("fn", [lambda x: x.cumprod(1), lambda x: x.prod(1)], ids=["cumprod", "prod"])
 def test_second_derivatives_of_products_at_infinity(fn):
     def program(f, x):

@@ -1,0 +1,206 @@
+// Which results of a program lie behind others: autograd sees nodes of their own for them (JointProgram::parts).
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "torch/convert.h"
+#include "torch/sym_node.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+namespace {
+
+using Input = std::pair<const Node*, uint32_t>;
+
+// Nodes behind some edges, each after those behind it, and which of their inputs others lead to.
+struct Behind {
+  std::vector<const Node*> order;
+  std::map<Input, bool> entered;
+  std::unordered_map<const Node*, char> met;
+
+  Behind(const std::vector<Edge>& from, const std::unordered_map<const Node*, char>& ends) : met(ends) {
+    std::vector<std::pair<const Node*, size_t>> open;
+    auto enter = [&](const Edge& e) {
+      if (e.function && met.try_emplace(e.function.get(), 1).second) open.emplace_back(e.function.get(), 0);
+    };
+    for (const Edge& root : from) {
+      enter(root);
+      while (!open.empty()) {
+        auto& [node, edge] = open.back();
+        if (edge < node->num_outputs()) {
+          const Edge next = node->next_edge(edge++);
+          if (next.function) entered[{next.function.get(), next.input_nr}] = true;
+          enter(next);
+          continue;
+        }
+        order.push_back(node);
+        open.pop_back();
+      }
+    }
+  }
+};
+
+class Bits {
+ public:
+  explicit Bits(size_t n = 0) : words_((n + 63) / 64) {}
+  void set(size_t i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
+  bool operator[](size_t i) const { return words_[i / 64] >> (i % 64) & 1; }
+  void add(const Bits& other) {
+    for (size_t w = 0; w < other.words_.size(); ++w) words_[w] |= other.words_[w];
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+ir::TensorType type_of_input(const Node& n, uint32_t input) {
+  const auto& metadata = n.input_metadata(input);
+  ir::TensorType t;
+  t.dtype = to_dtype(c10::typeMetaToScalarType(metadata.dtype()));
+  t.device = to_device(metadata.device());
+  for (const c10::SymInt& s : metadata.shape_as_dim_vector()) t.sizes.push_back(capture::from_sym_int(s));
+  t.strides = ir::contiguous_strides(t.sizes);
+  if (t.dtype == DType::Opaque) t.opaque_scalar_type = static_cast<uint8_t>(c10::typeMetaToScalarType(metadata.dtype()));
+  return t;
+}
+
+}  // namespace
+
+void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<at::Tensor>& outputs) {
+  const auto is_view = [&](size_t i) {
+    const ResultSpec& r = j.program.results[i];
+    const bool made = r.kind == ResultSpec::Kind::ViewOfInput || r.kind == ResultSpec::Kind::ViewOfValue || r.kind == ResultSpec::Kind::ViewOfOutput;
+    return made && !r.path.empty() && outputs[i].defined() && fake_of(outputs[i]).requires_grad();
+  };
+  size_t views = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) views += is_view(i);
+  if (j.roots.empty() || j.roots.size() + views < 2) return;
+
+  std::unordered_map<const Node*, char> ends;
+  for (const Edge& e : level.to) ends.emplace(e.function.get(), 0);
+  const Behind behind(level.from, ends);
+  std::unordered_map<const Node*, uint32_t> finished;
+  for (uint32_t i = 0; i < behind.order.size(); ++i) finished[behind.order[i]] = i;
+  std::map<const Node*, std::vector<uint32_t>> roots;  // by eager's node
+  for (uint32_t k = 0; k < j.roots.size(); ++k)
+    if (const Node* n = level.from[k].function.get(); finished.contains(n)) roots[n].push_back(k);
+
+  std::map<uint32_t, const Node*> reached;  // by when it is finished
+  std::map<Input, uint32_t> places;
+  for (const auto& [n, of] : roots)
+    for (uint32_t k : of) places.emplace(Input(n, level.from[k].input_nr), k);
+  auto add_inner = [&](const Edge& e, JointProgram::Inner in, const ir::TensorType& type) {
+    places.emplace(Input(e.function.get(), e.input_nr), static_cast<uint32_t>(j.places()));
+    in.tangent = add_tangent(fmt::format("inner{}", j.inner.size()), type);
+    j.inner.push_back(in);
+    level.inner.push_back(e);
+    level.inner_tangents.push_back(new_tensor(in.tangent));
+  };
+  for (auto at = behind.entered.begin(); at != behind.entered.end(); ++at)
+    if (const auto of = roots.find(at->first.first); of != roots.end()) reached[finished.at(of->first)] = of->first;
+  std::vector<JointProgram::Part> parts;
+  std::unordered_map<uint32_t, uint32_t> part_of;  // by root
+  for (const auto& [when, n] : reached) {
+    JointProgram::Part& part = parts.emplace_back();
+    part.places = roots.at(n);
+    for (uint32_t k : part.places) part_of[k] = static_cast<uint32_t>(parts.size()) - 1;
+    for (auto at = behind.entered.lower_bound({n, 0}); at != behind.entered.end() && at->first.first == n; ++at) {
+      if (places.contains(at->first)) continue;
+      part.places.push_back(static_cast<uint32_t>(j.places()));
+      add_inner(Edge(const_cast<Node*>(n)->getptr(), at->first.second), {.of = part.places[0]}, type_of_input(*n, at->first.second));
+    }
+  }
+  // Views of what others lead to are made when that is, and not at the end, but for those through which its gradients come first.
+  const capture::LastUsers last_users = capture::last_users(level.from, level.to);
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    if (!is_view(i)) continue;
+    const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
+    const Input input(e.function.get(), e.input_nr);
+    const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !ends.contains(input.first);
+    uint32_t of = i;
+    while (j.program.results[of].kind == ResultSpec::Kind::ViewOfValue) of = j.program.results[of].index;
+    const ResultSpec& base = j.program.results[of];
+    const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
+    std::optional<uint32_t> turn;
+    for (uint32_t k = 0; k < j.roots.size(); ++k) {
+      const bool its = of_input ? j.roots[k].written == static_cast<int32_t>(base.index) : j.roots[k].output == base.index;
+      const auto at = part_of.find(k);
+      if (!its || at == part_of.end()) continue;
+      capture::Chain chain = capture::views_between(level.from[k], fake_of(outputs[i]));
+      if (!chain.empty()) chain.insert(chain.begin(), level.from[k].function);
+      if (seen || (!chain.empty() && !capture::comes_first(chain, last_users))) turn = at->second + 1;
+    }
+    if (!turn && seen && of_input && std::ranges::none_of(j.roots, [&](const auto& r) { return r.written == static_cast<int32_t>(base.index); })) turn = 0;
+    if (!turn) continue;
+    std::vector<uint32_t> todo{i};
+    while (!todo.empty()) {
+      const uint32_t made = todo.back();
+      todo.pop_back();
+      ResultSpec& r = j.program.results[made];
+      if (r.turn == turn || r.kind == ResultSpec::Kind::Value) continue;
+      r.turn = turn;
+      if (r.kind == ResultSpec::Kind::ViewOfValue) todo.push_back(r.index);
+      for (uint32_t other = 0; other < j.program.results.size(); ++other) {  // of one call
+        const ResultSpec& o = j.program.results[other];
+        const bool calls = std::ranges::any_of(r.path, [&](const auto& v) {
+          return v.call && std::ranges::any_of(o.path, [&](const auto& w) { return w.call == v.call; });
+        });
+        if (o.kind == r.kind && o.index == r.index && calls) todo.push_back(other);
+      }
+    }
+    if (seen) add_inner(e, {.view = static_cast<int32_t>(i)}, capture::as_fake(fake_of(outputs[i]))->view->type);
+  }
+  if (parts.empty() && j.inner.empty()) return;
+
+  JointProgram::Part& last = parts.emplace_back();
+  for (uint32_t k = 0; k < j.roots.size(); ++k)
+    if (!part_of.contains(k)) last.places.push_back(k);
+  const size_t first_edge = j.places();
+  std::unordered_map<const Node*, Bits> leads_to;  // places, then edges
+  std::map<Input, std::vector<uint32_t>> edges;
+  for (size_t i = 0; i < level.to.size(); ++i) {
+    const uint32_t given = j.place_of(level.of[i]);
+    const auto at = std::ranges::find(j.gradients, given, &Gradient::given);
+    const auto past = std::ranges::find(j.past_raising, given);
+    auto& of = edges[{level.to[i].function.get(), level.to[i].input_nr}];
+    if (at != j.gradients.end())
+      of.push_back(static_cast<uint32_t>(at - j.gradients.begin()));
+    else if (past != j.past_raising.end())
+      of.push_back(static_cast<uint32_t>(j.gradients.size()) + static_cast<uint32_t>(past - j.past_raising.begin()));
+  }
+  const size_t num_edges = j.gradients.size() + j.past_raising.size();
+  for (const Node* n : behind.order) {
+    Bits& bits = leads_to.emplace(n, Bits(first_edge + num_edges)).first->second;
+    for (const Edge& e : n->next_edges()) {
+      const Input input(e.function.get(), e.input_nr);
+      if (const auto at = places.find(input); at != places.end()) bits.set(at->second);
+      if (const auto at = edges.find(input); at != edges.end())
+        for (uint32_t i : at->second) bits.set(first_edge + i);
+      if (const auto at = leads_to.find(input.first); at != leads_to.end()) bits.add(at->second);
+    }
+  }
+  for (JointProgram::Part& part : parts) {
+    Bits all(first_edge + num_edges);
+    for (uint32_t k : part.places) {
+      const auto at = leads_to.find(level.at(k).function.get());
+      if (at == leads_to.end()) continue;
+      all.add(at->second);
+      for (uint32_t p = 0; p < first_edge && k < j.roots.size(); ++p)
+        if (at->second[p]) j.roots[k].behind.push_back(p);
+    }
+    for (uint32_t p = 0; p < first_edge; ++p)
+      if (all[p]) part.stops.push_back(p);
+    for (uint32_t i = 0; i < num_edges; ++i)
+      if (all[first_edge + i]) part.edges.push_back(i);
+  }
+  j.parts = std::move(parts);
+}
+
+}  // namespace vitrify

@@ -1,0 +1,95 @@
+#include "torch/region_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/convert.h"
+#include "torch/graph_task.h"
+#include "torch/sym_node.h"
+#include "torch/versions.h"
+
+namespace vitrify {
+
+void RegionCall::watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
+  if (t.defined() && counts_versions(t)) watched.push_back({t.unsafeGetTensorImpl()->version_counter(), expected, is_output, index});
+}
+
+void RegionCall::add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
+  if (const torch::autograd::Node* n = t.grad_fn().get()) views.push_back({root, view, n, n->sequence_nr()});
+}
+
+void RegionCall::find_views(Layouts& how) const {
+  for (const View& v : views)
+    if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
+}
+
+bool RegionCall::made(const at::Tensor& t) const {
+  const auto* node = dynamic_cast<const RegionNode*>(t.grad_fn().get());
+  return node && &node->call() == this;
+}
+
+// Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
+void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
+  stops_.clear();
+  const JointProgram& j = call_->joint;
+  if (j.parts.empty() || j.parts[part_].stops.empty()) return;
+  Ahead ahead;
+  ahead.first = j.edge_to(0);
+  ahead.oldest = call_->oldest;
+  ahead.is_part = [&](const torch::autograd::Node& n) {
+    const auto* node = dynamic_cast<const RegionNode*>(&n);
+    return node && node->call_ == call_;
+  };
+  ahead.is_reached = [&](const torch::autograd::Node& n) {
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (tangents[k].defined() && std::ranges::any_of(j.root_at(k).behind, [&](uint32_t p) { return next_edge(j.edge_to(p)).function.get() == &n; }))
+        return true;
+    return false;
+  };
+  ahead.take = [&](const torch::autograd::Node& n, std::vector<at::Tensor>& come) {
+    const auto& places = j.parts[static_cast<const RegionNode&>(n).part_].places;
+    for (size_t i = 0; i < come.size(); ++i)
+      if (come[i].defined()) tangents[places[i]] = std::exchange(come[i], {});
+    return true;
+  };
+  const std::vector<char> give = to_be_given(*this, ahead);
+  if (std::ranges::find(give, 1) == give.end()) return;
+  stops_ = give;
+  std::vector<char> behind(give.size());
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (tangents[k].defined())
+      for (uint32_t p : j.root_at(k).behind) behind[p] = 1;
+  for (size_t p = 0; p < behind.size(); ++p) stops_[p] = stops_[p] && behind[p];
+  if (std::ranges::find(stops_, 1) == stops_.end()) stops_.clear();
+}
+
+torch::autograd::variable_list RegionNode::by_place(torch::autograd::variable_list given) const {
+  const JointProgram& j = call_->joint;
+  if (j.parts.empty()) return given;
+  torch::autograd::variable_list r(j.places());
+  for (size_t i = 0; i < given.size(); ++i) r[j.parts[part_].places[i]] = std::move(given[i]);
+  return r;
+}
+
+size_t RegionNode::edges_out() const { return call_->joint.parts.empty() ? num_outputs() : call_->joint.edge_to(0); }
+size_t RegionNode::edges_shown() const { return stops_.empty() ? edges_out() : num_outputs(); }
+
+void add_inner(torch::autograd::Node& node, const ir::TensorType& type) {
+  if (capture::is_static(type))
+    node.add_input_metadata(at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(to_torch_device(type.device))).expand(values_of(type.sizes)));
+  else
+    node.add_input_metadata(torch::autograd::Node::undefined_input());  // known when there is a gradient
+}
+
+void RegionNode::describe_inner(const torch::autograd::variable_list& grads) {
+  const JointProgram& j = call_->joint;
+  for (size_t k = j.roots.size(); k < j.places(); ++k)
+    if (const at::Tensor& g = grads[j.edge_to(k)]; g.defined() && j.inner[k - j.roots.size()].view < 0 && !capture::is_static(j.tangent(k).type())) {
+      const torch::autograd::Edge& e = next_edge(j.edge_to(k));
+      auto& metadata = e.function->mutable_input_metadata(e.input_nr);
+      std::destroy_at(&metadata);
+      std::construct_at(&metadata, g);
+    }
+}
+
+}  // namespace vitrify

@@ -1,0 +1,84 @@
+// What autograd sees of a compiled call that has gradients.
+#pragma once
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "torch/kept.h"
+#include "torch/tangents.h"
+
+namespace vitrify {
+
+class Training;
+
+// What the nodes of a call have in common.
+struct RegionCall : Call {
+  RegionCall(const JointProgram& j, std::shared_ptr<const ir::Graph> derivative, std::shared_ptr<Call> below)
+      : Call(j.tape, std::move(derivative), std::move(below)), joint(j) {}
+  // Eager has saved it: it may not change, whether it is kept here or not.
+  void watch(const at::Tensor&, int64_t expected, bool is_output, uint32_t index);
+  // The views of root `root`, each after those that gradients come through later.
+  void add_view(uint32_t root, uint32_t view, const at::Tensor&);
+  // Through which of them the backward under way comes.
+  void find_views(Layouts& how) const;
+  bool made(const at::Tensor&) const;  // its gradient goes to one of the nodes
+
+  struct View {
+    uint32_t root, view;
+    const torch::autograd::Node* node;  // it may be gone, and
+    uint64_t number;                    // another in its place
+  };
+  struct Watched {
+    c10::VariableVersion version;
+    int64_t expected;
+    bool is_output;
+    uint32_t index;
+  };
+  // A step of eager's backward that raises. Without a tensor: always the same.
+  struct Raised {
+    size_t step;
+    std::optional<c10::VariableVersion> version;
+    int64_t expected = 0;
+  };
+  const JointProgram& joint;  // of what the nodes hold
+  std::vector<Watched> watched;
+  std::vector<Raised> raised;
+  std::vector<View> views;
+  uint64_t oldest = 0;  // number of its first node
+};
+
+// One for each of JointProgram::parts. The gradient that it is given of a result and what it gives to one behind it are as eager's; in between, the
+// derivative of all that it leads to is one program.
+class RegionNode final : public torch::autograd::Node {
+ public:
+  RegionNode(std::shared_ptr<const Training> region, std::shared_ptr<RegionCall> call, size_t part)
+      : region_(std::move(region)), call_(std::move(call)), part_(part) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
+  void release_variables() override;
+  std::string name() const override { return "VitrifyBackward"; }
+  const RegionCall& call() const { return *call_; }
+  size_t part() const { return part_; }
+  // Of the backward under way, by place: gradients stop there; empty: nowhere.
+  const std::vector<char>& stops() const { return stops_; }
+  size_t edges_out() const;    // so many of its edges lead out of the program, the others to places
+  size_t edges_shown() const;  // gradients go along so many
+
+ private:
+  torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
+  void describe_inner(const torch::autograd::variable_list& grads);
+  // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
+  void find_stops(torch::autograd::variable_list& tangents);
+  std::shared_ptr<const Training> region_;
+  std::shared_ptr<RegionCall> call_;
+  size_t part_;
+  std::vector<char> stops_;
+  bool freed_ = false;  // as the backward that ran last asked for
+};
+
+// One more input of that type, for the gradient of what nobody has been given.
+void add_inner(torch::autograd::Node&, const ir::TensorType&);
+
+}  // namespace vitrify
