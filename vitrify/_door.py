@@ -1,7 +1,9 @@
 """compile(): what happens when no compiled entry matches a call. Hits never come here (src/python/entry.cpp)."""
 import difflib
 import functools
+import gc
 import inspect
+import sys
 import threading
 import time
 import types
@@ -55,6 +57,7 @@ class Door:
         self.group_floats = {}       # (number of the group, key) -> last value
         self.full = False
         self.target = target
+        self.passed = None       # containers that the program under capture was given, and how many refer to each
         self.inner = None        # a callable that the program is no more than a call of
         _doors.add(self)
 
@@ -209,6 +212,7 @@ class Door:
     def compile(self, signature, sources, marks):
         start = time.perf_counter_ns()
         session = _C.Session(_CaptureMode(), self.name, self.state)
+        session.declare_state(sources.guards)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
         with Process(sources.generators, sources.random) as process:
@@ -222,6 +226,7 @@ class Door:
                 reason = session.failure or str(e).strip().partition("\n")[0] or type(e).__name__
                 failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
             except BaseException:
+                self.passed = None
                 session.abort()
                 floats.put_back()
                 sources.guards.undo_writes()
@@ -234,6 +239,7 @@ class Door:
             settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}
             changes = tensors.put_back(grads_noted=True), process.put_back()  # both, whatever the first says
             changed = changes[0] or changes[1]
+        passed, self.passed = self.passed, None
         _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
         if failed is not None:
             return failed
@@ -251,6 +257,8 @@ class Door:
             self.grad_attempts += 1  # gradients that are there from the first call on
             _C.note_eager("it makes gradients that are there from the first call on")
             return EAGER
+        if isinstance(program, _C.JointProgram) and program.needs_grad and _kept(*passed):
+            return Failed(_C.CaptureError(), "it keeps a container that was passed in, which a backward of its own may read", True)
         try:
             graph = self.build(session, program)
         except _C.CaptureError as e:  # it costs more than a compile may
@@ -277,6 +285,8 @@ class Door:
             session.declare_generator(g)
         placeholders = Tensors(fakes)
         args, kwargs = signature.rebuild(fakes)
+        passed = _containers((*args, *kwargs.values()))
+        self.passed = passed, [sys.getrefcount(c) for c in passed], args, kwargs
         session.start(self.options.get("compile_budget_s"))
         floats.replace(session)
         held = [self.original(*args, **kwargs)]
@@ -323,6 +333,26 @@ class Door:
         if not _C.state_refused(self.state):
             _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
         return EAGER
+
+
+def _containers(parts):
+    """Those that a program can change, in what it is given."""
+    found, todo = [], list(parts)
+    while todo:
+        o = todo.pop()
+        if type(o) in (list, dict):
+            found.append(o)
+        if isinstance(o, (tuple, list, dict)):
+            todo.extend(o.values() if isinstance(o, dict) else o)
+    o = None  # noqa: F841
+    return found
+
+
+def _kept(containers, counts, *holders):
+    """Whether something holds on to containers that the program was given, beside what held them when it began."""
+    def now():
+        return [sys.getrefcount(c) for c in containers]
+    return now() != counts and (gc.collect(), now() != counts)[1]
 
 
 def _difference(new, old):

@@ -137,6 +137,7 @@ Partition partition(const JointView& j) {
       const bool copied = j.may_copy && !(input && j.may_save(v)) && j.may_copy(v);
       int64_t cost = input && !copied ? 1 : std::max<int64_t>(1, likely_bytes(v.type()) * (there && !copied ? 1 : 2));
       if (copied) cost += kLaunch;
+      if (j.is_held && j.is_held(v)) cost = 1;
       if ((n->op->flags & ir::kView) || !(copied || j.may_save(v))) cost = kNever;  // a view is kept as what it looks at
       if (nothing && !input && recomputable(*n)) cost = kNever;                     // made of nothing: never kept
       const Ends e{net.vertex(), net.vertex()};

@@ -22,6 +22,7 @@ struct JointView {
   std::function<bool(const ir::Node&)> materialized;  // its result is memory in the forward anyway
   std::function<bool(ir::Value)> may_save;            // false: the user could change it, and eager keeps no hold on it
   std::function<bool(ir::Value)> may_copy = nullptr;  // of inputs that may not be saved: a copy may
+  std::function<bool(ir::Value)> is_held = nullptr;   // something else has its memory: it costs no more than an input
   // Of a result of a node that may not run again: other values, of which the backward can make it element by element; none: it cannot.
   std::function<std::vector<ir::Value>(ir::Value)> made_of = nullptr;
 };

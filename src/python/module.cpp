@@ -32,20 +32,22 @@ namespace {
 
 // One capture on this thread, and the program it recorded.
 struct Session {
+  std::shared_ptr<std::weak_ptr<Guards>> state = std::make_shared<std::weak_ptr<Guards>>();  // the entry holds them
   std::shared_ptr<Tracer> tracer;
   std::vector<at::Generator> generators;  // that the program can reach
   std::unique_ptr<Budget> budget;         // of the capture, on its thread
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
-  Session(py::object mode, const std::string& name, py::handle state)
-      : tracer(new Tracer(tracer_options(mode, name, state)), [mode](Tracer* t) mutable {
+  Session(py::object mode, const std::string& name, py::handle attempts)
+      : tracer(new Tracer(tracer_options(mode, name, attempts, state)), [mode](Tracer* t) mutable {
           py::gil_scoped_acquire gil;
           delete t;
           mode = py::object();
         }) {}
 
-  static TracerOptions tracer_options(const py::object& mode, const std::string& name, py::handle state) {
+  static TracerOptions tracer_options(const py::object& mode, const std::string& name, py::handle attempts,
+                                      const std::shared_ptr<std::weak_ptr<Guards>>& state) {
     TracerOptions o;
-    if (const Attempt* a = state.is_none() ? nullptr : attempt_of(state.ptr()); a && !a->refused.empty()) {
+    if (const Attempt* a = attempts.is_none() ? nullptr : attempt_of(attempts.ptr()); a && !a->refused.empty()) {
       o.refused = true;
       o.effects = a->effects;
     }
@@ -53,6 +55,11 @@ struct Session {
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
     o.symbolic_number = symbolic_number;
+    o.state_holds = [state] {
+      py::gil_scoped_acquire gil;
+      const std::shared_ptr<Guards> guards = state->lock();
+      return guards && guards->check();
+    };
     o.saves_tensors = saves_tensors;
     o.keeps_attributes = keeps_attributes;
     o.without_gil = without_gil;
@@ -359,6 +366,7 @@ void bind_capture(py::module_& m) {
       .def("live_number", [](Session& s, uint32_t index, double now) { return py::cast(s.tracer->live_number(index, now)); })
       .def("note_grad",
            [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
+      .def("declare_state", [](Session& s, const std::shared_ptr<Guards>& g) { *s.state = g; })
       .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
       .def("start",
            [](Session& s, double budget) {

@@ -4,8 +4,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ir/node_map.h"
+#include "torch/bits.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/versions.h"
@@ -46,10 +48,39 @@ bool is_symbolic(const ir::TensorType& t) {
 
 }  // namespace
 
-Kept::Kept(const at::Tensor& t) {
+Kept::Kept(const at::Tensor& t, Hold how) : itself(how != Hold::Memory) {
   if (!t.defined()) return;
-  tensor = t.is_leaf() && t.requires_grad() ? t : t.tensor_data();
+  const bool leaf = itself && t.is_leaf() && t.requires_grad();
+  tensor = leaf ? t : t.tensor_data();
+  if (itself && !leaf) given_.emplace(t.getIntrusivePtr());
+  if (how == Hold::Both) was_ = leaf ? t.tensor_data() : tensor;
   version = version_of(t);
+}
+
+void Kept::take_now() {
+  if (!given_ || !readable()) return;
+  const at::Tensor now(given_->lock());
+  if (!now.defined() || (now.is_alias_of(tensor) && now.storage_offset() == tensor.storage_offset() && now.sizes() == tensor.sizes() &&
+                         now.strides() == tensor.strides() && now.dtype() == tensor.dtype()))
+    return;
+  tensor = now.tensor_data();
+}
+
+Kept Kept::for_level(Hold how) const {
+  Kept k = *this;
+  if (how != Hold::Tensor && itself && readable()) k.was_ = tensor.tensor_data();
+  if (how != Hold::Memory || !itself) return k;
+  if (readable()) k.tensor = std::exchange(k.was_, {});
+  k.given_.reset();
+  k.itself = false;
+  return k;
+}
+
+void Kept::check_memory() const {
+  TORCH_CHECK(
+      !was_.defined() || !readable() || (tensor.is_alias_of(was_) && tensor.storage_offset() == was_.storage_offset()),
+      "vitrify: the .data of a tensor was assigned to between forward and backward, and a gradient of a gradient reads the tensor and a view of "
+      "what it was");
 }
 
 Kept Kept::sizes_of(const at::Tensor& t) {
@@ -79,17 +110,29 @@ bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
   return same;
 }
 
-bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, size_t count) {
+bool take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
   bool fit = true;
-  for (size_t k = 0; k < saved.size() && k < count; ++k) {
+  for (size_t k = 0; k < saved.size(); ++k) {
+    if (!saved[k].itself || !saved[k].readable()) continue;
+    at::Tensor& t = saved[k].tensor;
     const ir::TensorType& type = graph.inputs[k].value.type();
-    if (!saved[k].defined() || !saved[k].requires_grad() || is_alike(saved[k], type, true)) continue;
-    if (is_alike(saved[k], type, false) && capture::is_static(type))
-      saved[k] = at::empty_strided(values_of(type.sizes), values_of(type.strides), saved[k].options().requires_grad(false)).copy_(saved[k].detach());
+    if (is_alike(t, type, true)) continue;
+    if (is_alike(t, type, false) && capture::is_static(type))
+      t = at::empty_strided(values_of(type.sizes), values_of(type.strides), t.options().requires_grad(false)).copy_(t.detach());
     else
       fit = false;
   }
   return fit;
+}
+
+Kept laid_as_recorded(const Saved& s, Kept k) {
+  const ir::TensorType& type = s.value.type();
+  if (s.bits || s.strides != type.strides) {
+    at::Tensor t = at::empty_strided(values_of(type.sizes), values_of(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
+    t.copy_(s.bits ? unpacked(k.tensor, values_of(type.sizes), values_of(s.strides)) : k.tensor);
+    k = Kept(t);
+  }
+  return k;
 }
 
 void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph) {
@@ -104,13 +147,27 @@ void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph) {
 
 Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   if (saved >= kept.size()) {
-    const Kept& k = given[saved - kept.size()];
+    Kept k = given[saved - kept.size()];
+    k.take_now();
     TORCH_CHECK(k.readable(), "vitrify: a gradient of a program that writes to its arguments reads what they were");
+    k.check_memory();
     return k;
   }
   if (!hooked.empty() && !kept[saved].tensor.defined()) return Kept(hooked[saved].unpack(node));
   TORCH_CHECK(kept[saved].tensor.defined(), torch::autograd::ERR_BACKWARD_TWICE);
-  return kept[saved];
+  Kept k = kept[saved];
+  k.take_now();
+  return k;
+}
+
+at::Tensor Call::stand_in(const JointProgram& j, const std::vector<Saved>& saved, size_t i, const compat::NodePtr& node) const {
+  for (size_t s = 0; s < saved.size(); ++s)
+    if (saved[s].value == j.given[i] && saved[s].kind != Saved::Kind::Sizes && !saved[s].snapshot)
+      return laid_as_recorded(saved[s], unpack(s, node)).tensor.tensor_data();
+  const ir::TensorType& type = j.given[i].type();
+  const Kept& sizes = given[i];
+  if (type.dtype == DType::Opaque || (!sizes.hollow && !capture::is_static(type))) return {};
+  return at::zeros(sizes.hollow ? sizes.tensor.sizes() : at::IntArrayRef(values_of(type.sizes)), at::TensorOptions(scalar_type_of(type)));
 }
 
 int Call::freed_by(size_t step) const {

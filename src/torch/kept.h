@@ -4,10 +4,12 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "ir/graph.h"
 #include "torch/compat.h"
+#include "torch/split.h"
 #include "torch/tape.h"
 
 namespace vitrify {
@@ -17,22 +19,30 @@ struct Kept {
   at::Tensor tensor;
   int64_t version = 0;
   bool hollow = false;  // sizes and strides, and no elements
+  bool itself = false;  // the tensor may have other memory by now, and that is read
   bool freed = false;   // hollow since a backward has freed it: the sizes count for what saves nothing, and can run again
 
   Kept() = default;
   // Its history is not held: it may come to lead to the node that has this. Leaves that need gradients get none.
-  explicit Kept(const at::Tensor&);
-  Kept(const at::Tensor& t, int64_t version) : Kept(t) { this->version = version; }
+  explicit Kept(const at::Tensor&, Hold = Hold::Memory);
   static Kept sizes_of(const at::Tensor&);
   bool readable() const { return tensor.defined() && !hollow; }
   bool changed() const;
+  void take_now();             // the memory that the tensor has by now, while somebody has it
+  void check_memory() const;   // raises where eager reads two by now, and this is one
+  Kept for_level(Hold) const;  // as a backward that is differentiated again has it
+
+ private:
+  at::Tensor was_;  // with the memory that views hold
+  std::optional<c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>> given_;
 };
 
 std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>&);
-// A leaf that needs gradients is kept itself, as eager keeps it: assigning to its .data gives it other memory.
 bool is_alike(const at::Tensor&, const ir::TensorType&, bool strides);
-// The first `count` of `saved` as `graph` reads them. False: they are not such as plans read.
-bool take_as_it_is_now(std::vector<at::Tensor>& saved, const ir::Graph& graph, size_t count);
+// Of `saved` as `graph` reads them, what may have other memory by now. False: it is not such as plans read.
+bool take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
+// As the trace has it: passes may have chosen another layout.
+Kept laid_as_recorded(const Saved&, Kept);
 
 // Raises eager's error where `graph` reads more than the sizes of what was freed.
 void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph);
@@ -51,6 +61,8 @@ class Call {
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
   // Whether a backward comes to what another has freed: a node of which eager keeps something.
   bool spent(const Path&) const;
+  // Of what was given and not kept: as it was before the program wrote it, or, where no derivative reads it, any numbers.
+  at::Tensor stand_in(const JointProgram&, const std::vector<Saved>&, size_t given, const compat::NodePtr& node) const;
   void free(const Path&);
   void free_all();
 
@@ -64,6 +76,13 @@ class Call {
   std::shared_ptr<Call> below_;
   mutable std::mutex mutex_;
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
+};
+
+// Where a call that computes gradients of another's results comes from.
+struct Origin {
+  std::vector<Kept> given;
+  torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
+  std::shared_ptr<Call> call;
 };
 
 }  // namespace vitrify

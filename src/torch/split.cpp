@@ -19,6 +19,7 @@
 #include "torch/passes/layout.h"
 #include "torch/slice.h"
 #include "torch/snapshots.h"
+#include "torch/tape.h"
 
 namespace vitrify {
 
@@ -131,6 +132,21 @@ void take_as(ir::Graph& g, size_t i, const Saved& kept) {
   reads_input->args[0] = v;
 }
 
+// Of the views that `n` reads, those that were there before the gradients were.
+void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late, const ir::NodeSet& detached) {
+  ir::for_each_input(*n, [&](Value& v) {
+    if ((v.node->op->flags & ir::kView) && (!late.contains(v.node) || detached.contains(v.node))) v = as.of(v, n);
+  });
+}
+
+ir::NodeSet detached_in(const JointProgram& j, const ir::Graph& copy, const ir::ValueMap<Value>& copies) {
+  ir::NodeSet r(copy);
+  if (j.tape)
+    for (const Value v : j.tape->detached)
+      if (const Value* c = copies.find(v)) r.insert(c->node);
+  return r;
+}
+
 struct Splitter {
   const JointProgram& j;
   const Options& options;
@@ -146,6 +162,8 @@ struct Splitter {
   ir::ValueMap<Value> snapshots;  // of what users can change, as the backward computes again with it: what it is in the forward
   ir::NodeSet held;               // of the copy: not computed again, since eager has saved the result itself, or since it is a copy to be kept
   ir::ValueMap<Normalized> rows;  // what rows of layer norms can be made of
+  ir::NodeSet detached;           // of the copy: Tape::detached
+  ir::ValueMap<Value> memories;   // of what is given, where eager reads it as it is by then and by way of views of what it was: those
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
 
@@ -171,6 +189,7 @@ struct Splitter {
       recorded_as.emplace(to, from);
       if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
     }
+    detached = detached_in(j, *joint, copies);
     returned = returned_outputs(j.program, j.num_forward);
     find_reads(j, j.backward, out.backward);
     ir::NodeSet users(*joint);  // theirs, and eager keeps nothing of it: what computes the same may be kept
@@ -277,14 +296,37 @@ struct Splitter {
       }
       if (recomputable(*n)) as_it_was.redirect(n);
     }
+    find_memories(order);
+  }
+
+  // Assigning to the .data of a tensor changes neither what was made of it nor views of it.
+  void find_memories(const std::vector<ir::Node*>& order) {
+    const std::vector<Hold>& holds = j.tape ? j.tape->holds : std::vector<Hold>();
+    const bool twice = options.memory_budget < 1;  // calls read it too
+    if (std::ranges::none_of(holds, [&](Hold h) { return h == Hold::Both || (twice && h == Hold::Tensor); })) return;
+    Snapshots of_memory(*joint, {}, [&](Value v, ir::Node* before) -> Value {
+      if (!is_input(*v.node) || input_index(*v.node) >= holds.size() || holds[input_index(*v.node)] == Hold::Memory) return {};
+      const Value w = copy_before(*joint, before, v);
+      memories.emplace(w, v);
+      held.insert(w.node);
+      recorded_as.emplace(w, Value(recorded_as.at(v)));
+      return w;
+    });
+    for (ir::Node* n : order)
+      if (late.contains(n))
+        read_early_views(of_memory, n, late, detached);
+      else if (twice && !recomputable(*n) && !n->op->name.starts_with("graph::"))
+        of_memory.redirect(n);
   }
 
   // Of values that are neither given nor results.
   double kept_bytes(const passes::Partition& p) const {
     double bytes = 0;
     for (Value v : p.saved)
-      if (fixed.contains(v) || (!is_input(*v.node) && std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) ==
-                                                          joint->outputs.begin() + j.num_forward))
+      if (memories.contains(v))
+        continue;
+      else if (fixed.contains(v) || (!is_input(*v.node) && std::find(joint->outputs.begin(), joint->outputs.begin() + j.num_forward, v) ==
+                                                               joint->outputs.begin() + j.num_forward))
         bytes += static_cast<double>(passes::likely_bytes(type_kept(v)));
     return bytes;
   }
@@ -350,8 +392,9 @@ struct Splitter {
           .may_copy =
               [&](Value v) {
                 if (!recorded_as.contains(v) || v.type().dtype == DType::Opaque) return false;
-                return snapshots.contains(v) || (is_input(*v.node) && v.type().is_contiguous());
+                return !memories.contains(v) && (snapshots.contains(v) || (is_input(*v.node) && v.type().is_contiguous()));
               },
+          .is_held = [&](Value v) { return memories.contains(v); },
           .made_of =
               [&](Value v) {
                 const bool called = read_by_calls.contains(v.node) && read_by_late_calls.contains(v.node);
@@ -414,6 +457,10 @@ struct Splitter {
           s.kind = Saved::Kind::Sizes;
         else if (!written[s.index] && !fixed.contains(v))
           s.kind = Saved::Kind::Given;  // else: what it was before
+      } else if (const Value* of = memories.find(v)) {
+        s.kind = Saved::Kind::Given;
+        s.index = input_index(*of->node);
+        s.snapshot = true;
       } else if (output < j.num_forward) {
         s.kind = Saved::Kind::Result;
         s.index = output;
@@ -447,6 +494,8 @@ struct Splitter {
     ir::ValueMap<Value> copies, now;
     f.graph = extract(*joint, forward_outputs, inputs, unordered(false), &copies);
     for (auto& [was, is] : snapshots)
+      if (const Value* copy = copies.find(was)) now.emplace(*copy, Value(copies.at(is)));
+    for (auto& [was, is] : memories)
       if (const Value* copy = copies.find(was)) now.emplace(*copy, Value(copies.at(is)));
     f.graph->replace_uses(now);
     f.graph->remove_dead();
@@ -512,8 +561,8 @@ Split split(const JointProgram& j, const Options& options) { return Splitter{j, 
 namespace {
 
 // As Splitter::find_snapshots, with what is kept. `given`: values of `saved`, which become those that stand for them.
-void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
-  ir::ValueMap<Value> kept(g);
+void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late, const ir::NodeSet& detached) {
+  ir::ValueMap<Value> kept(g), memories(g);
   std::unordered_set<Value> results;
   const std::vector<ir::Node*> order = g.nodes();
   for (size_t k = 0; k < saved.size(); ++k) {
@@ -523,15 +572,23 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
                                                : std::next(std::ranges::find(order, given[k].node));
     if (next == order.end()) continue;
     const Value was = copy_before(g, *next, given[k]);
-    kept.emplace(given[k], was);
+    (saved[k].kind == Saved::Kind::Given ? memories : kept).emplace(given[k], was);
     given[k] = was;
   }
   Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
     if (const Value* was = kept.find(v)) return *was;
+    if (const Value* was = memories.find(v)) return *was;
     return results.contains(v) && recomputable(*v.node) ? again_before(g, before, v) : Value();
   });
+  Snapshots of_memory(g, {}, [&](Value v, ir::Node*) {
+    const Value* was = memories.find(v);
+    return was ? *was : Value();
+  });
   for (ir::Node* n : order)
-    if (!late.contains(n)) as_it_was.redirect(n);
+    if (late.contains(n))
+      read_early_views(of_memory, n, late, detached);
+    else
+      as_it_was.redirect(n);
 }
 
 }  // namespace
@@ -568,7 +625,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
   // A user's own formula may read what it does not read where all results have gradients.
   const size_t kept = saved.size() + j.given.size();
-  read_snapshots(*whole, saved, given, late);
+  read_snapshots(*whole, saved, given, late, detached_in(j, *whole, copies));
   for (Value v : tangents)
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;

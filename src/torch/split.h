@@ -15,7 +15,8 @@ struct Saved {
   ir::Value value;                                                   // in the graph as recorded
   ir::Dims strides;                                                  // as kept: passes may have chosen others than were recorded
   bool bits = false;                                                 // kept as bits (torch/bits.h)
-  bool snapshot = false;  // private, and what was computed of it is computed again; the derivative itself reads what users have
+  bool snapshot =
+      false;  // private, or given and as memory, and what was computed of it is computed again; the derivative itself reads what users have
 };
 
 struct BackwardProgram {

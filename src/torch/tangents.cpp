@@ -30,6 +30,10 @@ bool is_plain(const at::Tensor& t) {
   return t.layout() == at::kStrided && !t.key_set().has_any(kOthers);
 }
 
+bool all_plain(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
+}
+
 bool is_recorded(const at::Tensor& t, const ir::TensorType& type, bool exactly) {
   bool same = t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor() && t.dim() == static_cast<int64_t>(type.dim());
   for (size_t d = 0; same && d < type.dim(); ++d)

@@ -14,6 +14,7 @@ Layouts as_recorded(Layouts);
 // exactly: where there is but one element as well.
 // Memory that kernels can read. Otherwise it is a transform's (vmap), sparse, or a subclass: ops take it as they do in eager.
 bool is_plain(const at::Tensor&);
+bool all_plain(const std::vector<at::Tensor>&);  // that are defined
 bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly = false);
 // Notes strides that were not recorded.
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);

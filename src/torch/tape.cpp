@@ -81,6 +81,19 @@ class Sources {
 
 }  // namespace
 
+// Of a tensor that is read while gradients are computed. One that was detached before is another tensor, of the same elements.
+Value Tracer::Impl::read_noted(View& v) {
+  const Value value = read(v);
+  if (!in_backward || v.storage->input < 0 || v.storage->generation) return value;
+  const View* at = &v;
+  while (at->parent && at->round == round) at = at->parent.get();
+  (at->parent ? read_memory : read_itself).insert(v.storage->input);
+  if (!at->parent || !is_input(*value.node)) return value;
+  auto [known, fresh] = detached.try_emplace(v.storage->input);
+  if (fresh) known->second = append("aten::alias", {value}, {value.type()})->out();
+  return known->second;
+}
+
 // A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.
 std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const Level& level) const {
   auto tape = std::make_shared<Tape>();
@@ -133,6 +146,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
           if (input == e.input_nr && gradient >= 0) s.gradients.push_back(static_cast<uint32_t>(gradient));
     }
     s.saves = capture::saves_unread(*s.node);
+    s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
+    s.of_user =
+        capture::of_python(*s.node) && std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }) == checkpoints.end();
   }
   for (const Raising& r : raising)
     if (const auto at = known.find(r.node.get()); at != known.end()) {
@@ -161,6 +177,13 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = given.find(root_of(v))) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
+  }
+  tape->holds.resize(j.given.size(), Hold::Memory);
+  for (const auto& [input, value] : detached) tape->detached.push_back(value);
+  for (uint32_t i = 0; i < j.given.size(); ++i) {
+    const int32_t input = is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1;
+    if (read_itself.contains(input) && std::ranges::find(j.program.mutations, i, &Mutation::input) == j.program.mutations.end())
+      tape->holds[i] = read_memory.contains(input) ? Hold::Both : Hold::Tensor;
   }
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;

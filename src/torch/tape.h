@@ -2,15 +2,22 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "ir/graph.h"
 
 namespace vitrify {
 
 // By step of a tape: does a backward come to it? Empty: to all of them.
 using Path = std::vector<char>;
 inline bool on(const Path& path, size_t step) { return path.empty() || path[step]; }
+
+// How eager's backward has what a call was given: as memory, by way of a view or not at all; as the tensor itself, which assigning to its .data gives
+// other memory; or both.
+enum class Hold : uint8_t { Memory, Tensor, Both };
 
 struct Tape {
   struct Step {
@@ -26,6 +33,8 @@ struct Tape {
     std::vector<uint32_t> found_given, found_outputs;
     int32_t below = -1;    // the same node's step in the tape of the level below
     std::string raises;    // what eager raises here
+    bool python = false;   // Python code runs here, and reads Python's state as it is by then
+    bool of_user = false;  // and says what the derivative is, whatever the forward computes
     int32_t stale = -1;    // for the reason that this one of JointProgram::given, which it has saved, was written since:
     int64_t expected = 0;  // its version then, counted from the call's begin
   };
@@ -33,6 +42,9 @@ struct Tape {
   std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
   std::vector<std::pair<int32_t, uint32_t>> places;  // by place, where gradients may stop: the step, and which input of it
   std::vector<std::vector<uint32_t>> behind;  // by root, where there are several: those of JointProgram::given that it follows from
+
+  std::vector<Hold> holds;          // by JointProgram::given
+  std::vector<ir::Value> detached;  // what stands in the trace for those that the program has detached, as eager has saved them
 
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole backward
   // asks for all.

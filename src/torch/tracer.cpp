@@ -321,7 +321,7 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
 Value Tracer::Impl::value_of_tensor(const at::Tensor& t) {
   if (!as_fake(t) && t.unsafeGetTensorImpl()->is_wrapped_number() && !by_real.count(t.unsafeGetTensorImpl())) return scalar_value(t, true);
   at::Tensor f = fake_of(t);
-  return read(*as_fake(f)->view);
+  return read_noted(*as_fake(f)->view);
 }
 
 std::optional<c10::Scalar> Tracer::Impl::symbolic_number(const at::Tensor& t) const {
@@ -445,6 +445,8 @@ const std::optional<std::string>& Tracer::failure() const { return impl_->failur
 void Tracer::note_failure(std::string why) {
   if (!impl_->failure) impl_->failure = std::move(why);
 }
+bool Tracer::state_holds() const { return !impl_->options.state_holds || impl_->options.state_holds(); }
+
 void Tracer::warn_eager(const std::string& part, const std::string& why) const {
   const std::string message = fmt::format("vitrify: {} of {} run eagerly: {}", part, impl_->options.name, why);
   note_eager(message);

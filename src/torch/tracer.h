@@ -33,6 +33,8 @@ struct TracerOptions {
   // In a Python process: calls its argument without the GIL, which autograd's engine must not hold; what Python code raised comes out as any
   // exception.
   std::function<void(const std::function<void()>&)> without_gil;
+  // In a Python process: whether what the program reaches of Python's state is as it was when it was captured.
+  std::function<bool()> state_holds;
   // In a Python process: whether a node of Python code has saved tensors.
   std::function<bool(const torch::autograd::Node&)> saves_tensors;
   // Gives what says later whether the node still has the Python attributes that it has now.
@@ -113,6 +115,7 @@ class Tracer {
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);
 
+  bool state_holds() const;                                                // TracerOptions::state_holds
   void warn_eager(const std::string& part, const std::string& why) const;  // "`part` of <name> run eagerly"; after the capture too
 
   static Tracer* current();  // of this thread, or null

@@ -4,6 +4,7 @@
 #include <ATen/core/MT19937RNGEngine.h>
 
 #include <deque>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -166,6 +167,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::shared_ptr<StorageState> new_storage(ir::Value base, ir::TensorType, int64_t offset, c10::Device);
   at::Tensor new_tensor(ir::Value, bool conj = false, bool neg = false);  // a fresh tensor holding that value
   ir::Value read(View&);
+  ir::Value read_noted(View&);
   ir::Value apply(View&, ir::Value parent);
   void write(View&, ir::Value, std::string_view op);
   ir::Value scatter(View& child, ir::Value parent, ir::Value value, std::string_view op);
@@ -248,6 +250,11 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<Raising> raising;
   compat::NodePtr running;      // in a backward
   uint32_t backward_begin = 0;  // ids of the last one, from here on
+  uint32_t round = 0;           // counts them
+  // Graph inputs that it read: the tensors themselves, or by way of views that were there before.
+  std::unordered_set<int32_t> read_itself, read_memory;
+  std::map<int32_t, ir::Value> detached;  // by graph input: what it stands for where it was detached before
+  uint32_t round_of_view() const { return in_backward ? round : 0; }
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }

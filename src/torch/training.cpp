@@ -54,15 +54,8 @@ constexpr int kMaxRenewals = 4;      // derivatives taken again, with more learn
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 constexpr size_t kMaxLayouts = 8;    // of tangents in strides of their own
 
-// What a derivative needs of what was saved; the last one to ask leaves nothing.
-using Unpack = std::function<std::vector<at::Tensor>(const BackwardProgram&, bool last)>;
-
-// Where a call that computes gradients of another's results comes from.
-struct Origin {
-  std::vector<Kept> given;
-  torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
-  std::shared_ptr<Call> call;
-};
+// What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
+using Unpack = std::function<std::pair<std::vector<at::Tensor>, bool>(const BackwardProgram&, bool last)>;
 
 }  // namespace
 
@@ -78,8 +71,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     kept_bytes_ = s.kept_bytes;
     if (!joint_.tape) joint_.tape = std::make_shared<Tape>();
     find_read(*s.forward.graph);
-    for (size_t i = 0; i < joint_.tape->steps.size(); ++i)
+    for (size_t i = 0; i < joint_.tape->steps.size(); ++i) {
       if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
+      reads_state_ = reads_state_ || joint_.tape->steps[i].python;
+      of_user_ = of_user_ || joint_.tape->steps[i].of_user;
+    }
     derivative_ = s.backward.graph;
     for (const ir::Node* n : derivative_->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
@@ -129,7 +125,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       raised.push_back({s});
       if (step.stale < 0 || !counts_versions(*given[static_cast<size_t>(step.stale)])) continue;
       raised.back().version = given[static_cast<size_t>(step.stale)]->unsafeGetTensorImpl()->version_counter();
-      raised.back().expected = Kept(*given[static_cast<size_t>(step.stale)]).version + step.expected;
+      raised.back().expected = version_of(*given[static_cast<size_t>(step.stale)]) + step.expected;
     }
     std::vector<at::Tensor> values;
     forward_->run(args, values);
@@ -166,11 +162,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     keep(*call, given, values, hooked, origin);
     call->raised = std::move(raised);
     for (uint32_t i : read_given_)  // hooks keep what it was
-      if (!hooked) call->watch(*given[i], origin ? origin->given[i].version : Kept(*given[i]).version, false, i);
+      if (!hooked) call->watch(*given[i], origin ? origin->given[i].version : version_of(*given[i]), false, i);
     for (uint32_t o : read_outputs_)
       if (!hooked)
         call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
-                    written_[o] < 0 ? Kept(values[o]).version : Kept(*given[static_cast<size_t>(written_[o])]).version, true, o);
+                    version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
     results_.make(values, given, out);
     for (uint32_t k = 0; k < joint_.roots.size(); ++k)
       if (const auto& views = joint_.roots[k].views; views.size() > 1)
@@ -183,6 +179,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     if (!is_of_grad())
       for (size_t k = 0; k < joint_.roots.size(); ++k)
         if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
+    if (is_stale()) return op_by_op(unpack, tangents, node);
     const bool batched = !all_plain(tangents);
     if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
     if (batched && !static_) return one_by_one(unpack, tangents, node);
@@ -201,8 +198,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
         return one_by_one(unpack, tangents, node, e.what());
       }
       const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
-      std::vector<at::Tensor> saved = unpack(b->program, last);
-      const bool fit = take_as_it_is_now(saved, *b->program.graph, b->program.saved.size());
+      auto [saved, fit] = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
       if (!fit) {
@@ -265,18 +261,15 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     pass_checkpoints(how, node);
     const std::shared_ptr<const Backward> b = [&] {
       std::lock_guard lock(mutex_);
-      return backward_known(how);
+      return is_stale() ? derivative(how) : backward_known(how);
     }();
-    std::vector<at::Tensor> inputs = unpack(b->program, false), grads;
+    std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
     for (const at::Tensor& t : tangents)
       if (t.defined()) inputs.push_back(t);
     ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
     variable_list all(num_edges());
     for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
     return all;
-  }
-  static bool all_plain(const variable_list& tangents) {
-    return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t); });
   }
 
   Layouts batches_of(const variable_list& tangents, const RegionNode& node) const {
@@ -289,7 +282,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
     if (joint_.failed) std::rethrow_exception(joint_.failed);
-    if (!all_plain(tangents)) return by_formulas(*call, tangents, node);
+    if (!all_plain(tangents)) {
+      if (!is_batch(tangents) || !of_user_) return by_formulas(*call, tangents, node, "tangents that are no plain tensors");
+      std::vector<variable_list> each;
+      for (int64_t i = 0, n = size_of_batch(tangents); i < n; ++i) each.push_back(differentiable_backward(call, one_of_batch(tangents, i), node));
+      return as_batch(each);
+    }
     Layouts how = layouts_of(tangents, node);
     pass_checkpoints(how, node);
     for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
@@ -300,14 +298,14 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
           TORCH_CHECK(!how[k].defined || !joint_.root_at(k).checkpointed,
                       "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
         warn_once("gradients of the gradients", why);
-        return by_formulas(*call, tangents, node);
+        return by_formulas(*call, tangents, node, why);
       }
       const Origin origin = next->origin(*this, call, tangents, how, node);
       std::vector<at::Tensor> given;
       for (const Kept& k : origin.given) given.push_back(k.tensor);
       for (size_t i = 0; i < given.size(); ++i)
-        if (next->needs_[i] && given[i].defined() && given[i].requires_grad() && !is_alike(given[i], next->joint_.given[i].type(), true))
-          return by_formulas(*call, tangents, node);
+        if (next->needs_[i] && origin.given[i].itself && given[i].defined() && !is_alike(given[i], next->joint_.given[i].type(), true))
+          return by_formulas(*call, tangents, node, "the .data of a tensor was assigned to");
       try {
         variable_list all;
         next->run(given, all, &origin);
@@ -452,7 +450,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // `hooks`: they may want to move what is kept.
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
             const Origin* origin) const {
-    auto of_given = [&](size_t i) { return origin ? origin->given[i] : Kept(*given[i]); };
+    const std::vector<Hold>& holds = tape().holds;
+    auto of_given = [&](size_t i) {
+      const Hold how = i < holds.size() ? holds[i] : Hold::Memory;
+      return origin ? origin->given[i].for_level(how) : Kept(*given[i], how);
+    };
     call.given.resize(given.size());
     for (uint32_t i : kept_given_) call.given[i] = of_given(i);
     if (joint_.program.graph->ctx().dynamic())
@@ -470,23 +472,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (hooks)
         call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
       else if (s.kind == Saved::Kind::Given)
-        call.kept[k] = of_given(s.index);
+        call.kept[k] = s.snapshot ? Kept(*given[s.index]) : of_given(s.index);
       else if (s.kind == Saved::Kind::Result)
         call.kept[k] = Kept(value);
       else
         call.kept[k].tensor = std::move(value);
     }
-  }
-
-  // As the trace has it: passes may have chosen another layout.
-  static Kept laid_as_recorded(const Saved& s, Kept k) {
-    const ir::TensorType& type = s.value.type();
-    if (s.bits || s.strides != type.strides) {
-      at::Tensor t = at::empty_strided(values_of(type.sizes), values_of(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
-      t.copy_(s.bits ? unpacked(k.tensor, values_of(type.sizes), values_of(s.strides)) : k.tensor);
-      k = Kept(t);
-    }
-    return k;
   }
 
   // Of what a call of this program, which computes the gradients of the program below, is given.
@@ -497,6 +488,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<char> found(wanted.size());
     for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
     std::ranges::copy(call->given, o.given.begin());
+    for (Kept& k : o.given) k.take_now();
     for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
@@ -524,7 +516,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!needs_[i]) continue;
       TORCH_CHECK(o.given[i].readable(), is_input(*wanted[i].node) ? "vitrify: a gradient of a gradient of a program that writes to its arguments"
                                                                    : "vitrify: a gradient of a gradient needs random numbers that were not kept");
-      if (found[i]) o.given[i] = Kept(o.given[i].tensor);  // of the version that it has by now
+      o.given[i].check_memory();
+      if (found[i]) o.given[i].version = version_of(o.given[i].tensor);  // of the version that it has by now
       if (o.given[i].changed() && reads_for(below, node, i)) refuse(o.given[i], wanted[i].type());
     }
     return o;
@@ -542,27 +535,19 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
   }
 
-  // Of what was given and not kept: as it was before the program wrote it, or, where no derivative reads it, any numbers.
-  at::Tensor stand_in(const Call& call, size_t given, RegionNode& node) const {
-    for (size_t s = 0; s < saved_.size(); ++s)
-      if (saved_[s].value == joint_.given[given] && saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot)
-        return laid_as_recorded(saved_[s], call.unpack(s, node.getptr())).tensor.tensor_data();
-    const ir::TensorType& type = joint_.given[given].type();
-    const Kept& sizes = call.given[given];
-    if (type.dtype == DType::Opaque || (!sizes.hollow && !capture::is_static(type))) return {};
-    return at::zeros(sizes.hollow ? sizes.tensor.sizes() : at::IntArrayRef(values_of(type.sizes)), at::TensorOptions(scalar_type_of(type)));
-  }
-
-  variable_list by_formulas(Call& call, const variable_list& tangents, RegionNode& node) const {
+  variable_list by_formulas(Call& call, const variable_list& tangents, RegionNode& node, const std::string& why) const {
+    TORCH_CHECK(!of_user_, "vitrify: gradients of gradients that an autograd.Function of the program gives cannot be compiled: ", why);
     std::vector<at::Tensor> given(joint_.given.size()), saved(saved_.size());
     for (uint32_t i : kept_given_) {
-      const Kept& k = call.given[i];
+      Kept k = call.given[i];
+      k.take_now();
       TORCH_CHECK(k.readable(), torch::autograd::ERR_BACKWARD_TWICE);
       if (k.changed() && !tape().finds({}, false, i)) refuse(k, joint_.given[i].type());
+      k.check_memory();
       given[i] = k.tensor.tensor_data();
     }
     for (size_t i = 0; i < given.size(); ++i)
-      if (!given[i].defined() && is_input(*joint_.given[i].node)) given[i] = stand_in(call, i, node);
+      if (!given[i].defined() && is_input(*joint_.given[i].node)) given[i] = call.stand_in(joint_, saved_, i, node.getptr());
     for (size_t g = 0; g < joint_.gradients.size(); ++g)
       if (at::Tensor& t = given[joint_.gradients[g].given]; t.defined()) torch::autograd::impl::set_gradient_edge(t, node.next_edge(g));
     for (size_t s = 0; s < saved_.size(); ++s)
@@ -648,16 +633,23 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       return backward_known(as_recorded(how));
     }
     if (auto b = made_of_all(how)) return backwards_[how] = std::move(b);
-    StageTimer timer("derivative");
-    std::vector<Value> tangents, values;
-    const uint32_t first = joint_.program.graph->next_id();
-    std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
-    auto b = std::make_shared<Backward>(backward_from(joint_, saved_, tangents, std::move(gradients), values, first), how);
+    auto b = derivative(how);
     if (is_other(how))  // many gradients do not follow their tangents
       if (auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end() && plain->second->program.types == b->program.types)
         b = plain->second;
     return backwards_[how] = std::move(b);
   }
+
+  std::shared_ptr<Backward> derivative(const Layouts& how) const {
+    StageTimer timer("derivative");
+    std::vector<Value> tangents, values;
+    const uint32_t first = joint_.program.graph->next_id();
+    std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
+    return std::make_shared<Backward>(backward_from(joint_, saved_, tangents, std::move(gradients), values, first), how);
+  }
+
+  // What Python code in the backward reads is not as it was: no derivative that was taken before holds.
+  bool is_stale() const { return reads_state_ && !trace_->state_holds(); }
 
   // Where all is as in the derivative through all results but for what some of them add to it.
   std::shared_ptr<Backward> made_of_all(const Layouts& how) const {
@@ -686,6 +678,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<Value> kept;
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
+    const bool stale = is_stale();
+    if (stale) next_.erase(how);
     auto [at, fresh] = next_.try_emplace(how);
     if (!fresh) return at->second;
     sym::Context& ctx = joint_.program.graph->ctx();
@@ -702,7 +696,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       next_.erase(at);
       throw;
     }
-    return at->second;
+    const Next made = at->second;
+    if (stale) next_.erase(at);
+    return made;
   }
 
   void warn_once(const std::string& part, const std::string& why) const {
@@ -735,7 +731,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable int renewals_ = 0;
   mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
-  bool static_ = true;  // no size in the derivative differs from call to call
+  bool reads_state_ = false;  // its backward runs Python code
+  bool of_user_ = false;      // which says what a derivative is
+  bool static_ = true;        // no size in the derivative differs from call to call
 };
 
 variable_list RegionNode::apply(variable_list&& given) {
@@ -775,10 +773,11 @@ variable_list RegionNode::apply(variable_list&& given) {
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
       check_freed(kept, *b.graph);
       region_->check_changed(b, kept, *this, path);
+      const bool fit = take_as_it_is_now(kept, *b.graph);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));
       if (last) free();  // the plan drops each as it goes
-      return saved;
+      return std::pair(std::move(saved), fit);
     };
     grads = region_->backward(needed, std::move(tangents), *this);
   }

@@ -1,7 +1,10 @@
-"""Parameters whose .data is another tensor by the time of the backward: where eager has saved them it reads what is there by then, and raises where it is of another size."""
+"""Tensors whose .data is another tensor by the time of the backward: where eager has saved them it reads what is there by then, and raises where it is of another
+size; where it has saved a view of them, or what was made of them, it reads what was there."""
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
+from torch import nn
 
 
 def leaf(seed):
@@ -46,3 +49,98 @@ def test_another_tensor(fn, data, twice):
         assert (ours is None) == (eager is None)
         for a, b in zip(ours or (), eager or ()):
             torch.testing.assert_close(a, b)
+
+
+def other(t):
+    return torch.full_like(t, 0.5)
+
+
+def leafs(*shapes):
+    return [torch.randn(s, generator=torch.Generator().manual_seed(i)).requires_grad_(True) for i, s in enumerate(shapes)]
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * x.detach()
+
+
+PROGRAMS = {
+    "product": (lambda x, w: (x * w).sin(), ((4, 8), (4, 8))),
+    "itself": (lambda x, w: (x * x).sin() * w, ((4, 8), (4, 8))),
+    "matrices": (lambda x, w: x @ w, ((4, 8), (8, 5))),
+    "linear": (F.linear, ((4, 8), (5, 8))),
+    "rows of rows": (F.linear, ((2, 4, 8), (5, 8))),
+    "both": (lambda x, w: F.linear(x, w).sum() + (w * w).sum() + (x.view(-1) * x.view(-1)).sum(), ((4, 8), (5, 8))),
+    "both and again": (lambda x, w: F.linear(F.gelu(x) * x, w).tanh().sum() + (w * w).sin().sum(), ((4, 8), (5, 8))),
+    "views": (lambda x, w: x.view(8, 4).t() @ w, ((4, 8), (8, 5))),
+    "detached": (lambda x, w: x.detach() * x * w, ((4, 8), (4, 8))),
+    "detached only": (lambda x, w: x.detach() * w, ((4, 8), (4, 8))),
+    "norm": (lambda x, w: F.layer_norm(x, (8,), w[0], w[1]), ((4, 8), (2, 8))),
+    "convolution": (lambda x, w: F.conv1d(x, w).sin(), ((2, 3, 9), (4, 3, 3))),
+    "a user's own": (lambda x, w: Keeps.apply(x) * w, ((4, 8), (4, 8))),
+    "made again": (lambda x, w: (x + 1).relu() * (w.exp() + x), ((64, 64), (64, 64))),
+}
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0], ids=["", "budget"])
+@pytest.mark.parametrize("kind", ["leaf", "made", "constant"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_eager_has_saved(program, kind, budget):
+    """Leaves that eager had saved a view of (each weight of linear) were read as they are by then; what is no leaf was read as it was, whatever was saved."""
+    fn, shapes = PROGRAMS[program]
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True, options={"memory_budget": budget}), fn):
+        for which in (0, 1, 2):
+            leaves = leafs(*shapes)
+            args = [t if kind == "leaf" or (kind == "constant" and i != which) else t.detach() if kind == "constant" else t * 1.5 for i, t in enumerate(leaves)]
+            out = f(*args)
+            for i, t in enumerate(args):
+                if which in (i, 2):
+                    t.data = other(t)
+            if not out.requires_grad:
+                continue
+            out.sum().backward()
+            results.append([t.grad for t in leaves])
+    half = len(results) // 2
+    torch.testing.assert_close(results[:half], results[half:])
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize("program", ["product", "itself", "linear", "detached", "a user's own"])
+def test_gradients_of_gradients(program, when):
+    fn, shapes = PROGRAMS[program]
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        leaves = leafs(*shapes)
+        args = [t * 1.5 for t in leaves]
+        out = f(*args)
+        if when == "before":
+            args[0].data = other(args[0])
+        first = torch.autograd.grad(out.sum(), leaves, create_graph=True)
+        if when == "between":
+            args[0].data = other(args[0])
+        sum(g.square().sum() for g in first).backward()
+        results.append([*(g.detach() for g in first), *(t.grad for t in leaves)])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5, 0.0])
+def test_weights_of_a_network(budget):
+    results = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 3))
+        x = torch.randn(4, 8, requires_grad=True)
+        out = (vitrify.compile(m, options={"memory_budget": budget}) if compiled else m)(x)
+        for p in m.parameters():
+            p.data = other(p)
+        out.sum().backward()
+        results.append([x.grad, *(p.grad for p in m.parameters())])
+    torch.testing.assert_close(*results)

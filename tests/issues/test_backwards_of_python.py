@@ -1,0 +1,274 @@
+"""Backwards written in Python: what they read of Python's state is as it is when they run, and they say what the derivative is, whatever the forward computes."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+R = torch.randn
+STATE = {"k": 2.0}
+SCALE = 2.0
+
+
+class Holder:
+    k = 2.0
+
+
+class OfDict(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * STATE["k"] * x
+
+
+class OfGlobal(OfDict):
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * SCALE * x if SCALE < 4 else (g + x) * SCALE
+
+
+class OfClass(OfDict):
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * Holder.k * x
+
+
+class OfAttribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.state = STATE
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * ctx.state["k"] * x
+
+
+def of_cell():
+    k = 2.0
+
+    class OfCell(OfDict):
+        @staticmethod
+        def backward(ctx, g):
+            x, = ctx.saved_tensors
+            return g * k * x
+
+    def change(to):
+        nonlocal k
+        k = to
+    return OfCell.apply, change
+
+
+def set_state(to):
+    STATE["k"] = to
+
+
+def set_global(to):
+    global SCALE
+    SCALE = to
+
+
+def set_class(to):
+    Holder.k = to
+
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.k = 2.0
+        module = self
+
+        class OfModule(OfDict):
+            @staticmethod
+            def backward(ctx, g):
+                x, = ctx.saved_tensors
+                return g * module.k * x
+        self.function = OfModule
+
+    def forward(self, x):
+        return self.function.apply(x)
+
+
+def of_module():
+    m = Module()
+    return m, lambda to: setattr(m, "k", to)
+
+
+def of_checkpoint(reentrant):
+    def make():
+        def part(x):
+            return x.sin() * x.exp() * STATE["k"]
+        return lambda x: checkpoint(part, x * 2, use_reentrant=reentrant).cos(), set_state
+    return make
+
+
+CASES = {
+    "dict": lambda: (OfDict.apply, set_state),
+    "global": lambda: (OfGlobal.apply, set_global),
+    "class": lambda: (OfClass.apply, set_class),
+    "attribute of ctx": lambda: (OfAttribute.apply, set_state),
+    "cell": of_cell,
+    "module": of_module,
+    "checkpoint": of_checkpoint(False),
+    "reentrant checkpoint": of_checkpoint(True),
+}
+
+
+def once(out, x, change):
+    change(5.0)
+    return torch.autograd.grad(out.sum(), x)
+
+
+def back_again(out, x, change):
+    change(5.0)
+    change(2.0)
+    return torch.autograd.grad(out.sum(), x)
+
+
+def at_each(out, x, change):
+    grads = []
+    for k in (2.0, 5.0, 3.0, 2.0):
+        change(k)
+        grads += torch.autograd.grad(out.sum(), x, retain_graph=True)
+    return grads
+
+
+def first_derivative(out, x, change):
+    change(5.0)
+    g, = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
+
+
+def between_derivatives(out, x, change):
+    g, = torch.autograd.grad(out.sum(), x, create_graph=True)
+    change(5.0)
+    return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
+
+
+def batched(out, x, change):
+    change(5.0)
+    return torch.autograd.grad(out, x, torch.eye(out.numel()).view(-1, *out.shape), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("then", [once, back_again, at_each, first_derivative, between_derivatives, batched])
+@pytest.mark.parametrize("name", CASES)
+def test_state_that_changes_before_the_backward(name, then):
+    """The backward was taken with the state of the first call."""
+    if "reentrant" in name:
+        pytest.skip("grad() does not go through it") if then is not once else None
+    results = []
+    for compiled in (True, False):
+        fn, change = CASES[name]()
+        change(2.0)
+        f = vitrify.compile(fn, fullgraph=True) if compiled else fn
+        results.append([])
+        for seed in range(2):
+            x = R(2, 3, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+            out = f(x)
+            if "reentrant" in name:
+                change(5.0)
+                out.sum().backward()
+                results[-1].append(x.grad)
+            else:
+                results[-1].append(then(out, x, change))
+            change(2.0)
+    torch.testing.assert_close(*results)
+
+
+class OfContainer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, state):
+        ctx.state = state
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.state["k"], None
+
+
+@pytest.mark.eager("keeps a container that was passed in")
+def test_a_container_that_was_passed_in():
+    """A compiled call gives the program a copy of it."""
+    results = []
+    f = vitrify.compile(lambda x, state: OfContainer.apply(x, state))
+    for fn in (f, OfContainer.apply):
+        x, state = torch.ones(3, requires_grad=True), {"k": 2.0}
+        out = fn(x, state)
+        state["k"] = 5.0
+        results.append(torch.autograd.grad(out.sum(), x))
+    torch.testing.assert_close(*results)
+
+
+def test_containers_that_are_only_read():
+    f = vitrify.compile(lambda x, state, rest: sum(rest, x.sin()) * state["k"], fullgraph=True)
+    for k in (2.0, 3.0):
+        x = torch.ones(3, requires_grad=True)
+        f(x, {"k": k}, [x, x]).sum().backward()
+        torch.testing.assert_close(x.grad, k * (x.detach().cos() + 2))
+
+
+# ---- derivatives that no graph has whole
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * x * x
+
+
+def batch(f, x):
+    out = f(x)
+    return torch.autograd.grad(out, x, torch.eye(out.numel()).view(-1, *out.shape), is_grads_batched=True, create_graph=True)[0]
+
+
+def batch_again(f, x):
+    g = batch(f, x)
+    return g.detach(), torch.autograd.grad(g.square().sum(), x)[0] if g.requires_grad else None
+
+
+def jacobian(f, x):
+    return torch.autograd.functional.jacobian(f, x, vectorize=True, create_graph=True).detach()
+
+
+@pytest.mark.parametrize("way", [batch, batch_again, jacobian])
+@pytest.mark.parametrize("function", [StraightThrough, Square])
+def test_batched_gradients_that_are_differentiable(function, way):
+    """They were those of what the forward computes: of round(), of sin()."""
+    def fn(x):
+        return (function.apply(x) * x).sum(1)
+    x = (R(3, 3) * 2).requires_grad_()
+    torch.testing.assert_close(way(vitrify.compile(fn, fullgraph=True), x), way(fn, x))
+
+
+@pytest.mark.parametrize("function", [StraightThrough, Square])
+def test_sparse_gradients_that_are_differentiable(function):
+    """Where nothing but the forward's own formulas could say it, that is an error, no other number."""
+    x = R(3, 3).requires_grad_()
+    out = vitrify.compile(lambda x: function.apply(x).sin(), fullgraph=True)(x)
+    with pytest.raises(RuntimeError, match="autograd.Function"):
+        torch.autograd.grad(out, x, torch.eye(3).to_sparse(), create_graph=True)
