@@ -16,6 +16,7 @@
 #include "torch/convert.h"
 #include "torch/derivatives.h"
 #include "torch/old_versions.h"
+#include "torch/stops.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -270,49 +271,6 @@ bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
   return f && sum.use_count() == 3 && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() && !f->is_conj() &&
          !f->is_neg();
 }
-
-// Where the gradient of an input that is not a leaf leaves the program.
-struct Tracer::Impl::InputNode final : Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { TORCH_CHECK(false, "vitrify: a placeholder has no gradient"); }
-  std::string name() const override { return "VitrifyInput"; }
-};
-
-// For a backward, edges to places where it stops lead out of the program.
-class Tracer::Impl::Stops {
- public:
-  Stops(const Level& level, std::vector<Edge> todo, const std::vector<TangentLayout>& how) {
-    for (size_t k = 0; k < how.size(); ++k)
-      if (how[k].stops) places_.push_back(k);
-    if (places_.empty()) return;
-    for (size_t k : places_) {
-      auto out = compat::make_node<InputNode>();
-      out->add_input_metadata(level.tangent(k));
-      ends.emplace_back(std::move(out), 0);
-    }
-    std::unordered_set<Node*> seen;
-    while (!todo.empty()) {
-      const compat::NodePtr n = todo.back().function;
-      todo.pop_back();
-      if (!n || !seen.insert(n.get()).second) continue;
-      for (size_t i = 0; i < n->next_edges().size(); ++i) {
-        const auto at = std::ranges::find_if(places_, [&](size_t k) { return level.at(k) == n->next_edge(i); });
-        if (at == places_.end())
-          todo.push_back(n->next_edge(i));
-        else
-          cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], ends[static_cast<size_t>(at - places_.begin())]));
-      }
-    }
-  }
-  ~Stops() {
-    for (auto& [node, i, edge] : cut_) node->next_edges()[i] = std::move(edge);
-  }
-  Stops(const Stops&) = delete;
-  std::vector<Edge> ends;  // by place that stops
-
- private:
-  std::vector<size_t> places_;
-  std::vector<std::tuple<compat::NodePtr, size_t, Edge>> cut_;
-};
 
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {

@@ -448,8 +448,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   // `hooks`: they may want to move what is kept.
-  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
-            const Origin* origin) const {
+  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const {
     const std::vector<Hold>& holds = tape().holds;
     auto of_given = [&](size_t i) {
       const Hold how = i < holds.size() ? holds[i] : Hold::Memory;
@@ -470,7 +469,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       }
       at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : values[s.index];
       if (hooks)
-        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false) : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
+        call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
+                                                      : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
       else if (s.kind == Saved::Kind::Given)
         call.kept[k] = s.snapshot ? Kept(*given[s.index]) : of_given(s.index);
       else if (s.kind == Saved::Kind::Result)
@@ -561,8 +561,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     Layouts how = defined_of(tangents, node);
     bool other = false;
     for (size_t k = 0; k < tangents.size(); ++k)
-      other = other || (how[k].defined && ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) ||
-                                           !is_recorded(tangents[k], type_of_tangent(k), true)));
+      other = other || (how[k].defined &&
+                        ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) || !is_recorded(tangents[k], type_of_tangent(k), true)));
     if (!other || !(strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
     for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
@@ -672,7 +672,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   Next next_level(Layouts& how) const {
     std::lock_guard lock(mutex_);
-    for (TangentLayout& l : how)  // the gradient of each of its elements is another
+    for (TangentLayout& l : how)                                  // the gradient of each of its elements is another
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Value> kept;
@@ -716,12 +716,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
   std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
-  std::vector<uint32_t> read_given_, read_outputs_;  // that steps of eager's backward have saved and users can change
-  std::vector<int32_t> written_;                     // by output of the forward: which of `given` it is written to, or -1
-  std::vector<size_t> raising_;                      // steps of eager's backward that raise
-  std::vector<uint32_t> kept_given_;                 // that gradients follow from, as they were
-  std::vector<char> needs_;                          // by given: its elements are read
-  std::shared_ptr<const ir::Graph> derivative_;      // through all results
+  std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
+  std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
+  std::vector<size_t> raising_;                               // steps of eager's backward that raise
+  std::vector<uint32_t> kept_given_;                          // that gradients follow from, as they were
+  std::vector<char> needs_;                                   // by given: its elements are read
+  std::shared_ptr<const ir::Graph> derivative_;               // through all results
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::shared_ptr<Backward>> backwards_;
   mutable std::map<Layouts, Next> next_;
