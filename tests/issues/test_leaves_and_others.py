@@ -1,4 +1,5 @@
 """Programs that ask whether what they are given is a leaf: each call is answered as eager is."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -15,7 +16,9 @@ FNS = {
 def test_calls_with_both(name, order):
     """The answer that the first call got was that of all."""
     fn = FNS[name]
-    compiled = vitrify.compile(fn, fullgraph=True)
+    if name == "grad_fn":
+        expects.eager("reads grad_fn of a tensor")  # that is no leaf: another history in each call
+    compiled = vitrify.compile(fn, fullgraph=name != "grad_fn")
     for is_leaf in order:
         grads = []
         for f in (compiled, fn):
