@@ -71,3 +71,105 @@ def test_weights_swapped(grad):
             torch.utils.swap_tensors(m.weight, nn.Parameter(torch.ones(4, 4)))
             return f(x).detach()
     check(m, program, lambda: [torch.ones(2, 4)])
+
+
+# ---- gradients, of the first and second order
+
+FIRST = torch.tensor([0])
+
+
+class NoneForOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.rand_like(g)
+
+
+def leaf(*sizes):
+    return torch.ones(sizes, requires_grad=True)
+
+
+def first_order(f, *given):
+    return torch.autograd.grad(f(*given).sum(), given[0], create_graph=True)[0].detach()
+
+
+def second_of_none(f, x, y):
+    g, = torch.autograd.grad(f(x, y).sum(), x, create_graph=True)
+    g.square().sum().backward()
+    return y.grad
+
+
+def written_unseen(f, x, b):
+    h = x * 1
+    y = f(h, b)
+    h.data.add_(1)
+    return torch.autograd.grad(y.sum(), b, create_graph=True)[0].detach()
+
+
+def twice(f, w, v):
+    y = f(w, v).sum()
+    torch.autograd.grad(y, [w, v])
+    return torch.autograd.grad(y, v)[0]
+
+
+def with_draws(f, x):
+    torch.manual_seed(0)
+    f(x)[0].sum().backward()
+    return x.grad, torch.rand(1)
+
+
+def through_the_last(f, *given):
+    return torch.autograd.grad(f(*given)[-1].sum(), given)[0]
+
+
+def copied_rows(a, b):
+    c = a + b
+    d = c.clone()
+    d[1:].copy_(a[1:])
+    return c, d
+
+
+def halves(a, b):
+    d = torch.zeros(a.shape[0], 12)
+    d[:, :6] = a
+    d[:, 6:] = b
+    return d.square()
+
+
+@pytest.mark.parametrize("fn, program, makes", [
+    (lambda x: (x * x.detach()).index_reduce(0, FIRST, torch.ones(1, 3), "prod"), first_order, [lambda: [leaf(2, 3)]]),
+    (NoneForOne.apply, second_of_none, [lambda: [leaf(3), torch.full((3,), 2.0, requires_grad=True)]]),
+    (lambda h, b: (h / b) * h, written_unseen, [lambda: [leaf(3), leaf(3)]]),
+    (lambda w, v: w.exp() + v, twice, [lambda: [leaf(3), leaf(3)]]),
+    (lambda x: (Noise.apply(x), x.sin()), with_draws, [lambda: [leaf(3)]]),
+    (copied_rows, through_the_last, [lambda: [leaf(4, 6), leaf(4, 6)], lambda: [leaf(4, 7), leaf(4, 7)]]),
+    (halves, first_order, [lambda: [leaf(4, 6), leaf(4, 6)], lambda: [leaf(5, 6), leaf(5, 6)]]),
+], ids=["detach by formulas", "None for an input", "unseen write", "once more", "draws in a backward", "some results, other sizes", "slices, other sizes"])
+def test_gradients(fn, program, makes):
+    check(fn, program, *makes)
+
+
+def test_hooks_of_parameters_run_in_the_order_of_the_backward():
+    m, order = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(5)]), []
+    for i, p in enumerate(m.parameters()):
+        p.register_post_accumulate_grad_hook(lambda p, i=i: order.append(i))
+
+    def program(f, x):
+        order.clear()
+        f(x).sum().backward()
+        return torch.tensor(order)
+    check(m, program, lambda: [torch.ones(2, 3)])
