@@ -61,20 +61,20 @@ void Tracer::Impl::find_checkpoints(JointProgram& j, const Level& level) const {
       todo.insert(todo.end(), next.begin(), c == checkpoints.end() ? next.end() : next.begin() + static_cast<std::ptrdiff_t>(c->args));
     }
   };
-  for (size_t k = 0; k < j.roots.size(); ++k) {
-    JointProgram::Root& root = j.roots[k];
+  for (size_t k = 0; k < j.places(); ++k) {
+    JointProgram::Way& way = j.way(k);
     std::vector<Edge> behind;
-    walk({level.from[k]}, [&](const Edge& e, const Checkpoint* c) {
+    walk({level.at(k)}, [&](const Edge& e, const Checkpoint* c) {
       if (!c) return;
-      root.checkpointed = true;
+      way.checkpointed = true;
       const auto& next = e.function->next_edges();
       behind.insert(behind.end(), next.begin(), next.begin() + static_cast<std::ptrdiff_t>(c->args));
     });
     walk(behind, [&](const Edge& e, const Checkpoint*) {
       for (size_t i = 0; i < level.to.size(); ++i)
-        if (level.to[i] == e) root.barred.push_back(j.place_of(level.of[i]));
+        if (level.to[i] == e) way.barred.push_back(j.place_of(level.of[i]));
       for (uint32_t place = 0; place < j.places(); ++place)
-        if (level.at(place) == e) root.barred_places.push_back(place);
+        if (level.at(place) == e) way.barred_places.push_back(place);
     });
   }
 }

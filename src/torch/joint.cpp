@@ -460,7 +460,9 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
 
 void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, const at::Tensor& t) {
   const Value tangent = add_tangent(fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size()), j.outputs[output].type());
-  j.roots.push_back({output, tangent});
+  j.roots.emplace_back();
+  j.roots.back().output = output;
+  j.roots.back().tangent = tangent;
   level.tangents.push_back(new_tensor(tangent));
   level.from.push_back(torch::autograd::impl::gradient_edge(t));
   level.views.emplace_back();

@@ -46,26 +46,29 @@ struct JointProgram {
   uint32_t num_forward = 0;        // outputs before the gradients'
   uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
 
+  // What is behind a place where gradients come in.
+  struct Way {
+    bool checkpointed = false;     // reentrant checkpoints: grad() goes past them, and
+    std::vector<uint32_t> barred;  // to these of `given` it must not come
+    std::vector<uint32_t> barred_places;
+    std::vector<uint32_t> behind;  // places that its gradient comes to
+  };
   // A result, the memory that several results are views of, or an input that was written: gradients come back through it.
-  struct Root {
+  struct Root : Way {
     uint32_t output;
     ir::Value tangent;             // graph input: its gradient, of the same type
     std::vector<uint32_t> views;   // results that are its views, if it is none: gradients come first through the last
     int32_t written = -1;          // which of `given`
     std::string refuses;           // what a backward() through it raises, which grad() does not come to
     bool added = false;            // all that is done with the tangent is adding it to another gradient (torch/absent.h)
-    bool checkpointed = false;     // reentrant checkpoints are behind it: grad() goes past them, and
-    std::vector<uint32_t> barred;  // to these of `given` it must not come
-    std::vector<uint32_t> barred_places;
-    std::vector<uint32_t> behind;  // places that its gradient comes to
   };
-  // Where else gradients can be seen on their way through the program.
-  struct Inner {
+  // An input of one of eager's nodes of which nobody was given the result, or
+  struct Inner : Way {
     ir::Value tangent;
-    uint32_t of = 0;    // goes in beside this root, to a node that gives several results of which nobody was given this one; or
-    int32_t view = -1;  // is this result, a view: it goes in there through what it is a view of
+    int32_t view = -1;  // this result, a view: gradients come in through what it is a view of
   };
-  // What autograd sees as one node: the roots of one of eager's that other roots lead to; the last: all roots to which none leads.
+  // What autograd sees as one node. It begins at the roots of one of eager's nodes to which others lead, or where gradients meet that come from several
+  // parts; the last: at all roots to which none leads.
   struct Part {
     std::vector<uint32_t> places;  // its inputs
     std::vector<uint32_t> edges;   // where its gradients go: of `gradients`, then `past_raising`
@@ -82,7 +85,11 @@ struct JointProgram {
 
   size_t places() const { return roots.size() + inner.size(); }
   ir::Value tangent(size_t place) const { return place < roots.size() ? roots[place].tangent : inner[place - roots.size()].tangent; }
-  const Root& root_at(size_t place) const { return roots[place < roots.size() ? place : inner[place - roots.size()].of]; }
+  Way& way(size_t place) {
+    if (place < roots.size()) return roots[place];
+    return inner[place - roots.size()];
+  }
+  const Way& way(size_t place) const { return const_cast<JointProgram*>(this)->way(place); }
   // Of an autograd node's edges: those of `gradients`, of `past_raising`, and then to places.
   uint32_t edge_to(size_t place) const { return static_cast<uint32_t>(gradients.size() + past_raising.size() + place); }
   uint32_t place_of(ir::Value v) const {  // among `given`

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "torch/convert.h"
 #include "torch/sym_node.h"
@@ -92,29 +93,46 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   for (uint32_t k = 0; k < j.roots.size(); ++k)
     if (const Node* n = level.from[k].function.get(); finished.contains(n)) roots[n].push_back(k);
 
-  std::map<uint32_t, const Node*> reached;  // by when it is finished
+  std::map<uint32_t, const Node*> begins;  // by when it is finished
   std::map<Input, uint32_t> places;
   for (const auto& [n, of] : roots)
     for (uint32_t k : of) places.emplace(Input(n, level.from[k].input_nr), k);
-  auto add_inner = [&](const Edge& e, JointProgram::Inner in, const ir::TensorType& type) {
+  auto add_inner = [&](const Edge& e, int32_t view, const ir::TensorType& type) {
     places.emplace(Input(e.function.get(), e.input_nr), static_cast<uint32_t>(j.places()));
-    in.tangent = add_tangent(fmt::format("inner{}", j.inner.size()), type);
-    j.inner.push_back(in);
+    const ir::Value tangent = add_tangent(fmt::format("inner{}", j.inner.size()), type);
+    j.inner.emplace_back();
+    j.inner.back().tangent = tangent;
+    j.inner.back().view = view;
     level.inner.push_back(e);
-    level.inner_tangents.push_back(new_tensor(in.tangent));
+    level.inner_tangents.push_back(new_tensor(tangent));
   };
-  for (auto at = behind.entered.begin(); at != behind.entered.end(); ++at)
-    if (const auto of = roots.find(at->first.first); of != roots.end()) reached[finished.at(of->first)] = of->first;
+  for (const auto& [input, _] : behind.entered)
+    if (roots.contains(input.first)) begins[finished.at(input.first)] = input.first;
+  if (!begins.empty()) {
+    std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: the last
+    std::unordered_set<const Node*> meets, views_made;  // those are nodes by themselves, in front of what they are views of
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
+    for (size_t i = behind.order.size(); i-- > 0;) {
+      const Node* n = behind.order[i];
+      if (meets.contains(n) && !views_made.contains(n)) begins[static_cast<uint32_t>(i)] = n;
+      const auto own = begins.find(static_cast<uint32_t>(i));
+      const Node* of = part[n] = own != begins.end() ? n : part[n];
+      for (const Edge& e : n->next_edges())
+        if (const Node* next = e.function.get(); next && finished.contains(next))
+          if (const auto [at, fresh] = part.try_emplace(next, of); !fresh && at->second != of) meets.insert(next);
+    }
+  }
   std::vector<JointProgram::Part> parts;
   std::unordered_map<uint32_t, uint32_t> part_of;  // by root
-  for (const auto& [when, n] : reached) {
+  for (const auto& [when, n] : begins) {
     JointProgram::Part& part = parts.emplace_back();
-    part.places = roots.at(n);
+    if (const auto of = roots.find(n); of != roots.end()) part.places = of->second;
     for (uint32_t k : part.places) part_of[k] = static_cast<uint32_t>(parts.size()) - 1;
     for (auto at = behind.entered.lower_bound({n, 0}); at != behind.entered.end() && at->first.first == n; ++at) {
       if (places.contains(at->first)) continue;
       part.places.push_back(static_cast<uint32_t>(j.places()));
-      add_inner(Edge(const_cast<Node*>(n)->getptr(), at->first.second), {.of = part.places[0]}, type_of_input(*n, at->first.second));
+      add_inner(Edge(const_cast<Node*>(n)->getptr(), at->first.second), -1, type_of_input(*n, at->first.second));
     }
   }
   // Views of what others lead to are made when that is, and not at the end, but for those through which its gradients come first.
@@ -155,7 +173,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
         if (o.kind == r.kind && o.index == r.index && calls) todo.push_back(other);
       }
     }
-    if (seen) add_inner(e, {.view = static_cast<int32_t>(i)}, capture::as_fake(fake_of(outputs[i]))->view->type);
+    if (seen) add_inner(e, static_cast<int32_t>(i), capture::as_fake(fake_of(outputs[i]))->view->type);
   }
   if (parts.empty() && j.inner.empty()) return;
 
@@ -192,8 +210,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       const auto at = leads_to.find(level.at(k).function.get());
       if (at == leads_to.end()) continue;
       all.add(at->second);
-      for (uint32_t p = 0; p < first_edge && k < j.roots.size(); ++p)
-        if (at->second[p]) j.roots[k].behind.push_back(p);
+      for (uint32_t p = 0; p < first_edge; ++p)
+        if (at->second[p]) j.way(k).behind.push_back(p);
     }
     for (uint32_t p = 0; p < first_edge; ++p)
       if (all[p]) part.stops.push_back(p);

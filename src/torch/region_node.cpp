@@ -42,7 +42,7 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   };
   ahead.is_reached = [&](const torch::autograd::Node& n) {
     for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined() && std::ranges::any_of(j.root_at(k).behind, [&](uint32_t p) { return next_edge(j.edge_to(p)).function.get() == &n; }))
+      if (tangents[k].defined() && std::ranges::any_of(j.way(k).behind, [&](uint32_t p) { return next_edge(j.edge_to(p)).function.get() == &n; }))
         return true;
     return false;
   };
@@ -58,7 +58,7 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   std::vector<char> behind(give.size());
   for (size_t k = 0; k < tangents.size(); ++k)
     if (tangents[k].defined())
-      for (uint32_t p : j.root_at(k).behind) behind[p] = 1;
+      for (uint32_t p : j.way(k).behind) behind[p] = 1;
   for (size_t p = 0; p < behind.size(); ++p) stops_[p] = stops_[p] && behind[p];
   if (std::ranges::find(stops_, 1) == stops_.end()) stops_.clear();
 }

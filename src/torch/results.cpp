@@ -283,6 +283,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.index = *of;
       r.path = path_of(v);
       r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
+    } else if (!first && f != (s->input >= 0 ? as_fake(inputs[s->input]->fake) : nullptr)) {
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = same->second;
     } else if (s->input >= 0) {
       r.index = s->input;
       FakeImpl* own = as_fake(inputs[s->input]->fake);
@@ -296,9 +299,6 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         r.kind = ResultSpec::Kind::ViewOfInput;
         r.path = path_of(v);
       }
-    } else if (!first) {
-      r.kind = ResultSpec::Kind::ViewOfValue;
-      r.index = same->second;
     } else if (auto it = root_result.find(s); it != root_result.end() && it->second != i) {
       r.kind = ResultSpec::Kind::ViewOfValue;
       r.index = it->second;

@@ -295,7 +295,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const auto [next, why] = next_level(how);
       if (!next) {
         for (size_t k = 0; k < how.size(); ++k)
-          TORCH_CHECK(!how[k].defined || !joint_.root_at(k).checkpointed,
+          TORCH_CHECK(!how[k].defined || !joint_.way(k).checkpointed,
                       "vitrify: gradients of gradients that a reentrant checkpoint gives cannot be compiled: ", why);
         warn_once("gradients of the gradients", why);
         return by_formulas(*call, tangents, node, why);
@@ -579,9 +579,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t i = 0; i < joint_.gradients.size(); ++i)
       if (comes_to(node.next_edge(i))) asked.insert(joint_.gradients[i].given);
     for (size_t k = 0; k < how.size(); ++k) {
-      if (!how[k].defined || !joint_.root_at(k).checkpointed) continue;
-      if (std::ranges::any_of(joint_.root_at(k).barred, [&](uint32_t i) { return asked.contains(i); }) ||
-          std::ranges::any_of(joint_.root_at(k).barred_places, [&](uint32_t p) { return how[p].stops; }))
+      if (!how[k].defined || !joint_.way(k).checkpointed) continue;
+      if (std::ranges::any_of(joint_.way(k).barred, [&](uint32_t i) { return asked.contains(i); }) ||
+          std::ranges::any_of(joint_.way(k).barred_places, [&](uint32_t p) { return how[p].stops; }))
         throw std::runtime_error(joint_.no_grad);
       how[k].past_checkpoints = true;
     }
@@ -658,7 +658,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::vector<size_t> absent;
     for (size_t k = 0; k < how.size(); ++k) {
       if (!how[k].defined && k < joint_.roots.size()) absent.push_back(k);
-      if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.root_at(k).checkpointed || (how[k].defined && k >= joint_.roots.size()))
+      if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.way(k).checkpointed || (how[k].defined && k >= joint_.roots.size()))
         return nullptr;
     }
     auto b = backward_without(joint_, all->second->program, absent);

@@ -39,6 +39,11 @@ DRIVERS = {
     "weights written": "out = f(*args)\nfor p in parameters(net): p.data.add_(0.5)\nweighed(heads(out)).backward()",
     "weights' versions": "out = f(*args)\nwith torch.no_grad():\n    for p in parameters(net): p.add_(0.5)\nweighed(heads(out)).backward()",
     "hooks": "for t in leaves(args): t.register_hook(lambda g: g * 2)\nout = f(*args)\nheads(out)[0].register_hook(lambda g: g + 1)\nweighed(heads(out)).backward()",
+    "to a result": "out = f(*args)\ntold = copies(torch.autograd.grad(weighed(heads(out)[-1:]), heads(out)[:1] + leaves(args), allow_unused=True))",
+    "to all results": "out = f(*args)\ntold = [copies(torch.autograd.grad(weighed([h]), heads(out) + leaves(args), retain_graph=True, allow_unused=True)) for h in heads(out)]",
+    "results retained": "out = f(*args)\nfor h in heads(out): h.retain_grad()\nweighed(heads(out)[-1:]).backward()\ntold = [h.grad for h in heads(out)]",
+    "results hooked": "out = f(*args)\nfor h in heads(out)[:2]: h.register_hook(lambda g: g if g is None else g * 2)\nweighed(heads(out)[1:]).backward()",
+    "result used again": "out = f(*args)\nused = heads(out)[0] * 2\nheads(out)[0].register_hook(lambda g: g.clamp(-1, 1))\n(weighed(heads(out)) + weighed([used])).backward()",
     # Each leaf's own list: autograd promises no order among leaves.
     "accumulated": "told = [[] for _ in leaves(args)]\nfor t, seen in zip(leaves(args), told): t.register_post_accumulate_grad_hook(lambda t, seen=seen: seen.append(t.grad.clone()))\nout = f(*args)\nweighed(heads(out)).backward()",
     "module hooks": "told = []\nhandles = [net.register_forward_hook(lambda m, a, r: told.append(len(a))), net.register_full_backward_hook(lambda m, gi, go: None)] if net is not None else []\nout = f(*args)\nweighed(heads(out)).backward()\nfor h in handles: h.remove()",

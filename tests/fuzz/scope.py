@@ -10,6 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
+def copies(grads):
+    return [g if g is None else g.clone() for g in grads]
+
+
 def heads(out):
     """The results that have gradients."""
     made = [t for _, t in tensors_of(out) if t.requires_grad and t.grad_fn is not None]

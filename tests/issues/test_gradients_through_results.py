@@ -301,6 +301,56 @@ def test_written_inputs_that_nobody_looks_at():
     check(fn, program)
 
 
+class Clips(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-1, 1)
+
+
+def meets(x):
+    n = torch.nn.functional.layer_norm(Clips.apply(x.tanh()), x.shape[-1:])
+    a = n + x
+    return a, n.exp(), a.sin() * 2
+
+
+def meets_twice(x):
+    n = Clips.apply(x)
+    a, b = n.sin(), n.cos()
+    m = Clips.apply(a * b)
+    return a, b, m.exp(), m * a * 3
+
+
+@pytest.mark.parametrize("fn", [meets, meets_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("which", [[0], [1], [0, 1], []])
+def test_what_meets_behind_them(fn, which):
+    """A formula that is not linear has all of its gradient at once, and each is run once."""
+    def program(f, seen, x):
+        outs = f(x)
+        for i in which:
+            outs[i].register_hook(lambda g, i=i: (seen.append((i, g.clone())), g * 2)[1])
+        total(outs).backward(retain_graph=True)
+        total(outs[1:]).backward()
+        seen.sort(key=lambda s: s[0])
+    check(fn, program)
+
+
+def test_a_view_of_an_argument_returned_twice():
+    def program(f, seen, x):
+        v, w, b = f(x)
+        v.retain_grad()
+        (b.sum() + w.exp().sum()).backward()
+        return v is w, v.grad
+
+    def fn(x):
+        v = x.t()
+        return v, v, v.sin()
+    check(fn, program)
+
+
 @programs
 def test_gradients_that_have_gradients(fn):
     def program(f, seen, x):
