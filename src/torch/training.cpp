@@ -537,6 +537,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   variable_list by_formulas(Call& call, const variable_list& tangents, RegionNode& node, const std::string& why) const {
     TORCH_CHECK(!of_user_, "vitrify: gradients of gradients that an autograd.Function of the program gives cannot be compiled: ", why);
+    TORCH_CHECK(node.stops().empty() && std::none_of(tangents.begin() + static_cast<std::ptrdiff_t>(joint_.roots.size()), tangents.end(),
+                                                     [](const at::Tensor& t) { return t.defined(); }),
+                "vitrify: a gradient of a gradient that is seen on its way through the program cannot be computed by formulas");
     std::vector<at::Tensor> given(joint_.given.size()), saved(saved_.size());
     for (uint32_t i : kept_given_) {
       Kept k = call.given[i];

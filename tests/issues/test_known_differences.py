@@ -50,6 +50,30 @@ def test_versions_of_what_a_library_op_writes():
 
 
 
+def two(x):
+    a = x.sin()
+    return a, a * x
+
+
+def test_a_hook_of_one_result_where_gradients_of_gradients_come_through_another():
+    def program(f, x):
+        a, b = f(x)
+        a.register_hook(lambda g: g * 10)
+        first, = torch.autograd.grad(b.sum(), x, create_graph=True)
+        first.square().sum().backward()
+        return x.grad
+    check(two, program, lambda: [R(4, requires_grad=True)])
+
+
+def test_a_hook_of_a_result_that_no_gradient_comes_to():
+    def program(f, x):
+        a, b = f(x)
+        a.register_hook(lambda g: g * 10)
+        b.sum().backward()
+        return x.grad
+    check(lambda x: (x.sin(), x.cos()), program, lambda: [R(4, requires_grad=True)])
+
+
 @pytest.mark.parametrize("fn", [lambda x: x.cumprod(1), lambda x: x.prod(1)], ids=["cumprod", "prod"])
 def test_second_derivatives_of_products_at_infinity(fn):
     def program(f, x):
