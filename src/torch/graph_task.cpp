@@ -83,8 +83,8 @@ static bool is_nothing(GraphTask& task, Node* n) {
   return at == task.not_ready_.end() || std::ranges::none_of(at->second.buffer, [](const at::Tensor& t) { return t.defined(); });
 }
 
-// Eager does not come to `n`, to which this backward comes by `edges` edges that are still to be gone along: takes off what those behind it wait for on
-// its account. Gives the nodes that nothing leads to then; none, where something else comes to it.
+// Eager does not come to `n`, to which this backward comes by `edges` edges that are still to be gone along: takes off what those behind it wait for
+// on its account. Gives the nodes that nothing leads to then; none, where something else comes to it.
 static std::unordered_set<Node*> take_off(GraphTask& task, Node* n, int edges) {
   const auto is_to_run = [&](Node* n) {
     if (task.exec_info_.empty()) return true;

@@ -21,15 +21,15 @@ bool strides_of_ones_show(const torch::autograd::Node& node);
 
 // Of a node that runs and the nodes of results behind it, to which it has edges: each follows those to which it leads.
 struct Ahead {
-  size_t first;                                                 // of its edges, and of theirs
-  uint64_t oldest;                                              // sequence number of the oldest that was made with them
-  std::function<bool(const torch::autograd::Node&)> is_part;    // has such edges
-  std::function<bool(const torch::autograd::Node&)> is_reached; // gradients lead there
+  size_t first;                                                  // of its edges, and of theirs
+  uint64_t oldest;                                               // sequence number of the oldest that was made with them
+  std::function<bool(const torch::autograd::Node&)> is_part;     // has such edges
+  std::function<bool(const torch::autograd::Node&)> is_reached;  // gradients lead there
   // From elsewhere these have come to it, which may be taken out of them. False: they stay.
   std::function<bool(torch::autograd::Node&, std::vector<at::Tensor>&)> take;
 };
-// By edge from Ahead::first on: whether a gradient has to be given along it. Where nobody notices, the node goes on in the place of the one behind, which
-// is then given nothing.
+// By edge from Ahead::first on: whether a gradient has to be given along it. Where nobody notices, the node goes on in the place of the one behind,
+// which is then given nothing.
 std::vector<char> to_be_given(torch::autograd::Node& node, const Ahead&);
 
 }  // namespace vitrify

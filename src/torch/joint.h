@@ -56,19 +56,19 @@ struct JointProgram {
   // A result, the memory that several results are views of, or an input that was written: gradients come back through it.
   struct Root : Way {
     uint32_t output;
-    ir::Value tangent;             // graph input: its gradient, of the same type
-    std::vector<uint32_t> views;   // results that are its views, if it is none: gradients come first through the last
-    int32_t written = -1;          // which of `given`
-    std::string refuses;           // what a backward() through it raises, which grad() does not come to
-    bool added = false;            // all that is done with the tangent is adding it to another gradient (torch/absent.h)
+    ir::Value tangent;            // graph input: its gradient, of the same type
+    std::vector<uint32_t> views;  // results that are its views, if it is none: gradients come first through the last
+    int32_t written = -1;         // which of `given`
+    std::string refuses;          // what a backward() through it raises, which grad() does not come to
+    bool added = false;           // all that is done with the tangent is adding it to another gradient (torch/absent.h)
   };
   // An input of one of eager's nodes of which nobody was given the result, or
   struct Inner : Way {
     ir::Value tangent;
     int32_t view = -1;  // this result, a view: gradients come in through what it is a view of
   };
-  // What autograd sees as one node. It begins at the roots of one of eager's nodes to which others lead, or where gradients meet that come from several
-  // parts; the last: at all roots to which none leads.
+  // What autograd sees as one node. It begins at the roots of one of eager's nodes to which others lead, or where gradients meet that come from
+  // several parts; the last: at all roots to which none leads.
   struct Part {
     std::vector<uint32_t> places;  // its inputs
     std::vector<uint32_t> edges;   // where its gradients go: of `gradients`, then `past_raising`

@@ -155,7 +155,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (!chain.empty()) chain.insert(chain.begin(), level.from[k].function);
       if (seen || (!chain.empty() && !capture::comes_first(chain, last_users))) turn = at->second + 1;
     }
-    if (!turn && seen && of_input && std::ranges::none_of(j.roots, [&](const auto& r) { return r.written == static_cast<int32_t>(base.index); })) turn = 0;
+    if (!turn && seen && of_input && std::ranges::none_of(j.roots, [&](const auto& r) { return r.written == static_cast<int32_t>(base.index); }))
+      turn = 0;
     if (!turn) continue;
     std::vector<uint32_t> todo{i};
     while (!todo.empty()) {
@@ -167,9 +168,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (r.kind == ResultSpec::Kind::ViewOfValue) todo.push_back(r.index);
       for (uint32_t other = 0; other < j.program.results.size(); ++other) {  // of one call
         const ResultSpec& o = j.program.results[other];
-        const bool calls = std::ranges::any_of(r.path, [&](const auto& v) {
-          return v.call && std::ranges::any_of(o.path, [&](const auto& w) { return w.call == v.call; });
-        });
+        const bool calls = std::ranges::any_of(
+            r.path, [&](const auto& v) { return v.call && std::ranges::any_of(o.path, [&](const auto& w) { return w.call == v.call; }); });
         if (o.kind == r.kind && o.index == r.index && calls) todo.push_back(other);
       }
     }

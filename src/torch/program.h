@@ -32,7 +32,7 @@ struct ResultSpec {
     bool own_versions = false; /* no op: .data, which counts its writes by itself */
   };
   std::vector<ViewOp> path;
-  uint32_t order = 0;        // of a view that gradients follow: made in this order, so that they come back in their turn
+  uint32_t order = 0;  // of a view that gradients follow: made in this order, so that they come back in their turn
   // Of a view: made once autograd knows so many parts of the program (JointProgram::parts). 0, of an input's: before it hears of the program, so that
   // its gradient is added after the program's. None: at the end.
   std::optional<uint32_t> turn;

@@ -71,12 +71,22 @@ torch::autograd::variable_list RegionNode::by_place(torch::autograd::variable_li
   return r;
 }
 
+Layouts RegionNode::layouts(const torch::autograd::variable_list& tangents) const {
+  Layouts how(tangents.size());
+  for (size_t k = 0; k < how.size(); ++k) {
+    how[k].defined = tangents[k].defined();
+    how[k].stops = !stops_.empty() && stops_[k];
+  }
+  return how;
+}
+
 size_t RegionNode::edges_out() const { return call_->joint.parts.empty() ? num_outputs() : call_->joint.edge_to(0); }
 size_t RegionNode::edges_shown() const { return stops_.empty() ? edges_out() : num_outputs(); }
 
 void add_inner(torch::autograd::Node& node, const ir::TensorType& type) {
   if (capture::is_static(type))
-    node.add_input_metadata(at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(to_torch_device(type.device))).expand(values_of(type.sizes)));
+    node.add_input_metadata(
+        at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(to_torch_device(type.device))).expand(values_of(type.sizes)));
   else
     node.add_input_metadata(torch::autograd::Node::undefined_input());  // known when there is a gradient
 }

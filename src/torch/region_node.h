@@ -63,6 +63,8 @@ class RegionNode final : public torch::autograd::Node {
   size_t part() const { return part_; }
   // Of the backward under way, by place: gradients stop there; empty: nowhere.
   const std::vector<char>& stops() const { return stops_; }
+  // How gradients come, but for their strides.
+  Layouts layouts(const torch::autograd::variable_list& tangents) const;
   size_t edges_out() const;    // so many of its edges lead out of the program, the others to places
   size_t edges_shown() const;  // gradients go along so many
 

@@ -38,16 +38,16 @@ struct Tape {
     int32_t stale = -1;    // for the reason that this one of JointProgram::given, which it has saved, was written since:
     int64_t expected = 0;  // its version then, counted from the call's begin
   };
-  std::vector<Step> steps;                    // each before those that its gradients go to
-  std::vector<int32_t> roots;                 // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
+  std::vector<Step> steps;                           // each before those that its gradients go to
+  std::vector<int32_t> roots;                        // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
   std::vector<std::pair<int32_t, uint32_t>> places;  // by place, where gradients may stop: the step, and which input of it
-  std::vector<std::vector<uint32_t>> behind;  // by root, where there are several: those of JointProgram::given that it follows from
+  std::vector<std::vector<uint32_t>> behind;         // by root, where there are several: those of JointProgram::given that it follows from
 
   std::vector<Hold> holds;          // by JointProgram::given
   std::vector<ir::Value> detached;  // what stands in the trace for those that the program has detached, as eager has saved them
 
-  // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole backward
-  // asks for all.
+  // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
+  // backward asks for all.
   Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops = {}) const;
   bool reads(const Path&, bool is_output, uint32_t index) const;
   bool finds(const Path&, bool is_output, uint32_t index) const;  // and reads it nowhere else

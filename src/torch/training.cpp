@@ -257,7 +257,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same through ATen, for tangents that kernels cannot read.
   variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
     ++counters().fallbacks;
-    Layouts how = defined_of(tangents, node);
+    Layouts how = node.layouts(tangents);
     pass_checkpoints(how, node);
     const std::shared_ptr<const Backward> b = [&] {
       std::lock_guard lock(mutex_);
@@ -273,7 +273,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   Layouts batches_of(const variable_list& tangents, const RegionNode& node) const {
-    Layouts how = defined_of(tangents, node);
+    Layouts how = node.layouts(tangents);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
     return how;
@@ -381,15 +381,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t k = joint_.roots.size(); k < how.size(); ++k) how[k].defined = false;
     return how;
   }
-  static Layouts defined_of(const variable_list& tangents, const RegionNode& node) {
-    Layouts how(tangents.size());
-    for (size_t k = 0; k < how.size(); ++k) {
-      how[k].defined = tangents[k].defined();
-      how[k].stops = !node.stops().empty() && node.stops()[k];
-    }
-    return how;
-  }
-
   Edge edge_to_place(size_t place, const std::vector<compat::NodePtr>& nodes, const std::vector<at::Tensor>& values,
                      const std::vector<const at::Tensor*>& given, const std::vector<at::Tensor>& results) const {
     if (place >= joint_.roots.size()) {
@@ -561,7 +552,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const {
-    Layouts how = defined_of(tangents, node);
+    Layouts how = node.layouts(tangents);
     bool other = false;
     for (size_t k = 0; k < tangents.size(); ++k)
       other = other || (how[k].defined &&
