@@ -77,7 +77,7 @@ struct KindOfCall {
     if (!v) return add(ir::None{});
     const TensorType& t = v.type();
     fmt::format_to(std::back_inserter(key), "{}.{}{}[", static_cast<int>(t.dtype), t.opaque_scalar_type, t.wrapped_number ? "w" : "");
-    for (sym::Int s : t.sizes) key += value_of(s) == 0 ? '0' : 'n';
+    for (sym::Int s : t.sizes) fmt::format_to(std::back_inserter(key), "{},", value_of(s));
     key += ']';
   }
   void add(sym::Int i) { fmt::format_to(std::back_inserter(key), "{},", value_of(i)); }
@@ -99,7 +99,7 @@ struct KindOfCall {
 };
 
 // `most`: elements of a dim. Divisors are no zeros.
-bool asked(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most) {
+void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most) {
   compat::Stack stack;
   const auto small = [&](const Value& v) {
     const TensorType& t = v.type();
@@ -112,7 +112,6 @@ bool asked(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Ar
   };
   for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], small));
   info.op.callBoxed(stack);
-  return true;
 }
 
 }  // namespace
@@ -140,16 +139,13 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
   const capture::Paused paused;
   c10::InferenceMode ordinary(false);
   const c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  const bool whole = o.elements <= kMostZeros;
   bool takes = true;
-  for (const int64_t most : {int64_t{1}, INT64_MAX}) {  // kernels of convolutions and pools take no images of one pixel
-    if (takes = true; most > 1 && o.elements > kMostZeros) break;
-    try {
-      asked(g, info, args, most);
-      break;
-    } catch (const std::exception&) {
-      rethrow_interrupt();
-      takes = false;
-    }
+  try {
+    ask(g, info, args, whole ? INT64_MAX : 1);
+  } catch (const std::exception&) {
+    rethrow_interrupt();
+    takes = !whole;  // kernels of convolutions and pools take no images of one pixel
   }
   const std::lock_guard lock(mutex);
   known.emplace(std::move(kind.key), takes);

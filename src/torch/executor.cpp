@@ -654,8 +654,7 @@ bool PlanRun::take_effect(Frame& f, uint32_t i) {
 void PlanRun::store_results(Frame& f, uint32_t i) {
   const ExternCall& e = plan_->externs[i];
   const ExternState& s = f.externs[i];
-  const bool custom = (e.node->op->flags & ir::kEffect) && !e.node->op->name.starts_with("aten::");
-  if (custom) check_described(f, e);
+  if (is_side_effect(*e.node)) check_described(f, e);
   VT_CHECK(results_.size() >= e.results.size(), "{} returned {} tensors, recorded {}", e.node->op->name, results_.size(), e.results.size());
   for (uint32_t r = 0; r < e.results.size(); ++r)
     if (e.results[r] >= 0) store_result(f, e, r, std::move(results_[r]), s);

@@ -229,12 +229,7 @@ class StraightThrough(torch.autograd.Function):
         return g * 2
 
 
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
+class Square(OfDict):
     @staticmethod
     def backward(ctx, g):
         x, = ctx.saved_tensors
