@@ -179,17 +179,26 @@ c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* 
   return fake->shallow_copy_and_detach(c10::VariableVersion(0), false);
 }
 
-// As eager would have moved on: a program that takes the generator back to an earlier state is seen.
-void Tracer::Impl::draw() {
+void Tracer::Impl::go_to(const at::mt19937& engine) {
   for (auto& s : saved->generators) {
     if (!s.g.device().is_cpu()) continue;
     std::lock_guard<std::mutex> lock(s.g.mutex());
-    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(s.g);
-    saved->cpu_engine = cpu->engine();
-    saved->cpu_engine();
-    cpu->set_engine(saved->cpu_engine);
+    at::check_generator<at::CPUGeneratorImpl>(s.g)->set_engine(saved->cpu_engine = engine);
     s.during = s.g.get_state();
   }
+}
+
+// As eager would have moved on: a program that takes the generator back to an earlier state is seen.
+void Tracer::Impl::draw() {
+  do {
+    at::mt19937 next = [&] {
+      at::Generator g = at::detail::getDefaultCPUGenerator();
+      std::lock_guard<std::mutex> lock(g.mutex());
+      return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+    }();
+    next();
+    go_to(next);
+  } while (draws.contains(state_key()));
 }
 
 std::vector<at::Tensor> Tracer::Impl::states() const {
@@ -220,10 +229,10 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   if (flags & ir::kRandom) {
     state = state_key();
     if (in_backward || torch::autograd::get_current_node()) {  // the program's own too
-      if (auto it = draws.find(state); it != draws.end() && it->second->op->name == info.name && it->second->outs == outs) {
+      if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name && it->second.node->outs == outs) {
         rewound = true;
-        draw();
-        return it->second;
+        go_to(it->second.after);
+        return it->second.node;
       }
     }
     if (generators_moved()) fail("sets the state of a random number generator");
@@ -234,7 +243,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
   n->source = source;
-  if (flags & ir::kRandom) draws.try_emplace(std::move(state), n);
+  if (flags & ir::kRandom) draws.try_emplace(std::move(state), Drawn{n, saved->cpu_engine});
   if (is_side_effect(*n)) know_effect(*n);
   return n;
 }

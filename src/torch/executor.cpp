@@ -181,12 +181,10 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
     if (!bound[id]) bindings_.push_back({id, input, dim, stride});
     bound[id] = 1;
   };
-  if (plan_->dynamic)
-    for (uint32_t i = 0; i < inputs.size(); ++i)
-      for (uint32_t d = 0; d < inputs[i].value.type().dim(); ++d) {
-        bind(inputs[i].value.type().sizes[d], i, d, false);
-        bind(inputs[i].value.type().strides[d], i, d, true);
-      }
+  for (const bool strides : {false, true})  // those of dims of one element say nothing
+    for (uint32_t i = 0; plan_->dynamic && i < inputs.size(); ++i)
+      for (uint32_t d = 0; d < inputs[i].value.type().dim(); ++d)
+        bind(strides ? inputs[i].value.type().strides[d] : inputs[i].value.type().sizes[d], i, d, strides);
   find_refusals(bound);
   find_lifetimes();
 }

@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <numeric>
+#include <ranges>
 #include <unordered_set>
 
 #include "ir/faults.h"
@@ -17,6 +19,7 @@
 #include "torch/derivatives.h"
 #include "torch/old_versions.h"
 #include "torch/stops.h"
+#include "torch/sym_node.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -232,11 +235,12 @@ bool Tracer::Impl::note_raising(std::string says) {
   return true;
 }
 
-// What a backward that asks for them, and for no others, raises instead of finding no way there.
+// A backward that asks for them, and for no others, comes that way and finds none, or raises. Gradients of gradients may come to them.
 void Tracer::Impl::find_past_raising(JointProgram& j, const Level& level) const {
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> todo;
-  for (const Raising& r : raising) todo.push_back(r.node.get());
+  for (const Edge& e : level.from)
+    if (e.function) todo.push_back(e.function.get());
   while (!todo.empty()) {
     const Node* n = todo.back();
     todo.pop_back();
@@ -458,8 +462,27 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   return j;
 }
 
+namespace {
+
+// Of what plans of any size can be given: where sizes differ from call to call, memory without gaps, whose strides follow from them.
+ir::TensorType type_of_tangent(ir::TensorType type) {
+  if (capture::is_static(type)) return type;
+  const std::vector<int64_t> now = values_of(type.strides);
+  std::vector<size_t> order(type.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return now[a] > now[b]; });
+  sym::Int next = 1;
+  for (size_t d : std::views::reverse(order)) {
+    type.strides[d] = next;
+    next = next * type.sizes[d];
+  }
+  return type;
+}
+
+}  // namespace
+
 void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, const at::Tensor& t) {
-  const Value tangent = add_tangent(fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size()), j.outputs[output].type());
+  const Value tangent = add_tangent(fmt::format("tangent{}_{}", levels.size() - 1, j.roots.size()), type_of_tangent(j.outputs[output].type()));
   j.roots.emplace_back();
   j.roots.back().output = output;
   j.roots.back().tangent = tangent;
@@ -657,6 +680,7 @@ void Tracer::Impl::again(const std::function<void()>& f) {
       if (s.fake.defined() && s.real.defined() && counts_versions(s.real))
         versions.set(s.real, s.real_version + s.bumps - static_cast<int64_t>(s.fake._version()));
     resume();
+    if (draws.contains(state_key())) draw();  // only what takes the generator back draws what was drawn
     in_backward = true;
     last_forward_states = states();
     try {
@@ -704,6 +728,8 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
     j.level = m.levels.size();
     j.below = below.tape;
+    j.begins = below.begins;
+    j.begins.push_back(below.backward);
     j.given = below.given;
     std::unordered_set<Value> known(j.given.begin(), j.given.end());
     auto add = [&](Value v) {
@@ -783,6 +809,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     try {
       auto gradients = m.differentiate(level, level.tangents, values);
       m.take_gradients(j, std::move(gradients), values);
+      m.find_past_raising(j, level);
       j.tape = m.tape_of(j, level);
     } catch (const CaptureError&) {
       throw;

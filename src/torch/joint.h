@@ -45,6 +45,7 @@ struct JointProgram {
   std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
   uint32_t num_forward = 0;        // outputs before the gradients'
   uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
+  std::vector<uint32_t> begins;    // the same of each level below, the lowest first
 
   // What is behind a place where gradients come in.
   struct Way {
@@ -78,7 +79,7 @@ struct JointProgram {
   std::vector<Inner> inner;                 // places are counted through roots and these
   std::vector<Part> parts;                  // each behind those that lead to it; empty: one has all roots, and nothing to be seen behind them
   std::vector<Gradient> gradients;          // only where eager has one
-  std::vector<uint32_t> past_raising;       // of `given`: their gradients come by way of steps that raise only
+  std::vector<uint32_t> past_raising;       // of `given`: steps lead to them that give them none, or raise
   std::string no_grad;                      // what grad() raises where it is barred
   std::exception_ptr failed;                // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;  // what eager's autograd does in a backward (torch/tape.h), and that of the level below

@@ -4,9 +4,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "ir/node_map.h"
+#include "runtime/layout.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
@@ -40,6 +42,10 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
   std::vector<char> r(kept);
   for (size_t k = 0; k < kept; ++k) r[k] = needed.contains(derivative.inputs[k].value.node);
   return r;
+}
+
+at::Tensor laid_in(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return at::empty_strided(sizes, strides, t.options().requires_grad(false)).copy_(t.detach());
 }
 
 bool is_symbolic(const ir::TensorType& t) {
@@ -110,19 +116,52 @@ bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
   return same;
 }
 
-bool take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
-  bool fit = true;
+Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
+  Fit fit = Fit::Yes;
   for (size_t k = 0; k < saved.size(); ++k) {
     if (!saved[k].itself || !saved[k].readable()) continue;
     at::Tensor& t = saved[k].tensor;
     const ir::TensorType& type = graph.inputs[k].value.type();
-    if (is_alike(t, type, true)) continue;
-    if (is_alike(t, type, false) && capture::is_static(type))
-      t = at::empty_strided(values_of(type.sizes), values_of(type.strides), t.options().requires_grad(false)).copy_(t.detach());
+    if (const bool fixed = capture::is_static(type); is_alike(t, type, true) && fixed)
+      continue;
+    else if (!is_alike(t, type, false))
+      return Fit::No;
+    else if (fixed)
+      t = laid_in(t, values_of(type.sizes), values_of(type.strides));
     else
-      fit = false;
+      fit = Fit::BySizes;
   }
   return fit;
+}
+
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<const ir::TensorType*>& types, size_t given, size_t num_symbols) {
+  runtime::SymbolValues known(num_symbols);
+  auto note = [&](sym::Int e, int64_t is) {
+    if (const uint32_t id = sym::is_symbol(e) ? sym::view(e).symbol->id : 0; sym::is_symbol(e) && !known.known(id)) known.set(id, is);
+  };
+  const auto is_strided = [&](size_t i) { return tensors[i].defined() && tensors[i].layout() == at::kStrided; };
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(given));
+  for (const bool strides : {false, true})  // those of dims of one element say nothing
+    for (size_t i : order)
+      for (size_t d = 0; is_strided(i) && d < types[i]->dim() && d < static_cast<size_t>(tensors[i].dim()); ++d)
+        if (!strides)
+          note(types[i]->sizes[d], tensors[i].sizes()[d]);
+        else if (tensors[i].sizes()[d] != 1)
+          note(types[i]->strides[d], tensors[i].strides()[d]);
+  std::vector<int64_t> sizes, strides;
+  for (size_t i = 0; i < given; ++i) {
+    if (!is_strided(i) || types[i]->dtype == DType::Opaque) continue;
+    if (!is_alike(tensors[i], *types[i], false)) return false;
+    const ir::Dims &size = types[i]->sizes, &stride = types[i]->strides;
+    if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;
+    if (tensors[i].sizes() != at::IntArrayRef(sizes)) return false;
+    bool same = true;
+    for (size_t d = 0; d < sizes.size(); ++d) same = same && (sizes[d] == 1 || tensors[i].strides()[d] == strides[d]);
+    if (!same) tensors[i] = laid_in(tensors[i], sizes, strides);
+  }
+  return true;
 }
 
 Kept laid_as_recorded(const Saved& s, Kept k) {
@@ -153,7 +192,11 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
     k.check_memory();
     return k;
   }
-  if (!hooked.empty() && !kept[saved].tensor.defined()) return Kept(hooked[saved].unpack(node));
+  if (!hooked.empty() && !kept[saved].tensor.defined()) {
+    Kept k(hooked[saved].unpack(node));
+    k.itself = true;  // hooks may give something else than they were given
+    return k;
+  }
   TORCH_CHECK(kept[saved].tensor.defined(), torch::autograd::ERR_BACKWARD_TWICE);
   Kept k = kept[saved];
   k.take_now();

@@ -39,8 +39,12 @@ struct Kept {
 
 std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>&);
 bool is_alike(const at::Tensor&, const ir::TensorType&, bool strides);
-// Of `saved` as `graph` reads them, what may have other memory by now. False: it is not such as plans read.
-bool take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
+// Of `saved` as `graph` reads them, what may have other memory by now. No: it is not such as plans read. BySizes: if sizes that differ from call to
+// call are as they were (take_by_sizes).
+enum class Fit { No, BySizes, Yes };
+Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
+// The first `given` of `tensors` in the strides that their types say, in which symbols are first what the others say. False: they have other sizes.
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<const ir::TensorType*>& types, size_t given, size_t num_symbols);
 // As the trace has it: passes may have chosen another layout.
 Kept laid_as_recorded(const Saved&, Kept);
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -147,6 +148,14 @@ ir::NodeSet detached_in(const JointProgram& j, const ir::Graph& copy, const ir::
   return r;
 }
 
+// Which derivative, of those that this one differentiates, has computed it: each reads what was kept as it is by its time. A view is of the value
+// that it is of, whoever made it.
+constexpr int kOwn = std::numeric_limits<int>::max();
+int computed_by(const JointProgram& j, const ir::Node& recorded) {
+  if (recorded.op->flags & ir::kView) return 0;
+  return static_cast<int>(std::ranges::upper_bound(j.begins, recorded.id) - j.begins.begin());
+}
+
 struct Splitter {
   const JointProgram& j;
   const Options& options;
@@ -185,8 +194,10 @@ struct Splitter {
     } else {
       joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
     }
+    ir::NodeMap<int> group(*joint);
     for (auto& [from, to] : copies) {
       recorded_as.emplace(to, from);
+      group[to.node] = computed_by(j, *from.node);
       if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
     }
     detached = detached_in(j, *joint, copies);
@@ -198,7 +209,7 @@ struct Splitter {
       users.insert(root_of(v).node);
     });
     // What a checkpoint repeats in the backward is not the forward's.
-    passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : static_cast<int>(late.contains(&n)); });
+    passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : late.contains(&n) ? kOwn : group.at(&n); });
     passes::dce(*joint, options);
     if (j.level == 0)
       pipeline::run_stage(
@@ -214,16 +225,17 @@ struct Splitter {
     wanted.insert(wanted.end(), inputs.begin(), inputs.end());
     ir::ValueMap<Value> first;
     const auto whole = extract(g, wanted, all, unordered, &first);
-    ir::NodeSet own(*whole), draw(*whole);
+    ir::NodeSet draw(*whole);
+    ir::NodeMap<int> group(*whole);
     ir::ValueMap<Value> recorded(*whole);
     for (auto& [from, to] : first) {
       recorded.emplace(to, from);
-      if (from.node->id >= j.backward && !is_input(*to.node)) own.insert(to.node);
+      group[to.node] = from.node->id >= j.backward && !is_input(*to.node) ? kOwn : computed_by(j, *from.node);
     }
     const std::unordered_set<const ir::Node*> drawn(unordered.begin(), unordered.end());
     for (auto& [to, from] : recorded)
       if (drawn.contains(from.node)) draw.insert(to.node);
-    passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(own.contains(&n)); });
+    passes::cse(*whole, {}, [&](const ir::Node& n) { return group.at(&n); });
     const auto end = whole->outputs.begin() + static_cast<std::ptrdiff_t>(j.outputs.size());
     const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
     std::vector<ir::Node*> draws;
@@ -618,9 +630,12 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   ir::ValueMap<Value> copies;
   const auto whole = extract(*j.program.graph, wanted, inputs, drawn, &copies);
   ir::NodeSet late(*whole);
-  for (auto& [from, to] : copies)
+  ir::NodeMap<int> group(*whole);
+  for (auto& [from, to] : copies) {
+    group[to.node] = computed_by(j, *from.node);
     if (from.node->id >= first && !is_input(*to.node)) late.insert(to.node);
-  passes::cse(*whole, {}, [&](const ir::Node& n) { return static_cast<int>(late.contains(&n)); });
+  }
+  passes::cse(*whole, {}, [&](const ir::Node& n) { return late.contains(&n) ? kOwn : group.at(&n); });
   const std::vector<Value> made(whole->outputs.begin(), whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()));
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
   // A user's own formula may read what it does not read where all results have gradients.

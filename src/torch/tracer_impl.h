@@ -91,8 +91,13 @@ struct Tracer::Impl final : capture::ModeHandler {
   void draw();
   std::vector<at::Tensor> states() const;  // of the generators, as they are
   std::string state_key() const;
-  // A checkpoint takes the generators back and draws the same numbers again: by the state before the draw.
-  std::unordered_map<std::string, ir::Node*> draws;
+  // A checkpoint takes the generators back and draws the same numbers again: by the state before the draw. No other draw is from such a state.
+  struct Drawn {
+    ir::Node* node;
+    at::mt19937 after;  // the CPU generator's
+  };
+  std::unordered_map<std::string, Drawn> draws;
+  void go_to(const at::mt19937&);
   std::vector<at::Tensor> last_forward_states;
   bool rewound = false;
 

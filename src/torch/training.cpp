@@ -55,9 +55,15 @@ constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch:
 constexpr size_t kMaxLayouts = 8;    // of tangents in strides of their own
 
 // What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
-using Unpack = std::function<std::pair<std::vector<at::Tensor>, bool>(const BackwardProgram&, bool last)>;
+using Unpack = std::function<std::pair<std::vector<at::Tensor>, Fit>(const BackwardProgram&, bool last)>;
 
 }  // namespace
+
+std::vector<const ir::TensorType*> types_of_inputs(const ir::Graph& g) {
+  std::vector<const ir::TensorType*> r;
+  for (const ir::Input& in : g.inputs) r.push_back(&in.value.type());
+  return r;
+}
 
 class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
  public:
@@ -201,7 +207,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       auto [saved, fit] = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
-      if (!fit) {
+      if (fit == Fit::BySizes && take_by_sizes(saved, types_of_inputs(*b->program.graph), b->program.saved.size(), num_symbols())) fit = Fit::Yes;
+      if (fit != Fit::Yes) {
         ResultMaker(b->program.results).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
         break;
       }
@@ -303,9 +310,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const Origin origin = next->origin(*this, call, tangents, how, node);
       std::vector<at::Tensor> given;
       for (const Kept& k : origin.given) given.push_back(k.tensor);
-      for (size_t i = 0; i < given.size(); ++i)
-        if (next->needs_[i] && origin.given[i].itself && given[i].defined() && !is_alike(given[i], next->joint_.given[i].type(), true))
-          return by_formulas(*call, tangents, node, "the .data of a tensor was assigned to");
+      if (!next->fit(origin, given)) return by_formulas(*call, tangents, node, "what was saved is not as it was");
       try {
         variable_list all;
         next->run(given, all, &origin);
@@ -471,6 +476,28 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     }
   }
 
+  size_t num_symbols() const { return joint_.program.graph->ctx().num_symbols(); }
+
+  // Whether what may have other memory by now is such as plans read. Sizes that differ from call to call are those of the tangents, which come last.
+  bool fit(const Origin& o, std::vector<at::Tensor>& given) const {
+    bool sizes = false;
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (!o.given[i].itself || !given[i].defined()) continue;
+      const ir::TensorType& type = joint_.given[i].type();
+      if (needs_[i] && !is_alike(given[i], type, true)) return false;
+      sizes = sizes || !capture::is_static(type);
+    }
+    if (!sizes) return true;
+    std::vector<const ir::TensorType*> types;
+    for (Value v : joint_.given) types.push_back(&v.type());
+    size_t own = given.size();
+    while (own > 0 && std::ranges::any_of(joint_.program.graph->inputs, [&](const ir::Input& in) {
+             return in.kind == ir::InputKind::Tangent && in.value == joint_.given[own - 1];
+           }))
+      --own;
+    return take_by_sizes(given, types, own, num_symbols());
+  }
+
   // Of what a call of this program, which computes the gradients of the program below, is given.
   Origin origin(const Training& below, const std::shared_ptr<Call>& call, const variable_list& tangents, const Layouts& how, RegionNode& node) const {
     const std::vector<Value>& wanted = joint_.given;
@@ -480,7 +507,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
     std::ranges::copy(call->given, o.given.begin());
     for (Kept& k : o.given) k.take_now();
-    for (size_t g = 0; g < below.joint_.gradients.size(); ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
+    const size_t gradients = below.joint_.gradients.size();
+    for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
+    for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
     for (size_t s = 0; s < below.saved_.size(); ++s) {
       const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
       if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;
@@ -767,7 +796,7 @@ variable_list RegionNode::apply(variable_list&& given) {
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
       check_freed(kept, *b.graph);
       region_->check_changed(b, kept, *this, path);
-      const bool fit = take_as_it_is_now(kept, *b.graph);
+      const Fit fit = take_as_it_is_now(kept, *b.graph);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));
       if (last) free();  // the plan drops each as it goes

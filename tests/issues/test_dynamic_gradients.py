@@ -132,3 +132,28 @@ def test_gradients_lie_as_their_tangents_do():
                 assert told[0].stride() == told[1].stride()
                 torch.testing.assert_close(told[1], told[0])
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
+
+
+JOINED = {
+    "cat": lambda x, w: torch.cat([x, w], 1).square(),
+    "hstack": lambda x, w: torch.hstack([x, w]).exp(),
+    "stack last": lambda x, w: torch.stack([x, w], -1).square(),
+    "stack middle": lambda x, w: torch.stack([x, w], 1).square(),
+}
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", JOINED)
+def test_tangents_that_are_slices(name, order):
+    """The gradients of what was joined are slices; a tangent of theirs was given without gaps and read by the strides of a slice: out of bounds."""
+    fn = JOINED[name]
+    compiled = vitrify.compile(fn, dynamic=True, fullgraph=True)
+    for shape in [(3, 2), (5, 4)]:
+        results = []
+        for f in (fn, compiled):
+            given = [leaf(*shape, seed=i) for i in range(2)]
+            grads = torch.autograd.grad(f(*given).sin().sum(), given, create_graph=True)
+            for _ in range(order - 2):
+                grads = torch.autograd.grad(sum(weighed(g) for g in grads), given, create_graph=True)
+            results.append(torch.autograd.grad(sum(weighed(g) for g in grads), given))
+        torch.testing.assert_close(results[1], results[0])

@@ -108,3 +108,37 @@ def test_a_backward_writes_into_its_gradient(program):
         told.append((y.detach(), x.grad, g))
     for eager, ours in zip(*told):
         torch.testing.assert_close(ours, eager)
+
+
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["alone", "within"])
+def test_a_gradient_that_is_none_and_a_gradient_of_another_comes_there(inner):
+    """There was no way to an input that the backward gives no gradient, and reads for another."""
+    fn = (lambda x, y: GivesNone.apply(x.sin(), y * 2).exp()) if inner else GivesNone.apply
+
+    def run(f):
+        x, y, z = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        g, = torch.autograd.grad(f(x * z, y).sum(), x, create_graph=True)
+        h = torch.autograd.grad(g.square().sum(), [x, y, z], create_graph=True, allow_unused=True)
+        return [g, *h, *torch.autograd.grad(sum(t.sum() for t in h if t is not None), [x, y, z], allow_unused=True)]
+    torch.testing.assert_close(run(vitrify.compile(fn, fullgraph=True)), run(fn))
+
+
+def test_a_gradient_that_is_none():
+    def run(f):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        out = f(x, y)
+        unused = torch.autograd.grad(out.sum(), [x, y], allow_unused=True, retain_graph=True)[1]
+        out.sum().backward()
+        return x.grad, y.grad, unused
+    assert str(run(vitrify.compile(GivesNone.apply, fullgraph=True))) == str(run(GivesNone.apply))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 import gradients  # noqa: E402
@@ -102,3 +103,28 @@ def test_twice(what):
     for chain in CHAINS:
         if "result" not in chain:
             check(CHAINS[chain], make, then=then, calls=2)
+
+
+DIVISIONS = {
+    "a quotient": lambda h, b: (h / b) * h,
+    "a quotient alone": lambda h, b: h / b,
+    "a tangent": lambda h, b: (h * b).tanh() * h.sin() * b,
+    "a norm": lambda h, b: torch.nn.functional.layer_norm(h, (3,), b) * b,
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("write", [0, 1], ids=["argument", "divisor"])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_derivatives_that_compute_what_the_program_did(name, write, order):
+    """A derivative's own quotient was taken for the program's, which was of what it read by then."""
+    def run(f):
+        x, b = torch.tensor([1.0, 2, 4], requires_grad=True), torch.tensor([1.0, 3, 2], requires_grad=True)
+        h, c = x * 1, b * 1
+        y = f(h, c)
+        data((h, c)[write])
+        grads = torch.autograd.grad(y.sum(), [x, b], create_graph=True)
+        for _ in range(order - 1):
+            grads = torch.autograd.grad(sum(g.sum() for g in grads if g.requires_grad), [x, b], create_graph=True)
+        return grads
+    torch.testing.assert_close(run(vitrify.compile(DIVISIONS[name], fullgraph=True)), run(DIVISIONS[name]))
