@@ -506,6 +506,21 @@ def is_compiling():
     return _C.capturing() or torch.compiler.is_compiling()
 
 
+def _forgetting(swap):
+    """What is compiled holds its weights, and torch swaps none that something else holds."""
+    @functools.wraps(swap)
+    def swap_tensors(t1, t2):
+        for t in (t1, t2):
+            if isinstance(t, torch.Tensor):
+                for door in list(_doors):
+                    _C.state_forget(door.state, t)
+        return swap(t1, t2)
+    return swap_tensors
+
+
+torch.utils.swap_tensors = _forgetting(torch.utils.swap_tensors)
+
+
 def reset():
     """Forgets everything compiled in this process and sets the counters to zero."""
     for door in list(_doors):

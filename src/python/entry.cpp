@@ -507,6 +507,10 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
   return e;
 }
 
+bool Entry::holds(const at::TensorImpl* t) const {
+  return std::ranges::any_of(captured, [&](const auto& c) { return c.first.unsafeGetTensorImpl() == t; }) || (live && live->holds(t));
+}
+
 bool Entry::dead() const {
   bool gone = false;
   auto scan = [&](auto& self, const Tree& t) -> void {

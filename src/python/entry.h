@@ -56,6 +56,7 @@ struct Entry {
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,
                                      const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats);
   bool dead() const;  // can never match again
+  bool holds(const at::TensorImpl*) const;
 };
 
 struct State {

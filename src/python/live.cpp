@@ -19,6 +19,10 @@ bool hooked(const at::Tensor& t) {
 
 }  // namespace
 
+bool Live::holds(const at::TensorImpl* t) const {
+  return std::ranges::any_of(grads_, [&](const Grad& g) { return g.of.defined() && g.of.unsafeGetTensorImpl() == t; });
+}
+
 Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
     : graph_(std::move(graph)), program_(graph_ ? &graph_->program() : nullptr), floats_(std::move(floats)) {
   for (const at::Tensor& t : watched) grads_.push_back({t, -1, t.grad().defined()});

@@ -18,6 +18,7 @@ class Live {
   Live(std::shared_ptr<CompiledGraph>, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats);
   // Gradients and floats are as the plan needs them. `floats`: what they are now.
   bool check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const;
+  bool holds(const at::TensorImpl*) const;
   void visit(int (*f)(PyObject*, void*), void* arg, int& result) const;
 
  private:

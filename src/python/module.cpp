@@ -533,6 +533,14 @@ void bind_states(py::module_& m) {
     auto dead = std::move(get(h).entries);
     get(h).entries.clear();
   });
+  // What is compiled of a tensor is let go of.
+  m.def("state_forget", [get](py::handle h, py::handle t) {
+    const at::TensorImpl* impl = THPVariable_Unpack(t.ptr()).unsafeGetTensorImpl();
+    std::vector<std::shared_ptr<Entry>> gone;
+    for (auto& e : get(h).entries)
+      if (e->holds(impl)) gone.push_back(e);
+    std::erase_if(get(h).entries, [&](auto& e) { return std::ranges::find(gone, e) != gone.end(); });
+  });
   m.def("state_off", [get](py::handle h, bool off) { get(h).off = off; });
   m.def("state_set_original", [get](py::handle h, py::object f) { get(h).original = Ref::borrow(f.ptr()); });
   // (compiled?, signature) of each live entry; entries that can never match again are dropped
