@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include <limits>
+
 #include "vitrify/error.h"
 
 namespace vitrify::capture {
@@ -41,6 +43,10 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
     result = result.unsqueeze(*along);
   }
   const Tensor zeros = (input == 0).sum(), none = zeros == 0;
+  if (at::GradMode::is_enabled()) {  // a gradient of zero that came back through the result itself would meet what infinities it is made of
+    const Tensor factors = harmless(none, input, 1);
+    result = along ? factors.prod(*along, true) : factors.prod();
+  }
   const Tensor usual = quotient(none, grad, input, result);
   // With several, all gradients are zero, but not the gradients of those.
   const Tensor few = along || at::GradMode::is_enabled() ? at::logical_not(none) : zeros == 1;
@@ -49,11 +55,30 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   return at::where(none, usual, others);
 }
 
-// For each element, what the products that it is in have of the others, each times its gradient: a linear recurrence, in steps that double.
+constexpr int64_t kShort = 8;  // elements for which eager's own formula, whose nodes grow with their square, costs no more
+
+// For each element, what the products that it is in have of the others, each times its gradient. As eager computes it: infinities and zeros meet in
+// the same products.
+Tensor each_of_others(const Tensor& grad, const Tensor& factors, int64_t dim, const Tensor& ones) {
+  const int64_t n = factors.sym_size(dim).guard_int(__FILE__, __LINE__);
+  std::vector<Tensor> all;
+  for (int64_t k = 0; k < n; ++k) {
+    std::vector<Tensor> others{k ? factors.narrow(dim, 0, k).prod(dim, true) : ones};
+    if (k + 1 < n) {
+      const Tensor after = factors.narrow(dim, k + 1, n - k - 1).cumprod(dim);
+      others.push_back(k ? others[0] * after : after);
+    }
+    all.push_back((grad.narrow(dim, k, n - k) * at::cat(others, dim)).sum(dim));
+  }
+  return at::stack(all, dim);
+}
+
+// The same of many: a linear recurrence, in steps that double.
 Tensor cumulative_others(const Tensor& grad, const Tensor& factors, int64_t dim) {
   const int64_t n = factors.sym_size(dim).guard_int(__FILE__, __LINE__);
   std::vector<c10::SymInt> one = factors.sym_sizes().vec();
   one[static_cast<size_t>(dim)] = 1;
+  if (n <= kShort) return each_of_others(grad, factors, dim, at::ones_symint(one, grad.options()));
   const Tensor before = at::cat({at::ones_symint(one, factors.options()), factors.narrow(dim, 0, n - 1)}, dim).cumprod(dim);
   Tensor sums = grad, next = factors.narrow(dim, 1, n - 1);  // the product of the `d` factors after each
   for (int64_t d = 1; d < n; d *= 2) {
@@ -68,8 +93,8 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
   const auto sums_from = [dim](const Tensor& t) { return t.flip(dim).cumsum(dim).flip(dim); };
   const Tensor zero = input == 0, factors = input.conj(), products = result.conj();
   if (at::GradMode::is_enabled()) {  // it has gradients where a factor is zero
-    const Tensor none = zero.sum() == 0, some = none.logical_not();
-    return at::where(none, sums_from(harmless(none, products, 0) * harmless(none, grad, 0)).div(harmless(none, factors, 1)),
+    const Tensor none = zero.sum() == 0, some = none.logical_not(), chosen = harmless(none, factors, 1);
+    return at::where(none, sums_from(chosen.cumprod(dim) * harmless(none, grad, 0)).div(chosen),
                      cumulative_others(harmless(some, grad, 0), harmless(some, factors, 1), dim));
   }
   const Tensor zeros = zero.cumsum(dim), before = zeros == 0, once = zeros == 1, first = once.logical_and(zero);
@@ -80,6 +105,24 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
       factors.masked_fill(once.logical_and(zero.logical_not()).logical_not(), 1).cumprod(dim) * grad.masked_fill(once.logical_not(), 0);
   const Tensor of_first = after.sum(dim, true) * product_before;
   return at::where(before, up_to_first, at::where(first, of_first, at::zeros({}, grad.options())));
+}
+
+// Of real matrices. Where one is singular, by its singular values; what is not chosen is computed of the identity, or of a matrix whose singular
+// values differ.
+Tensor of_determinant(const Tensor& grad, const Tensor& det, const Tensor& a) {
+  const double eps = a.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  const Tensor singular = det.abs() < 100. * eps, of_matrix = singular.unsqueeze(-1).unsqueeze(-1);
+  const c10::SymInt n = a.sym_size(-1);
+  std::vector<c10::SymInt> diagonal = a.sym_sizes().vec();
+  diagonal.pop_back();
+  const Tensor values = at::arange(1, n.guard_int(__FILE__, __LINE__) + 1, a.options());
+  const Tensor regular = at::where(of_matrix, at::diag_embed(at::ones_like(values)), a);
+  const Tensor right = at::diag_embed((grad * det).masked_fill(singular, 0).unsqueeze(-1).expand_symint(diagonal));
+  const Tensor by_inverse = at::linalg_solve(regular.mT(), right);
+  const auto [u, s, v] = at::linalg_svd(at::where(of_matrix, a, at::diag_embed(values)));
+  const Tensor alpha = at::linalg_det(u) * at::linalg_det(v) * grad.masked_fill(singular.logical_not(), 0);
+  const Tensor by_values = (u * product_of_others(alpha.unsqueeze(-1).expand_symint(diagonal), s, s.dim() - 1).unsqueeze(-2)).matmul(v);
+  return at::where(of_matrix.logical_not(), by_inverse, by_values);  // in the strides of the usual case
 }
 
 // All that are the largest, or the middle, have the same part in it.
@@ -123,19 +166,33 @@ bool saves_unread(const Node& n) {
   return as<torch::autograd::CopySlices>(n);
 }
 
-void refuse_choice(const Node& node) {
-  if (as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled())
-    throw CaptureError("chooses the derivative of a determinant by whether it is zero");
+Tensor unread_result(const Node& n) {
+  auto of = [&](const auto* known) -> Tensor {
+    if (known->result_.has_hooks() || !known->result_.get_raw_data()->defined()) return {};
+    return known->result_.unpack(const_cast<Node&>(n).getptr());
+  };
+  if (const auto* l = as<generated::LdexpBackward0>(n)) return of(l);
+  if (const auto* p = as<generated::PowBackward1>(n)) return of(p);
+  return {};
 }
 
 bool is_replaced(const Node& node) {
-  const auto* n = as<generated::CumprodBackward0>(node);
-  return n && !any_has_hooks(*n);
+  if (const auto* n = as<generated::CumprodBackward0>(node)) return !any_has_hooks(*n);
+  const auto* n = as<generated::LinalgDetBackward0>(node);
+  if (!n || !at::GradMode::is_enabled() || n->A_.has_hooks() || n->result_.has_hooks()) return false;
+  const Tensor a = n->A_.unpack();
+  return !a.is_complex() && a.sym_numel() != 0;
+}
+
+void refuse_choice(const Node& node) {
+  const auto* n = as<generated::LinalgDetBackward0>(node);
+  if (n && at::GradMode::is_enabled() && !is_replaced(node)) throw CaptureError("chooses the derivative of a determinant by whether it is zero");
 }
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined()) return made;
   if (is_replaced(node)) {
+    if (const auto* n = as<generated::LinalgDetBackward0>(node)) return of_determinant(grad, n->result_.unpack(node.getptr()), n->A_.unpack());
     const auto& n = *as<generated::CumprodBackward0>(node);
     const Tensor self = n.self_.unpack();
     return of_cumulative_product(grad.to(n.self_scalar_type), self, self.dim() ? at::maybe_wrap_dim(n.dim, self.dim()) : 0,

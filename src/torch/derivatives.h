@@ -9,6 +9,8 @@ bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mod
 bool of_python(const torch::autograd::Node&);        // Python code may ask for the mode, or put one of its own above it
 // What is no operand of its formula: a number, or a tensor of which the formula reads nothing here.
 bool saves_unread(const torch::autograd::Node&);
+// A result that it has saved for one gradient, and unpacks, as far as versions go, for the others too.
+at::Tensor unread_result(const torch::autograd::Node&);
 
 // Throws CaptureError where the choice cannot be part of the graph; before the formula runs, which may fail for a reason that says less.
 void refuse_choice(const torch::autograd::Node&);

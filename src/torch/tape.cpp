@@ -178,6 +178,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
+  for (Tape::Step& s : tape->steps) {
+    const at::Tensor result = capture::unread_result(*s.node);
+    const auto* f = capture::as_fake(result);
+    if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
+      s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+  }
   tape->holds.resize(j.given.size(), Hold::Memory);
   for (const auto& [input, value] : detached) tape->detached.push_back(value);
   for (uint32_t i = 0; i < j.given.size(); ++i) {

@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = [pytest.mark.judged("each is a known difference"), pytest.mark.xfail(strict=True, raises=AssertionError, reason="not mended")]
-A, R = torch.arange, torch.randn
 
 
 def outcome(f, program, *makes):
@@ -48,9 +47,6 @@ def test_versions_of_what_a_library_op_writes():
 
 # ---- between forward and backward
 
-
-
-
 def two(x):
     a = x.sin()
     return a, a * x
@@ -63,7 +59,7 @@ def test_a_hook_of_one_result_where_gradients_of_gradients_come_through_another(
         first, = torch.autograd.grad(b.sum(), x, create_graph=True)
         first.square().sum().backward()
         return x.grad
-    check(two, program, lambda: [R(4, requires_grad=True)])
+    check(two, program, lambda: [torch.randn(4, requires_grad=True)])
 
 
 def test_a_hook_of_a_result_that_no_gradient_comes_to():
@@ -72,30 +68,7 @@ def test_a_hook_of_a_result_that_no_gradient_comes_to():
         a.register_hook(lambda g: g * 10)
         b.sum().backward()
         return x.grad
-    check(lambda x: (x.sin(), x.cos()), program, lambda: [R(4, requires_grad=True)])
-
-
-@pytest.mark.parametrize("fn", [lambda x: x.cumprod(1), lambda x: x.prod(1)], ids=["cumprod", "prod"])
-def test_second_derivatives_of_products_at_infinity(fn):
-    def program(f, x):
-        x[0, 1], x[0, 2] = float("inf"), 0.0
-        x.requires_grad_()
-        g, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-        g.sum().backward()
-        return x.grad
-    check(fn, program, lambda: [A(1.0, 9.0).view(2, 4).clone()])
-
-
-@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_weights_swapped(grad):
-    m = nn.Linear(4, 4)
-
-    def program(f, x):
-        with torch.set_grad_enabled(grad):
-            f(x)
-            torch.utils.swap_tensors(m.weight, nn.Parameter(torch.ones(4, 4)))
-            return f(x).detach()
-    check(m, program, lambda: [torch.ones(2, 4)])
+    check(lambda x: (x.sin(), x.cos()), program, lambda: [torch.randn(4, requires_grad=True)])
 
 
 # ---- gradients, of the first and second order
