@@ -144,3 +144,20 @@ def test_hooks_of_parameters_run_in_the_order_of_the_backward():
         f(x).sum().backward()
         return torch.tensor(order)
     check(m, program, lambda: [torch.ones(2, 3)])
+
+
+def test_data_assigned_to_a_result_that_another_result_has_saved():
+    def program(f, x):
+        a, b = f(x)
+        a.data = torch.full_like(a, 7.0)
+        b.sum().backward()
+        return x.grad
+    check(lambda x: (lambda a: (a, a * a))(x.exp()), program, lambda: [leaf(3)])
+
+
+def test_an_inference_tensor_that_needs_gradients():
+    def program(f):
+        with torch.inference_mode():
+            x = torch.ones(6).requires_grad_()
+        return torch.autograd.grad(f(x).sum(), x)
+    check(lambda x: x.clone(), program, lambda: [])
