@@ -43,18 +43,6 @@ const Task* task_of(const Edge& e) {
   return at == tasks->end() ? nullptr : &at->second;
 }
 
-std::unordered_set<Node*> behind_of(const Edge& e) {
-  std::unordered_set<Node*> behind{e.function.get()};
-  std::vector<Node*> todo(behind.begin(), behind.end());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    for (const Edge& next : n->next_edges())
-      if (next.function && behind.insert(next.function.get()).second) todo.push_back(next.function.get());
-  }
-  return behind;
-}
-
 bool runs(const Edge& e, const Task* task) { return e.is_valid() && (task ? task->should_execute() : !is_of_grad()); }
 
 }  // namespace

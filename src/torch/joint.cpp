@@ -17,7 +17,7 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
-#include "torch/old_versions.h"
+#include "torch/overlap.h"
 #include "torch/stops.h"
 #include "torch/sym_node.h"
 #include "torch/tape.h"
@@ -550,30 +550,6 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
     if (r.written >= 0) r.written = static_cast<int32_t>(place[r.written]);
 }
 
-namespace {
-
-// Of what cannot be differentiated again: nothing is behind it, so that only a whole backward comes there.
-std::string refusal_behind(const Edge& from) {
-  std::vector<const Node*> todo{from.function.get()};
-  std::unordered_set<const Node*> seen(todo.begin(), todo.end());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    if (auto* error = dynamic_cast<const torch::autograd::Error*>(n)) return error->msg;
-    for (const Edge& e : n->next_edges())
-      if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
-  }
-  return {};
-}
-
-bool overlaps_itself(const ir::TensorType& type) {
-  for (size_t d = 0; d < type.dim(); ++d)
-    if (type.strides[d].is(0) && !type.sizes[d].is(1)) return true;
-  return false;
-}
-
-}  // namespace
-
 void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
   for (Grad& g : grads) {
     g.how.index += j.num_forward;
@@ -669,158 +645,6 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
                  stopped ? stops[k - level.of.size()] : -1});
   }
   return r;
-}
-
-void Tracer::Impl::again(const std::function<void()>& f) {
-  auto run = [&] {
-    failure.reset();
-    OldVersions versions;
-    for (Source& s : sources)
-      // As the program has left it: what it wrote, autograd saved with the versions of that.
-      if (s.fake.defined() && s.real.defined() && counts_versions(s.real))
-        versions.set(s.real, s.real_version + s.bumps - static_cast<int64_t>(s.fake._version()));
-    resume();
-    if (draws.contains(state_key())) draw();  // only what takes the generator back draws what was drawn
-    in_backward = true;
-    last_forward_states = states();
-    try {
-      f();
-    } catch (...) {
-      in_backward = past_checkpoints = in_batch = false;
-      stop();
-      throw;
-    }
-    in_backward = past_checkpoints = in_batch = false;
-    stop();
-  };
-  if (options.with_gil)
-    options.with_gil(run);
-  else
-    run();
-}
-
-std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<TangentLayout>& how, std::vector<Value>& tangents,
-                                            std::vector<Value>& values) {
-  Impl& m = *impl_;
-  std::vector<Gradient> r;
-  m.again([&] {
-    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
-    tangents = m.tangents_for(j, how);
-    std::vector<at::Tensor> given;
-    for (size_t k = 0; k < tangents.size(); ++k) {
-      given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
-      std::vector<int64_t> sizes = values_of(j.tangent(k).type().sizes);
-      if (how[k].batch) sizes.insert(sizes.begin() + how[k].batch_dim, how[k].batch);
-      if (!how[k].expanded.empty()) given.back() = given.back().expand(sizes);
-      if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
-    }
-    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
-      r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
-  });
-  return r;
-}
-
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept) {
-  Impl& m = *impl_;
-  JointProgram j;
-  m.again([&] {
-    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
-    const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
-    j.level = m.levels.size();
-    j.below = below.tape;
-    j.begins = below.begins;
-    j.begins.push_back(below.backward);
-    j.given = below.given;
-    std::unordered_set<Value> known(j.given.begin(), j.given.end());
-    auto add = [&](Value v) {
-      if (known.insert(v).second) j.given.push_back(v);
-    };
-    std::ranges::for_each(kept, add);
-    for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
-      if ((n->op->flags & ir::kRandom) && n->id < below.backward)
-        for (uint32_t i = 0; i < n->outs.size(); ++i) add(n->out(i));
-    const std::vector<Value> given = m.tangents_for(below, how);
-    std::vector<at::Tensor> tangents(given.size());
-    Tracer::Impl::Level& level = m.levels.emplace_back();
-    level.to = base.to;
-    level.of = base.of;
-    for (size_t k = 0; k < tangents.size(); ++k) {
-      if (!given[k]) continue;
-      tangents[k] = m.new_tensor(given[k]);
-      j.given.push_back(given[k]);
-      if (!how[k].needs_grad) continue;
-      tangents[k].set_requires_grad(true);
-      level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
-      level.of.push_back(given[k]);
-    }
-    const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
-    std::vector<at::Tensor> results;
-    for (const Gradient& g : below.gradients) {
-      const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();
-      results.push_back(grads[static_cast<size_t>(at)]);
-    }
-    if (!below.parts.empty()) {
-      results.resize(below.gradients.size() + below.past_raising.size() + below.places());
-      for (size_t k = 0, i = base.to.size(); k < how.size(); ++k)
-        if (how[k].stops) results[results.size() - below.places() + k] = grads[i++];
-    }
-    std::vector<std::pair<uint32_t, at::Tensor>> roots;
-    for (const at::Tensor& t : results) {
-      ResultSpec r;
-      r.kind = ResultSpec::Kind::Undefined;
-      if (t.defined()) {
-        at::Tensor root = m.fake_of(t);
-        capture::View& v = *as_fake(root)->view;
-        Value value;
-        if (overlaps_itself(v.type)) {  // users get an expanded one, made for real of what it is a view of
-          r.path = m.path_of(v);
-          if (v.storage->input >= 0) {
-            r.kind = ResultSpec::Kind::ViewOfInput;
-            r.index = j.place_of(m.graph->inputs[static_cast<size_t>(v.storage->input)].value);
-          } else {
-            r.kind = ResultSpec::Kind::ViewOfOutput;
-            if (root.requires_grad()) root = root.is_view() ? root._base() : at::Tensor();
-            const FakeImpl* base = as_fake(root);
-            if (t.requires_grad() && (!base || base->view->parent || base->view->storage != v.storage)) fail("a gradient overlaps itself");
-            value = v.storage->base;
-          }
-        } else {
-          r.kind = ResultSpec::Kind::Value;
-          value = m.read(v);
-        }
-        if (value) {
-          auto owners = m.output_roots;
-          r.index = static_cast<uint32_t>(j.outputs.size());
-          if (root.requires_grad()) roots.emplace_back(r.index, root);
-          j.outputs.push_back(m.own_storage(value, v.storage.get(), owners));
-        }
-      }
-      j.program.results.push_back(std::move(r));
-    }
-    j.num_forward = static_cast<uint32_t>(j.outputs.size());
-    for (const auto& [output, root] : roots) {
-      m.add_root(j, level, output, root);
-      j.roots.back().refuses = refusal_behind(level.from.back());
-    }
-    m.find_checkpoints(j, level);
-    j.backward = m.graph->next_id();
-    if (j.roots.empty()) return;
-    std::vector<Value> values;
-    try {
-      auto gradients = m.differentiate(level, level.tangents, values);
-      m.take_gradients(j, std::move(gradients), values);
-      m.find_past_raising(j, level);
-      j.tape = m.tape_of(j, level);
-    } catch (const CaptureError&) {
-      throw;
-    } catch (...) {
-      rethrow_interrupt();
-      j.failed = std::current_exception();
-    }
-  });
-  j.program.graph = m.graph;
-  j.program.num_args = static_cast<uint32_t>(j.given.size());
-  return j;
 }
 
 }  // namespace vitrify

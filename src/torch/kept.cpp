@@ -16,6 +16,8 @@
 
 namespace vitrify {
 
+using ir::Value;
+
 namespace {
 
 // By what is kept: whether gradients through those roots need it.
@@ -24,7 +26,7 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
   for (size_t k = 0; k < live.size(); ++k) (live[k] ? of_live : of_others).insert(derivative.inputs[kept + k].value.node);
   auto reads = [](const ir::Node* n, const ir::NodeSet& set) {
     bool any = false;
-    ir::for_each_input(const_cast<ir::Node&>(*n), [&](ir::Value& v) { any = any || set.contains(v.node); });
+    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { any = any || set.contains(v.node); });
     return any;
   };
   const auto& nodes = derivative.nodes();
@@ -36,7 +38,7 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
   }
   for (size_t i = nodes.size(); i-- > 0;)
     if (of_live.contains(nodes[i]) || needed.contains(nodes[i]))
-      ir::for_each_input(*nodes[i], [&](ir::Value& v) {
+      ir::for_each_input(*nodes[i], [&](Value& v) {
         if (!of_others.contains(v.node)) needed.insert(v.node);
       });
   std::vector<char> r(kept);
@@ -50,6 +52,38 @@ at::Tensor laid_in(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef s
 
 bool is_symbolic(const ir::TensorType& t) {
   return std::ranges::any_of(t.sizes, [](sym::Int i) { return !i.is_const(); });
+}
+
+// The first `given` of `tensors` in the strides that their types say, in which symbols are first what the others say. False: they have other sizes.
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& values, size_t given, const sym::Context& ctx) {
+  runtime::SymbolValues known(ctx.num_symbols());
+  const auto type = [&](size_t i) -> const ir::TensorType& { return values[i].type(); };
+  auto note = [&](sym::Int e, int64_t is) {
+    if (const uint32_t id = sym::is_symbol(e) ? sym::view(e).symbol->id : 0; sym::is_symbol(e) && !known.known(id)) known.set(id, is);
+  };
+  const auto is_strided = [&](size_t i) { return tensors[i].defined() && tensors[i].layout() == at::kStrided; };
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(given));
+  for (const bool strides : {false, true})  // those of dims of one element say nothing
+    for (size_t i : order)
+      for (size_t d = 0; is_strided(i) && d < type(i).dim() && d < static_cast<size_t>(tensors[i].dim()); ++d)
+        if (!strides)
+          note(type(i).sizes[d], tensors[i].sizes()[d]);
+        else if (tensors[i].sizes()[d] != 1)
+          note(type(i).strides[d], tensors[i].strides()[d]);
+  std::vector<int64_t> sizes, strides;
+  for (size_t i = 0; i < given; ++i) {
+    if (!is_strided(i) || type(i).dtype == DType::Opaque) continue;
+    if (!is_alike(tensors[i], type(i), false)) return false;
+    const ir::Dims &size = type(i).sizes, &stride = type(i).strides;
+    if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;
+    if (tensors[i].sizes() != at::IntArrayRef(sizes)) return false;
+    bool same = true;
+    for (size_t d = 0; d < sizes.size(); ++d) same = same && (sizes[d] == 1 || tensors[i].strides()[d] == strides[d]);
+    if (!same) tensors[i] = laid_in(tensors[i], sizes, strides);
+  }
+  return true;
 }
 
 }  // namespace
@@ -134,34 +168,27 @@ Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
   return fit;
 }
 
-bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<const ir::TensorType*>& types, size_t given, size_t num_symbols) {
-  runtime::SymbolValues known(num_symbols);
-  auto note = [&](sym::Int e, int64_t is) {
-    if (const uint32_t id = sym::is_symbol(e) ? sym::view(e).symbol->id : 0; sym::is_symbol(e) && !known.known(id)) known.set(id, is);
-  };
-  const auto is_strided = [&](size_t i) { return tensors[i].defined() && tensors[i].layout() == at::kStrided; };
-  std::vector<size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(given));
-  for (const bool strides : {false, true})  // those of dims of one element say nothing
-    for (size_t i : order)
-      for (size_t d = 0; is_strided(i) && d < types[i]->dim() && d < static_cast<size_t>(tensors[i].dim()); ++d)
-        if (!strides)
-          note(types[i]->sizes[d], tensors[i].sizes()[d]);
-        else if (tensors[i].sizes()[d] != 1)
-          note(types[i]->strides[d], tensors[i].strides()[d]);
-  std::vector<int64_t> sizes, strides;
-  for (size_t i = 0; i < given; ++i) {
-    if (!is_strided(i) || types[i]->dtype == DType::Opaque) continue;
-    if (!is_alike(tensors[i], *types[i], false)) return false;
-    const ir::Dims &size = types[i]->sizes, &stride = types[i]->strides;
-    if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;
-    if (tensors[i].sizes() != at::IntArrayRef(sizes)) return false;
-    bool same = true;
-    for (size_t d = 0; d < sizes.size(); ++d) same = same && (sizes[d] == 1 || tensors[i].strides()[d] == strides[d]);
-    if (!same) tensors[i] = laid_in(tensors[i], sizes, strides);
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, size_t given) {
+  std::vector<Value> values;
+  for (const ir::Input& in : graph.inputs) values.push_back(in.value);
+  return take_by_sizes(tensors, values, given, *graph.shared_ctx());
+}
+
+bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const JointProgram& j, const std::vector<char>& needs) {
+  bool sizes = false;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!origin.given[i].itself || !given[i].defined()) continue;
+    const ir::TensorType& type = j.given[i].type();
+    if (needs[i] && !is_alike(given[i], type, true)) return false;
+    sizes = sizes || !capture::is_static(type);
   }
-  return true;
+  if (!sizes) return true;
+  const auto is_tangent = [&](Value v) {
+    return std::ranges::any_of(j.program.graph->inputs, [&](const ir::Input& in) { return in.kind == ir::InputKind::Tangent && in.value == v; });
+  };
+  size_t own = given.size();
+  while (own > 0 && is_tangent(j.given[own - 1])) --own;
+  return take_by_sizes(given, j.given, own, j.program.graph->ctx());
 }
 
 Kept laid_as_recorded(const Saved& s, Kept k) {
@@ -177,9 +204,9 @@ Kept laid_as_recorded(const Saved& s, Kept k) {
 void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph) {
   if (std::ranges::none_of(saved, &Kept::freed)) return;
   ir::NodeSet read(graph);
-  for (ir::Value v : graph.outputs)
+  for (Value v : graph.outputs)
     if (v) read.insert(v.node);
-  for (ir::Node* n : graph.nodes()) ir::for_each_input(*n, [&](ir::Value& v) { read.insert(v.node); });
+  for (ir::Node* n : graph.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
   for (size_t k = 0; k < saved.size(); ++k)
     TORCH_CHECK(!saved[k].freed || !read.contains(graph.inputs[k].value.node), torch::autograd::ERR_BACKWARD_TWICE);
 }

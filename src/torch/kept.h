@@ -43,8 +43,8 @@ bool is_alike(const at::Tensor&, const ir::TensorType&, bool strides);
 // call are as they were (take_by_sizes).
 enum class Fit { No, BySizes, Yes };
 Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
-// The first `given` of `tensors` in the strides that their types say, in which symbols are first what the others say. False: they have other sizes.
-bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<const ir::TensorType*>& types, size_t given, size_t num_symbols);
+// The first `given` of what `graph` reads, in the strides that its types say. Symbols are first what the others say. False: they have other sizes.
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, size_t given);
 // As the trace has it: passes may have chosen another layout.
 Kept laid_as_recorded(const Saved&, Kept);
 
@@ -88,5 +88,8 @@ struct Origin {
   torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
   std::shared_ptr<Call> call;
 };
+
+// The same for a gradient of gradients, which is given the tangents last. `needs`: of which of them elements are read.
+bool take_given(const Origin&, std::vector<at::Tensor>& given, const JointProgram&, const std::vector<char>& needs);
 
 }  // namespace vitrify

@@ -121,4 +121,10 @@ bool may_overlap_itself(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return false;
 }
 
+bool overlaps_itself(const ir::TensorType& type) {
+  for (size_t d = 0; d < type.dim(); ++d)
+    if (type.strides[d].is(0) && !type.sizes[d].is(1)) return true;
+  return false;
+}
+
 }  // namespace vitrify

@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include "ir/graph.h"
+
 namespace vitrify {
 
 // Exact where few steps decide it; else true.
@@ -9,5 +11,6 @@ bool may_share(const at::Tensor& a, const at::Tensor& b);  // by address
 bool may_share(int64_t a_offset, at::IntArrayRef a_sizes, at::IntArrayRef a_strides, int64_t b_offset, at::IntArrayRef b_sizes,
                at::IntArrayRef b_strides, int64_t item = 1);  // offsets and strides in units of which an element has `item`
 bool may_overlap_itself(at::IntArrayRef sizes, at::IntArrayRef strides);
+bool overlaps_itself(const ir::TensorType&);  // by a stride of zero
 
 }  // namespace vitrify

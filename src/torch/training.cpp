@@ -59,12 +59,6 @@ using Unpack = std::function<std::pair<std::vector<at::Tensor>, Fit>(const Backw
 
 }  // namespace
 
-std::vector<const ir::TensorType*> types_of_inputs(const ir::Graph& g) {
-  std::vector<const ir::TensorType*> r;
-  for (const ir::Input& in : g.inputs) r.push_back(&in.value.type());
-  return r;
-}
-
 class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
  public:
   Training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options)
@@ -207,7 +201,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       auto [saved, fit] = unpack(b->program, last);
       for (size_t k = 0; k < tangents.size(); ++k)
         if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
-      if (fit == Fit::BySizes && take_by_sizes(saved, types_of_inputs(*b->program.graph), b->program.saved.size(), num_symbols())) fit = Fit::Yes;
+      if (fit == Fit::BySizes && take_by_sizes(saved, *b->program.graph, b->program.saved.size())) fit = Fit::Yes;
       if (fit != Fit::Yes) {
         ResultMaker(b->program.results).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
         break;
@@ -310,7 +304,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       const Origin origin = next->origin(*this, call, tangents, how, node);
       std::vector<at::Tensor> given;
       for (const Kept& k : origin.given) given.push_back(k.tensor);
-      if (!next->fit(origin, given)) return by_formulas(*call, tangents, node, "what was saved is not as it was");
+      if (!take_given(origin, given, next->joint_, next->needs_)) return by_formulas(*call, tangents, node, "what was saved is not as it was");
       try {
         variable_list all;
         next->run(given, all, &origin);
@@ -474,28 +468,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       else
         call.kept[k].tensor = std::move(value);
     }
-  }
-
-  size_t num_symbols() const { return joint_.program.graph->ctx().num_symbols(); }
-
-  // Whether what may have other memory by now is such as plans read. Sizes that differ from call to call are those of the tangents, which come last.
-  bool fit(const Origin& o, std::vector<at::Tensor>& given) const {
-    bool sizes = false;
-    for (size_t i = 0; i < given.size(); ++i) {
-      if (!o.given[i].itself || !given[i].defined()) continue;
-      const ir::TensorType& type = joint_.given[i].type();
-      if (needs_[i] && !is_alike(given[i], type, true)) return false;
-      sizes = sizes || !capture::is_static(type);
-    }
-    if (!sizes) return true;
-    std::vector<const ir::TensorType*> types;
-    for (Value v : joint_.given) types.push_back(&v.type());
-    size_t own = given.size();
-    while (own > 0 && std::ranges::any_of(joint_.program.graph->inputs, [&](const ir::Input& in) {
-             return in.kind == ir::InputKind::Tangent && in.value == joint_.given[own - 1];
-           }))
-      --own;
-    return take_by_sizes(given, types, own, num_symbols());
   }
 
   // Of what a call of this program, which computes the gradients of the program below, is given.
