@@ -155,6 +155,14 @@ def test_data_assigned_to_a_result_that_another_result_has_saved():
     check(lambda x: (lambda a: (a, a * a))(x.exp()), program, lambda: [leaf(3)])
 
 
+def test_what_hooks_give_back_is_another_thing_and_is_differentiated_again():
+    def program(f, x, w):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t[:2]):
+            y = f(x, w)
+        return torch.autograd.grad(y.sum(), [x, w], create_graph=True)
+    check(lambda x, w: x * w * 2, program, lambda: [leaf(4, 3), leaf(4, 3)])
+
+
 def test_an_inference_tensor_that_needs_gradients():
     def program(f):
         with torch.inference_mode():

@@ -19,8 +19,8 @@ def outcome(f, unpack, create_graph=False, size=(8, 6)):
         y = f(x, w)
     try:
         return list(torch.autograd.grad(y.sum(), [x, w], create_graph=create_graph))
-    except RuntimeError:
-        return RuntimeError
+    except (RuntimeError, IndexError) as e:
+        return e
 
 
 @pytest.mark.parametrize("create_graph", [False, True], ids=["", "create_graph"])
@@ -33,14 +33,15 @@ def test_the_same_in_other_memory(fn, unpack, dynamic, create_graph):
         torch.testing.assert_close(*(outcome(f, MOVED[unpack], create_graph, size) for f in (compiled, FNS[fn])))
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("unpack", OTHERS)
 @pytest.mark.parametrize("fn", FNS)
-def test_something_else(fn, unpack):
-    ours, eager = (outcome(f, OTHERS[unpack]) for f in (vitrify.compile(FNS[fn], fullgraph=True), FNS[fn]))
-    if RuntimeError in (ours, eager):
-        assert ours == eager
+def test_something_else(fn, unpack, dynamic):
+    ours, eager = (outcome(f, OTHERS[unpack]) for f in (vitrify.compile(FNS[fn], dynamic=dynamic, fullgraph=True), FNS[fn]))
+    if isinstance(eager, Exception):  # where sizes are read off it, another step may be the first to notice
+        assert isinstance(ours, Exception) and (dynamic or repr(ours) == repr(eager))
     else:
-        torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(ours, eager)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -54,8 +55,12 @@ def test_frozen_after_the_call(shape, dynamic):
         w.data = torch.full(shape, 2.0).t().contiguous().t() if len(shape) == 2 else torch.ones(shape)
         try:
             y.sum().backward()
-        except (RuntimeError, IndexError):
-            return None
+        except (RuntimeError, IndexError) as e:
+            return e
         return x.grad
     fn = lambda x, w: x.sin() @ w  # noqa: E731
-    torch.testing.assert_close(run(vitrify.compile(fn, dynamic=dynamic)), run(fn))
+    ours, eager = run(vitrify.compile(fn, dynamic=dynamic)), run(fn)
+    if isinstance(eager, Exception):
+        assert isinstance(ours, Exception)  # eager's names the step
+    else:
+        torch.testing.assert_close(ours, eager)
