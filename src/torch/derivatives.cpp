@@ -184,6 +184,14 @@ bool is_replaced(const Node& node) {
   return !a.is_complex() && a.sym_numel() != 0;
 }
 
+bool checks_values(const Node& n) {
+  auto plain = [](const auto&... saved) { return (... && !saved.has_hooks()); };  // of a checkpoint: they give what was saved only once
+  if (const auto* e = as<generated::LinalgEigBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
+  if (const auto* e = as<generated::LinalgEighBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
+  if (const auto* e = as<generated::LinalgSvdBackward0>(n)) return plain(e->S_, e->U_, e->Vh_);
+  return false;
+}
+
 void refuse_choice(const Node& node) {
   const auto* n = as<generated::LinalgDetBackward0>(node);
   if (n && at::GradMode::is_enabled() && !is_replaced(node)) throw CaptureError("chooses the derivative of a determinant by whether it is zero");

@@ -12,6 +12,9 @@ bool saves_unread(const torch::autograd::Node&);
 // A result that it has saved for one gradient, and unpacks, as far as versions go, for the others too.
 at::Tensor unread_result(const torch::autograd::Node&);
 
+// Its formula reads truth values, and does nothing but raise where they are false.
+bool checks_values(const torch::autograd::Node&);
+
 // Throws CaptureError where the choice cannot be part of the graph; before the formula runs, which may fail for a reason that says less.
 void refuse_choice(const torch::autograd::Node&);
 

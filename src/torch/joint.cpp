@@ -148,6 +148,7 @@ class Tracer::Impl::Nodes {
       const at::Tensor held = std::exchange(nodes.held_, {});
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1)
         r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
+      nodes.impl_.raise_where_false(*node, grads);
       nodes.impl_.running = {};
       nodes.impl_.summing = node;
       nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
@@ -256,6 +257,35 @@ void Tracer::Impl::find_past_raising(JointProgram& j, const Level& level) const 
                          std::ranges::find(j.past_raising, given) != j.past_raising.end();
       if (!known) j.past_raising.push_back(given);
     }
+  }
+}
+
+std::optional<bool> Tracer::Impl::check(Value v) {
+  const ir::TensorType& type = v.type();
+  if (!running || !capture::checks_values(*running) || type.dtype != DType::Bool || !type.numel().is(1) || type.device.kind != DeviceKind::CPU)
+    return std::nullopt;
+  if (!checks.denied) {
+    checks.asked.push_back(v);
+    return true;
+  }
+  if (checks.next > *checks.denied) return std::nullopt;
+  return checks.next++ != *checks.denied;
+}
+
+void Tracer::Impl::raise_where_false(Node& node, const std::vector<at::Tensor>& grads) {
+  const std::vector<Value> asked = std::exchange(checks, {}).asked;
+  for (size_t k = 0; k < asked.size(); ++k) {
+    checks.denied = k;
+    std::string says;
+    try {
+      node(torch::autograd::variable_list(grads));
+    } catch (const CaptureError&) {
+    } catch (const c10::Error& e) {
+      says = e.what_without_backtrace();
+    }
+    checks = {};
+    if (says.empty()) fail("reads a tensor's value: aten::item");
+    at::_assert_async(new_tensor(asked[k]), says);
   }
 }
 

@@ -147,6 +147,14 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool describe(const OpInfo&, const compat::Stack&);
   bool run_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
   std::optional<c10::Scalar> assume(ir::Value);
+  // A truth value that ATen's formula of the node under way asks for, and raises where it is false.
+  struct Checks {
+    std::vector<ir::Value> asked;
+    std::optional<size_t> denied;  // the formula runs once more: what does it raise where this one is false?
+    size_t next = 0;
+  } checks;
+  std::optional<bool> check(ir::Value);
+  void raise_where_false(torch::autograd::Node&, const std::vector<at::Tensor>& grads);
   void check_found() const;
   ir::Value positions(ir::Value mask);
   at::Tensor index_by_mask(const at::Tensor& self, c10::ArrayRef<c10::IValue> indices);
