@@ -123,6 +123,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
       level.of.push_back(given[k]);
     }
+    j.own = m.graph->next_id();
     const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
     std::vector<at::Tensor> results;
     for (const Gradient& g : below.gradients) {

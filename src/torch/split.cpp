@@ -186,7 +186,7 @@ struct Splitter {
     std::vector<ir::Node*> unordered;
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
-      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && !(j.level && n->id < j.backward) && !known.contains(n->out()))
+      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && n->id >= j.own && !known.contains(n->out()))
         unordered.push_back(n);
     ir::ValueMap<Value> copies;
     if (j.level) {
