@@ -143,7 +143,8 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
         at::Tensor root = m.fake_of(t);
         capture::View& v = *as_fake(root)->view;
         Value value;
-        if (overlaps_itself(v.type)) {  // users get an expanded one, made for real of what it is a view of
+        if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of
+          if (!v.parent) fail("a gradient is a conjugate or negative view of nothing");
           r.path = m.path_of(v);
           if (v.storage->input >= 0) {
             r.kind = ResultSpec::Kind::ViewOfInput;

@@ -116,12 +116,13 @@ Tensor of_determinant(const Tensor& grad, const Tensor& det, const Tensor& a) {
   std::vector<c10::SymInt> diagonal = a.sym_sizes().vec();
   diagonal.pop_back();
   const Tensor values = at::arange(1, n.guard_int(__FILE__, __LINE__) + 1, a.options());
-  const Tensor regular = at::where(of_matrix, at::diag_embed(at::ones_like(values)), a);
-  const Tensor right = at::diag_embed((grad * det).masked_fill(singular, 0).unsqueeze(-1).expand_symint(diagonal));
-  const Tensor by_inverse = at::linalg_solve(regular.mT(), right);
   const auto [u, s, v] = at::linalg_svd(at::where(of_matrix, a, at::diag_embed(values)));
   const Tensor alpha = at::linalg_det(u) * at::linalg_det(v) * grad.masked_fill(singular.logical_not(), 0);
   const Tensor by_values = (u * product_of_others(alpha.unsqueeze(-1).expand_symint(diagonal), s, s.dim() - 1).unsqueeze(-2)).matmul(v);
+  // The usual case comes last: its derivative comes first, and what is added to it takes its strides.
+  const Tensor regular = at::where(of_matrix, at::diag_embed(at::ones_like(values)), a);
+  const Tensor right = at::diag_embed((grad * det).masked_fill(singular, 0).unsqueeze(-1).expand_symint(diagonal));
+  const Tensor by_inverse = at::linalg_solve(regular.mT(), right);
   return at::where(of_matrix.logical_not(), by_inverse, by_values);  // in the strides of the usual case
 }
 
@@ -194,7 +195,9 @@ bool checks_values(const Node& n) {
 
 void refuse_choice(const Node& node) {
   const auto* n = as<generated::LinalgDetBackward0>(node);
-  if (n && at::GradMode::is_enabled() && !is_replaced(node)) throw CaptureError("chooses the derivative of a determinant by whether it is zero");
+  if (!n || !at::GradMode::is_enabled() || is_replaced(node)) return;
+  const bool nothing = !n->A_.has_hooks() && n->A_.unpack().sym_numel() == 0;
+  if (!nothing) throw CaptureError("chooses the derivative of a determinant by whether it is zero");
 }
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {

@@ -150,3 +150,38 @@ def test_gradient_penalty(recwarn):
             torch.testing.assert_close(o, e, **bounds.SECOND_ORDER)
     assert not [w for w in recwarn if issubclass(w.category, vitrify.VitrifyWarning)]
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
+
+
+CONJUGATES = {
+    "polar": lambda x: torch.view_as_real(torch.polar(x, x.sin())),
+    "a conjugate": lambda x: torch.view_as_real(torch.complex(x, x * 2).conj() * (1 + 2j)),
+    "an imaginary part": lambda x: (torch.complex(x, x.sin()).conj().imag * x),
+}
+
+
+@pytest.mark.parametrize("name", CONJUGATES)
+def test_gradients_that_are_conjugate_views(name):
+    results = []
+    for f in (vitrify.compile(CONJUGATES[name], fullgraph=True), CONJUGATES[name]):
+        x = torch.linspace(0.5, 2, 6).view(2, 3).requires_grad_()
+        grads = [f(x)]
+        for _ in range(3):
+            grads.append(torch.autograd.grad(grads[-1].sin().sum(), x, create_graph=True)[0])
+        results.append([g.detach() for g in grads])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("fn", [lambda z: z.conj(), lambda z: z.conj() * 2, lambda z: (z * z).conj(), lambda z: z.imag, lambda z: z.conj().imag * 3], ids=["conj", "times", "square", "imag", "of conj"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_complex_arguments(fn, create_graph):
+    """As eager gives them: a conjugate view where eager's is."""
+    def program(z, x):
+        return fn(z), x.sin().exp()  # kernels of ours have no complex numbers
+
+    results = []
+    for f in (vitrify.compile(program, fullgraph=True), program):
+        z = torch.complex(torch.arange(4.), torch.ones(4)).requires_grad_()
+        g, = torch.autograd.grad(f(z, torch.ones(3))[0].abs().sum(), z, create_graph=create_graph)
+        results.append((g.detach().resolve_conj().resolve_neg(), g.is_conj(), g.is_neg(), g.stride()))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
