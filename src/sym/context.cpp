@@ -76,31 +76,63 @@ Guard normal_guard(Guard::Kind kind, Int e) {
   return {kind, e};
 }
 
-// A guard holds in everything compiled after it: narrow the range of a lone symbol.
-void learn(Context::Impl& c, const Guard& g) {
-  Poly p = poly(g.expr);
-  if (p.terms.size() != 1 || p.terms[0].atoms.size() != 1 || p.terms[0].atoms[0]->kind != Kind::Symbol || p.k == kNegInf) return;
-  const int64_t coef = p.terms[0].coef;
-  if (coef != 1 && coef != -1) return;
-  Range& r = c.symbols[p.terms[0].atoms[0]->symbol].range;
-  const int64_t v = coef == 1 ? -p.k : p.k;  // where the expression is zero
-  Range n = r;
-  switch (g.kind) {
-    case Guard::Kind::EqZero:
-      n = {v, v};
-      break;
-    case Guard::Kind::NeZero:
-      if (n.lo == v) ++n.lo;
-      if (n.hi == v) --n.hi;
-      break;
-    case Guard::Kind::GeZero:
-      (coef == 1 ? n.lo : n.hi) = v;
-      break;
-  }
+// What range the symbol of a lone one has left.
+bool narrow(Context::Impl& c, const Node* symbol, Range n) {
+  Range& r = c.symbols[symbol->symbol].range;
   n = {std::max(n.lo, r.lo), std::min(n.hi, r.hi)};
-  if (n.lo > n.hi) return;
+  if (n.lo > n.hi || (n.lo == r.lo && n.hi == r.hi)) return false;
   r = n;
   ++c.epoch;
+  return true;
+}
+
+Range moved(Range r, int64_t by) {
+  if (r.lo == Range().lo || __builtin_add_overflow(r.lo, by, &r.lo)) r.lo = Range().lo;
+  if (r.hi == Range().hi || __builtin_add_overflow(r.hi, by, &r.hi)) r.hi = Range().hi;
+  return r;
+}
+
+// Of two symbols whose difference is known, each has the other's range.
+bool narrow_equals(Context::Impl& c, const Guard& g) {
+  if (g.kind != Guard::Kind::EqZero) return false;
+  const Poly p = poly(g.expr);
+  if (p.terms.size() != 2 || p.k == kNegInf || p.terms[0].coef != 1 || p.terms[1].coef != -1) return false;
+  const Node* of[2];
+  for (size_t i = 0; i < 2; ++i) {
+    if (p.terms[i].atoms.size() != 1 || p.terms[i].atoms[0]->kind != Kind::Symbol) return false;
+    of[i] = p.terms[i].atoms[0];
+  }
+  const bool first = narrow(c, of[0], moved(c.symbols[of[1]->symbol].range, -p.k));
+  return narrow(c, of[1], moved(c.symbols[of[0]->symbol].range, p.k)) || first;
+}
+
+// A guard holds in everything compiled after it: narrow the range of a lone symbol, and of those that are equal to it.
+void learn(Context::Impl& c, const Guard& g) {
+  Poly p = poly(g.expr);
+  if (p.terms.size() == 1 && p.terms[0].atoms.size() == 1 && p.terms[0].atoms[0]->kind == Kind::Symbol && p.k != kNegInf) {
+    const int64_t coef = p.terms[0].coef;
+    if (coef != 1 && coef != -1) return;
+    const Node* symbol = p.terms[0].atoms[0];
+    const int64_t v = coef == 1 ? -p.k : p.k;  // where the expression is zero
+    Range n = c.symbols[symbol->symbol].range;
+    switch (g.kind) {
+      case Guard::Kind::EqZero:
+        n = {v, v};
+        break;
+      case Guard::Kind::NeZero:
+        if (n.lo == v) ++n.lo;
+        if (n.hi == v) --n.hi;
+        break;
+      case Guard::Kind::GeZero:
+        (coef == 1 ? n.lo : n.hi) = v;
+        break;
+    }
+    if (!narrow(c, symbol, n)) return;
+  }
+  for (bool more = true; more;) {
+    more = false;
+    for (const Guard& equal : c.guards) more = narrow_equals(c, equal) || more;
+  }
 }
 
 void record(Context::Impl& c, Guard::Kind kind, Int e) {
@@ -175,5 +207,22 @@ void go_back(Context& ctx, const Known& k) {
   for (size_t i = 0; i < k.symbols.size(); ++i) std::tie(c.symbols[i].range, c.symbols[i].multiple_of) = k.symbols[i];
   ++c.epoch;
 }
+
+Hints::Hints(Context& ctx, const std::vector<std::optional<int64_t>>& sizes) : ctx_(ctx) {
+  auto& symbols = ctx.impl().symbols;
+  for (uint32_t id = 0; id < symbols.size() && id < sizes.size(); ++id) {
+    if (!sizes[id] || !symbols[id].hint || *symbols[id].hint == *sizes[id]) continue;
+    before_.emplace_back(id, *symbols[id].hint);
+    symbols[id].hint = sizes[id];
+  }
+  if (!before_.empty()) ++ctx.impl().hinted;
+}
+
+Hints::~Hints() {
+  for (const auto& [id, hint] : before_) ctx_.impl().symbols[id].hint = hint;
+  if (!before_.empty()) ++ctx_.impl().hinted;
+}
+
+uint64_t hinted(const Context& ctx) { return const_cast<Context&>(ctx).impl().hinted; }
 
 }  // namespace vitrify::sym

@@ -1,5 +1,6 @@
 // What is known of sizes by now, to go back to where what was found out since may not be kept.
 #pragma once
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,5 +15,18 @@ struct Known {
 
 Known known(const Context&);
 void go_back(Context&, const Known&);  // symbols made since keep what is known of them
+
+// While this lives, hints are what the sizes of another call are, for which all guards so far hold. By symbol; those that are not known stay.
+class Hints {
+ public:
+  Hints(Context&, const std::vector<std::optional<int64_t>>&);
+  ~Hints();
+  Hints(const Hints&) = delete;
+
+ private:
+  Context& ctx_;
+  std::vector<std::pair<uint32_t, int64_t>> before_;
+};
+uint64_t hinted(const Context&);  // another number whenever they are others
 
 }  // namespace vitrify::sym

@@ -62,7 +62,8 @@ struct Context::Impl {
   std::vector<const Node*> symbol_nodes;
   std::vector<std::optional<Int>> extents;
   std::vector<Guard> guards;
-  uint32_t epoch = 1;  // of the facts; bumped when one changes
+  uint32_t epoch = 1;   // of the facts; bumped when one changes
+  uint64_t hinted = 0;  // the same of hints
   int proof_depth = 0;
   int proof_steps = 0;  // of the proof under way; beyond a bound nothing more is proved
   // Quotients and remainders made since the facts changed last.

@@ -57,7 +57,9 @@ void Tracer::Impl::again(const std::function<void()>& f) {
       f();
     } catch (...) {
       in_backward = past_checkpoints = in_batch = false;
+      look = nullptr;
       stop();
+      if (failure) throw CaptureError(*failure);  // Python code on its way has made another exception of it
       throw;
     }
     in_backward = past_checkpoints = in_batch = false;
@@ -90,7 +92,7 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
   return r;
 }
 
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept) {
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
@@ -123,8 +125,12 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
       level.of.push_back(given[k]);
     }
-    j.own = m.graph->next_id();
+    j.begin = m.graph->next_id();
+    m.look = &look;
+    for (size_t k = 0; k < given.size(); ++k)
+      if (given[k] && look.tangents[k].defined()) m.known_now.emplace_back(given[k], look.tangents[k]);
     const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
+    m.look = nullptr;
     std::vector<at::Tensor> results;
     for (const Gradient& g : below.gradients) {
       const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();

@@ -193,12 +193,7 @@ bool checks_values(const Node& n) {
   return false;
 }
 
-void refuse_choice(const Node& node) {
-  const auto* n = as<generated::LinalgDetBackward0>(node);
-  if (!n || !at::GradMode::is_enabled() || is_replaced(node)) return;
-  const bool nothing = !n->A_.has_hooks() && n->A_.unpack().sym_numel() == 0;
-  if (!nothing) throw CaptureError("chooses the derivative of a determinant by whether it is zero");
-}
+bool chooses(const Node& node) { return as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled() && !is_replaced(node); }
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined()) return made;

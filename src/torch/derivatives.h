@@ -15,8 +15,8 @@ at::Tensor unread_result(const torch::autograd::Node&);
 // Its formula reads truth values, and does nothing but raise where they are false.
 bool checks_values(const torch::autograd::Node&);
 
-// Throws CaptureError where the choice cannot be part of the graph; before the formula runs, which may fail for a reason that says less.
-void refuse_choice(const torch::autograd::Node&);
+// But for this one, whose choice cannot be part of the graph.
+bool chooses(const torch::autograd::Node&);
 
 // Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
 bool is_replaced(const torch::autograd::Node&);

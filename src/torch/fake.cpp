@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "sym/known.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -12,7 +13,42 @@ namespace vitrify::capture {
 
 namespace {
 constexpr const char* kUnreadable = "this tensor is a placeholder used while vitrify captures a program: its data cannot be read";
+
+// Where in its memory it begins may follow from sizes.
+bool moves(const View& v) {
+  for (const View* p = &v; p->parent; p = p->parent.get())
+    if (!is_static(p->parent->type) || !std::ranges::all_of(p->step.args, [](const c10::IValue& a) { return is_static(a); })) return true;
+  return false;
 }
+
+// Has where it begins at the sizes that are the hints now, and what it is a view of.
+at::Tensor find_offset(View& v) {
+  if (!v.parent) {
+    at::Tensor t = at::empty_strided(values_of(v.type.sizes), values_of(v.type.strides), at::TensorOptions(scalar_type_of(v.type)).device(at::kMeta));
+    if (v.offset) t.unsafeGetTensorImpl()->set_storage_offset(v.offset);
+    return t;
+  }
+  const at::Tensor of = find_offset(*v.parent);
+  if (!v.step.op) {
+    v.offset = v.parent->offset;
+    return of;
+  }
+  compat::Stack stack{of};
+  for (const c10::IValue& a : v.step.args) stack.push_back(static_value(a, false));
+  c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  try {
+    v.step.op->op.callBoxed(&stack);
+  } catch (const c10::Error&) {
+    fail("a view of what has other sizes by now begins nobody knows where");
+  }
+  std::vector<at::Tensor> results;
+  flatten_results(stack, results);
+  const at::Tensor t = results.at(static_cast<size_t>(std::max(v.step.result, 0)));
+  v.offset = t.storage_offset();
+  return t;
+}
+
+}  // namespace
 
 FakeImpl::FakeImpl(std::shared_ptr<View> v, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
     : TensorImpl(TensorImpl::VIEW, c10::Storage(v->storage->storage), keys, dtype), view(std::move(v)) {
@@ -20,17 +56,32 @@ FakeImpl::FakeImpl(std::shared_ptr<View> v, c10::DispatchKeySet keys, caffe2::Ty
 }
 
 void FakeImpl::set_geometry() {
-  set_sizes_and_strides(values_of(view->type.sizes), values_of(view->type.strides), view->offset);
-  meta_ = at::Tensor();
+  set_hints();
   sym_sizes_.clear();
   sym_strides_.clear();
-  if (is_static(view->type)) {
+  if (is_static(view->type) && !moves(*view)) {
     set_custom_sizes_strides(SizesStridesPolicy::Default);
     return;
   }
   for (const sym::Int& i : view->type.sizes) sym_sizes_.push_back(to_sym_int(view->storage->ctx, i));
   for (const sym::Int& i : view->type.strides) sym_strides_.push_back(to_sym_int(view->storage->ctx, i));
   set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
+}
+
+void FakeImpl::set_hints() {
+  const bool may_change = allow_tensor_metadata_change();  // it does not: other sizes of a call have become its hints
+  set_allow_tensor_metadata_change(true);
+  set_sizes_and_strides(values_of(view->type.sizes), values_of(view->type.strides), view->offset);
+  set_allow_tensor_metadata_change(may_change);
+  hinted_ = sym::hinted(*view->storage->ctx);
+  meta_ = at::Tensor();
+}
+
+const FakeImpl& FakeImpl::now() const {
+  if (hinted_ == sym::hinted(*view->storage->ctx)) return *this;
+  if (moves(*view)) find_offset(*view);
+  const_cast<FakeImpl*>(this)->set_hints();
+  return *this;
 }
 
 void FakeImpl::specialize() const {
@@ -53,11 +104,11 @@ void FakeImpl::specialize_offset() const {
 
 c10::IntArrayRef FakeImpl::sizes_custom() const {
   for (const sym::Int& i : view->type.sizes) view->storage->ctx->specialize(i);
-  return sizes_default();
+  return now().sizes_default();
 }
 c10::IntArrayRef FakeImpl::strides_custom() const {
   for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
-  return strides_default();
+  return now().strides_default();
 }
 int64_t FakeImpl::size_custom(int64_t d) const {
   return view->storage->ctx->specialize(view->type.sizes[c10::maybe_wrap_dim(d, sizes_default().size())]);
@@ -66,13 +117,17 @@ int64_t FakeImpl::numel_custom() const {
   sizes_custom();
   return numel_default();
 }
+int64_t FakeImpl::storage_offset_custom() const {
+  specialize_offset();
+  return now().view->offset;
+}
 c10::SymInt FakeImpl::sym_size_custom(int64_t d) const { return sym_sizes_[c10::maybe_wrap_dim(d, sizes_default().size())]; }
 c10::SymInt FakeImpl::sym_numel_custom() const { return to_sym_int(view->storage->ctx, view->type.numel()); }
 
 c10::SymBool FakeImpl::sym_is_contiguous_custom(at::MemoryFormat format) const {
   if (format != at::MemoryFormat::Contiguous) {
     specialize();
-    return is_contiguous_default(format);
+    return now().is_contiguous_default(format);
   }
   sym::Context& ctx = *view->storage->ctx;
   const auto is_empty = [&](const sym::Int& n) { return ctx.guard_eq(n, 0); };  // memory without elements is contiguous, whatever its strides
@@ -89,11 +144,12 @@ c10::SymBool FakeImpl::sym_is_contiguous_custom(at::MemoryFormat format) const {
 }
 
 at::Tensor FakeImpl::meta() {
+  now();
   if (!meta_.defined()) {
     c10::InferenceMode mode(is_inference());
     meta_ = at::empty_strided(hint_sizes(), hint_strides(), at::TensorOptions(dtype()).device(at::kMeta));
     c10::TensorImpl* impl = meta_.unsafeGetTensorImpl();
-    if (storage_offset()) impl->set_storage_offset(storage_offset());
+    if (view->offset) impl->set_storage_offset(view->offset);
     if (view->type.wrapped_number) impl->set_wrapped_number(true);
     if (is_conj()) impl->_set_conj(true);
     if (is_neg()) impl->_set_neg(true);

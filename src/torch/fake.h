@@ -59,12 +59,12 @@ class FakeImpl final : public c10::TensorImpl {
   FakeImpl(std::shared_ptr<View> view, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
   void set_geometry();  // copies sizes, strides and offset from the view
   at::Tensor meta();    // a meta tensor with the same metadata, symbols at their hints
-  c10::IntArrayRef hint_sizes() const { return sizes_default(); }
-  c10::IntArrayRef hint_strides() const { return strides_default(); }
+  c10::IntArrayRef hint_sizes() const { return now().sizes_default(); }
+  c10::IntArrayRef hint_strides() const { return now().strides_default(); }
   void specialize() const;         // guards every symbol of the metadata
   void specialize_offset() const;  // guards every symbol that says where in its memory it begins
 
-  // Only called while some size or stride is symbolic; the base class holds the hints.
+  // Only called while some size or stride is symbolic, or the offset may follow from one; the base class holds the hints.
   c10::IntArrayRef sizes_custom() const override;
   c10::IntArrayRef strides_custom() const override;
   int64_t size_custom(int64_t d) const override;
@@ -73,8 +73,10 @@ class FakeImpl final : public c10::TensorImpl {
   c10::SymIntArrayRef sym_strides_custom() const override { return sym_strides_; }
   c10::SymInt sym_size_custom(int64_t d) const override;
   c10::SymInt sym_numel_custom() const override;
+  int64_t storage_offset_custom() const override;
+  c10::SymInt sym_storage_offset_custom() const override { return storage_offset_custom(); }
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat) const override;
-  c10::SymBool sym_is_non_overlapping_and_dense_custom() const override { return is_non_overlapping_and_dense_default(); }
+  c10::SymBool sym_is_non_overlapping_and_dense_custom() const override { return now().is_non_overlapping_and_dense_default(); }
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&, bool allow_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&, bool allow_metadata_change) const override;
@@ -83,6 +85,9 @@ class FakeImpl final : public c10::TensorImpl {
   std::shared_ptr<View> view;
 
  private:
+  void set_hints();
+  const FakeImpl& now() const;  // the same, with hints as they are
+  uint64_t hinted_ = 0;
   at::Tensor meta_;
   c10::SymDimVector sym_sizes_, sym_strides_;
 };

@@ -40,6 +40,7 @@ bool by_itself(const ir::Node& n) { return !(n.op->flags & (ir::kRandom | ir::kE
 std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vector<Value>& wanted) {
   std::vector<Value> given;
   std::vector<at::Tensor> real;
+  if (look && look->values) std::ranges::move(std::exchange(look->values, nullptr)(), std::back_inserter(known_now));
   for (auto& [v, t] : known_now) given.push_back(v);
   for (const ir::Input& in : graph->inputs) given.push_back(in.value);
   const auto whole = extract(*graph, wanted, given);
@@ -49,7 +50,7 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
   for (size_t i = 0; i < given.size(); ++i) {
     if (!uses.at(whole->inputs[i].value.node)[0]) continue;
     used.push_back(given[i]);
-    real.push_back(i < known_now.size() ? known_now[i].second : inputs[input_index(*given[i].node)]->real);
+    real.push_back(i < known_now.size() ? known_now[i].second : look ? at::Tensor() : inputs[input_index(*given[i].node)]->real);
     if (!real.back().defined()) return std::nullopt;
   }
   return interpret(*extract(*graph, wanted, used), real);
@@ -188,7 +189,7 @@ ir::Node* Tracer::Impl::found_before(const OpInfo& info, const std::vector<Arg>&
 std::optional<c10::Scalar> Tracer::Impl::assume(Value v) {
   const TensorType& type = v.type();
   const bool boolean = type.dtype == DType::Bool;
-  if ((!boolean && !is_int(type.dtype)) || !type.numel().is(1) || type.device.kind != DeviceKind::CPU || in_backward) return std::nullopt;
+  if ((!boolean && !is_int(type.dtype)) || !type.numel().is(1) || type.device.kind != DeviceKind::CPU || (in_backward && !look)) return std::nullopt;
   if (has_side_effects(*graph) && !options.python_mode) return std::nullopt;
   c10::Scalar value = true;  // torch's own checks of arguments raise where this is false
   if (const bool check = v.node->op->name == "aten::_is_all_true"; !check || options.refused) {

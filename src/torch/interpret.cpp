@@ -38,8 +38,8 @@ void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
 
 }  // namespace
 
-std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check, bool gradients) {
-  const c10::AutoGradMode grad(gradients && c10::GradMode::is_enabled());
+std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check) {
+  const c10::AutoGradMode no_grad(false);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   VT_CHECK(inputs.size() == g.inputs.size(), "{} inputs given, {} expected", inputs.size(), g.inputs.size());
   std::unordered_map<const ir::Node*, std::vector<at::Tensor>> values;

@@ -125,8 +125,7 @@ class Tracer::Impl::Nodes {
     Before(Nodes& nodes, Node* node, bool seen) : nodes(nodes), node(node), seen(seen) {}
     variable_list operator()(const variable_list& grads) override {
       nodes.impl_.running = node->getptr();
-      if (!seen) return grads;
-      if (!grads.empty() && grads[0].defined()) capture::refuse_choice(*node);
+      if (!seen || capture::chooses(*node)) return grads;
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
       if (grads.size() != 1 || !capture::is_replaced(*node)) return grads;

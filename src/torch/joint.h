@@ -44,7 +44,7 @@ struct JointProgram {
   std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
   std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
   uint32_t num_forward = 0;        // outputs before the gradients'
-  uint32_t own = 0;                // ids from here on: nodes of no level below
+  uint32_t begin = 0;              // ids from here on: nodes recorded by what it computes (above level 0)
   uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
   std::vector<uint32_t> begins;    // the same of each level below, the lowest first
 

@@ -179,8 +179,11 @@ bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const Join
   for (size_t i = 0; i < given.size(); ++i) {
     if (!origin.given[i].itself || !given[i].defined()) continue;
     const ir::TensorType& type = j.given[i].type();
-    if (needs[i] && !is_alike(given[i], type, true)) return false;
-    sizes = sizes || !capture::is_static(type);
+    if (needs[i] && !is_alike(given[i], type, false)) return false;
+    if (!capture::is_static(type))
+      sizes = true;
+    else if (needs[i] && !is_alike(given[i], type, true))
+      given[i] = laid_in(given[i], values_of(type.sizes), values_of(type.strides));
   }
   if (!sizes) return true;
   const auto is_tangent = [&](Value v) {
@@ -228,16 +231,6 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   Kept k = kept[saved];
   k.take_now();
   return k;
-}
-
-at::Tensor Call::stand_in(const JointProgram& j, const std::vector<Saved>& saved, size_t i, const compat::NodePtr& node) const {
-  for (size_t s = 0; s < saved.size(); ++s)
-    if (saved[s].value == j.given[i] && saved[s].kind != Saved::Kind::Sizes && !saved[s].snapshot)
-      return laid_as_recorded(saved[s], unpack(s, node)).tensor.tensor_data();
-  const ir::TensorType& type = j.given[i].type();
-  const Kept& sizes = given[i];
-  if (type.dtype == DType::Opaque || (!sizes.hollow && !capture::is_static(type))) return {};
-  return at::zeros(sizes.hollow ? sizes.tensor.sizes() : at::IntArrayRef(values_of(type.sizes)), at::TensorOptions(scalar_type_of(type)));
 }
 
 int Call::freed_by(size_t step) const {

@@ -65,8 +65,6 @@ class Call {
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
   // Whether a backward comes to what another has freed: a node of which eager keeps something.
   bool spent(const Path&) const;
-  // Of what was given and not kept: as it was before the program wrote it, or, where no derivative reads it, any numbers.
-  at::Tensor stand_in(const JointProgram&, const std::vector<Saved>&, size_t given, const compat::NodePtr& node) const;
   void free(const Path&);
   void free_all();
 

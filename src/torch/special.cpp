@@ -58,8 +58,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     const at::Tensor t = fake_of(args[0].toTensor());
     if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
     if (auto step = options.python_mode ? step_of_item(read(*as_fake(t)->view)) : std::nullopt) return finish(capture::to_sym_float(numbers, *step));
-    if (auto known = assume(read(*as_fake(t)->view))) return finish(*known);
     if (auto holds = check(read(*as_fake(t)->view))) return finish(*holds);
+    if (auto known = assume(read(*as_fake(t)->view))) return finish(*known);
     fail("reads a tensor's value: aten::item");
   }
 

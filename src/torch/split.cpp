@@ -186,7 +186,8 @@ struct Splitter {
     std::vector<ir::Node*> unordered;
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
-      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && n->id >= j.own && !known.contains(n->out()))
+      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && n->id >= j.begin &&
+          (n->outs.empty() || !known.contains(n->out())))
         unordered.push_back(n);
     ir::ValueMap<Value> copies;
     if (j.level) {
@@ -240,7 +241,7 @@ struct Splitter {
     const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
     std::vector<ir::Node*> draws;
     for (ir::Node* n : whole->nodes())
-      if (draw.contains(n)) draws.push_back(n);
+      if (draw.contains(n) || n->outs.empty()) draws.push_back(n);
     ir::ValueMap<Value> second;
     joint = extract(*whole, outs, given, draws, &second);
     for (size_t i = 0; i < inputs.size(); ++i) copies.emplace(inputs[i], joint->inputs[i].value);

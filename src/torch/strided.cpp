@@ -161,9 +161,7 @@ Value Tracer::Impl::write_strided(View& child, const Memory& m, Value value) {
   v = append("aten::as_strided_scatter",
              {v, value, std::vector<sym::Int>(sizes.begin(), sizes.end()), std::vector<sym::Int>(strides.begin(), strides.end()), ir::None{}}, {part})
           ->out();
-  if (!(all.type() == part))
-    v = append("aten::slice_scatter", {all, v, sym::Int(0), range[0], range[1], sym::Int(1)}, {dense_type(all.type(), {all.type().sizes[0].value()})})
-            ->out();
+  if (!(all.type() == part)) v = append("aten::slice_scatter", {all, v, sym::Int(0), range[0], range[1], sym::Int(1)}, {all.type()})->out();
   return from_elements(m, v);
 }
 

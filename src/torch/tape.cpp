@@ -147,8 +147,6 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     }
     s.saves = capture::saves_unread(*s.node);
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
-    s.of_user =
-        capture::of_python(*s.node) && std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }) == checkpoints.end();
   }
   for (const Raising& r : raising)
     if (const auto at = known.find(r.node.get()); at != known.end()) {

@@ -455,6 +455,9 @@ void Tracer::warn_eager(const std::string& part, const std::string& why) const {
   else
     TORCH_WARN(message);
 }
+std::string Tracer::cannot(const std::string& part, const std::string& why) const {
+  return fmt::format("vitrify: {} of {} cannot be compiled: {}", part, impl_->options.name, why);
+}
 void Tracer::set_source_callback(std::function<std::string()> f) { impl_->source_callback = std::move(f); }
 
 namespace {

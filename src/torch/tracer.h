@@ -92,9 +92,14 @@ class Tracer {
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
                                       std::vector<ir::Value>& outputs);
+  // What a formula that looks at values finds in the call under way; the next level is then for calls in which it finds the same.
+  struct Look {
+    std::function<std::vector<std::pair<ir::Value, at::Tensor>>()> values;  // asked for once
+    std::vector<at::Tensor> tangents;                                       // by place
+  };
   // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable. It is given what was `kept` for the
   // first derivative, too.
-  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept);
+  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept, Look);
   void abort();
 
   // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.
@@ -115,8 +120,9 @@ class Tracer {
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);
 
-  bool state_holds() const;                                                // TracerOptions::state_holds
-  void warn_eager(const std::string& part, const std::string& why) const;  // "`part` of <name> run eagerly"; after the capture too
+  bool state_holds() const;                                                   // TracerOptions::state_holds
+  void warn_eager(const std::string& part, const std::string& why) const;     // "`part` of <name> run eagerly"; after the capture too
+  std::string cannot(const std::string& part, const std::string& why) const;  // be compiled
 
   static Tracer* current();  // of this thread, or null
   static bool is_fake(const at::Tensor&);
@@ -130,8 +136,8 @@ class Tracer {
 // (data-dependent read, unsupported tensor, foreign thread, resize_, set_).
 //
 // Runs a graph op by op through ATen: the oracle. `inputs` in graph order (arguments, then captured).
-// check: every result's dtype, sizes and strides must be those recorded (InternalError if not). gradients: autograd records it, if it is on.
-std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false, bool gradients = false);
+// check: every result's dtype, sizes and strides must be those recorded (InternalError if not).
+std::vector<at::Tensor> interpret(const ir::Graph&, const std::vector<at::Tensor>& inputs, bool check = false);
 // Runs a captured program as the compiled one would: graph, write-backs, results. `args`: the declared inputs.
 std::vector<at::Tensor> interpret(const Program&, const std::vector<at::Tensor>& args, bool check = false);
 

@@ -231,6 +231,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<uint32_t, std::vector<OutputView>> views_of_output;  // by graph output that is returned through views
   bool in_backward = false;
   bool in_batch = false;                           // in a backward of batched gradients
+  Tracer::Look* look = nullptr;                    // in a backward whose formulas may look at values
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace

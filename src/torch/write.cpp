@@ -57,8 +57,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     for_each_tensor(fakes, [&](const at::Tensor& t) {
       const FakeImpl* f = as_fake(t);
       if (!f || f->view->storage != to->view->storage) return;
-      given +=
-          f == to || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(), to->storage_offset(), to->hint_sizes(), to->hint_strides());
+      given += f == to || may_share(f->view->offset, f->hint_sizes(), f->hint_strides(), to->view->offset, to->hint_sizes(), to->hint_strides());
     });
     if (given > 1) fail(fmt::format("{} writes over an argument", info.name));
   }
@@ -216,9 +215,9 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
         for (const at::Tensor& w : targets)
-          if (const FakeImpl *f = as_fake(t), *to = as_fake(w); f && f->view->storage == to->view->storage &&
-                                                                (writes_out || may_share(f->storage_offset(), f->hint_sizes(), f->hint_strides(),
-                                                                                         to->storage_offset(), to->hint_sizes(), to->hint_strides())))
+          if (const FakeImpl *f = as_fake(t), *to = as_fake(w);
+              f && f->view->storage == to->view->storage &&
+              (writes_out || may_share(f->view->offset, f->hint_sizes(), f->hint_strides(), to->view->offset, to->hint_sizes(), to->hint_strides())))
             fail(fmt::format("{} writes over an argument", info.name));
       });
     }

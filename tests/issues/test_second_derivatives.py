@@ -93,20 +93,6 @@ def test_logarithms_of_determinants(fn, recwarn):
     assert not [w for w in recwarn if issubclass(w.category, vitrify.VitrifyWarning)]
 
 
-@pytest.mark.eager("run eagerly: chooses the derivative of a determinant by whether it is zero")
-def test_determinants_of_complex_matrices():
-    def second(f):
-        x = torch.tensor([[2.0, 1j], [0, 3]], dtype=torch.complex128, requires_grad=True)
-        g, = torch.autograd.grad(f(x), x, create_graph=True)
-        return g.detach(), torch.autograd.grad(g.abs().square().sum(), x)[0]
-
-    def fn(x):
-        return torch.linalg.det(x).abs() * 2
-    with pytest.warns(vitrify.VitrifyWarning, match="chooses the derivative of a determinant"):
-        ours = second(vitrify.compile(fn))
-    torch.testing.assert_close(ours, second(fn), rtol=1e-12, atol=1e-12)
-
-
 SIGNS = {
     "norm": lambda x: x.norm(dim=1),
     "norm of everything": lambda x: x.norm(1),

@@ -388,32 +388,6 @@ def test_a_view_of_what_was_written_since_is_made_from_the_whole(then):
     assert vitrify.counters["kernels_launched"] > 0
 
 
-@pytest.mark.eager("program run eagerly: reads a tensor's value: ")
-def test_gradients_of_gradients_that_run_eagerly_say_so_once():
-    index = torch.tensor([0, 1, 0])
-
-    def program(x, y):
-        return x.index_reduce(1, index, y, "prod") * y
-    compiled = vitrify.compile(program)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            x, y = (torch.rand(2, 3, generator=torch.Generator().manual_seed(s), dtype=torch.float64).requires_grad_() for s in (1, 2))
-            first, = torch.autograd.grad(compiled(x, y).sum(), x, create_graph=True)
-            torch.autograd.grad(first.sum(), y)
-    said = [w for w in caught if issubclass(w.category, vitrify.VitrifyWarning)]
-    assert len(said) == 1 and said[0].filename == __file__
-    text = str(said[0].message)
-    assert text.startswith("vitrify: gradients of the gradients of ") and text.endswith("program run eagerly: reads a tensor's value: aten::item")
-    assert vitrify.counters["fallbacks"] > 0
-    with warnings.catch_warnings():  # as an error, it passes the engine
-        warnings.simplefilter("error", vitrify.VitrifyWarning)
-        x, y = torch.rand(2, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)
-        out = vitrify.compile(program)(x, y).sum()
-        with pytest.raises(vitrify.VitrifyWarning, match="run eagerly"):
-            torch.autograd.grad(out, x, create_graph=True)
-
-
 def test_an_error_of_a_second_derivative_is_raised():
     """Eager's formula has no case for a bias without a weight; there was no gradient at all, and nothing raised."""
     errors = []

@@ -79,9 +79,7 @@ def run(fn, which):
     return [out.detach(), x.grad, w.grad]
 
 
-@pytest.mark.eager("gradients of the gradients", some=True)
 @pytest.mark.compiled("ATen computes all of some")
-@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 @pytest.mark.parametrize("name", FNS)
 def test_gradients(name):
     compiled = vitrify.compile(FNS[name], fullgraph=True)

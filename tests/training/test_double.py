@@ -172,13 +172,12 @@ def test_create_graph_and_no_second_backward():
     check(program("return (x * y).exp()"), TWO, then=lambda out, args: out.sum().backward(create_graph=True) or [a.grad.requires_grad for a in args])
 
 
-@pytest.mark.eager("gradients of the gradients of")
-def test_what_cannot_be_captured_twice_runs_by_formulas():
-    """The derivative reads values: there is none to compile, and still one to have. Random numbers are those of the program."""
+def test_what_reads_values():
+    """Random numbers are those of the program."""
     index = torch.tensor([0, 1, 0])
     before = vitrify.counters["fallbacks"]
     check_second(lambda x, y: F.dropout(x.index_reduce(1, index, y, "prod"), 0.5) * y)
-    assert vitrify.counters["fallbacks"] > before
+    assert vitrify.counters["fallbacks"] == before
 
 
 def check_second(fn):

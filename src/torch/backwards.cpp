@@ -1,0 +1,251 @@
+// Gradients of a compiled call, and the derivatives that are taken when gradients come as none did before.
+#include <ATen/LegacyBatchedTensorImpl.h>
+
+#include <ranges>
+#include <unordered_set>
+
+#include "ops/lowering.h"
+#include "torch/absent.h"
+#include "torch/mode.h"
+#include "torch/tangents.h"
+#include "torch/tape.h"
+#include "torch/training_impl.h"
+
+namespace vitrify {
+
+namespace {
+
+constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
+
+bool draws(const ir::Graph& g) {
+  return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
+}
+
+}  // namespace
+
+variable_list Training::backward(const Unpack& unpack, variable_list tangents, const RegionNode& node) const {
+  if (joint_.failed) std::rethrow_exception(joint_.failed);
+  if (!is_of_grad())
+    for (size_t k = 0; k < joint_.roots.size(); ++k)
+      if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
+  if (is_stale()) return op_by_op(unpack, tangents, node);
+  const bool batched = !all_plain(tangents);
+  if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
+  if (batched && !static_) return one_by_one(unpack, tangents, node);
+  std::optional<capture::InBatch> no_batch;
+  if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
+  Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
+  pass_checkpoints(how, node);
+  const CallSizes sizes = sizes_of(node.call(), tangents);
+  std::shared_ptr<const Backward> b;
+  variable_list grads;
+  for (int refused = 0;;) {
+    try {
+      b = backward_for(how, sizes);
+      if (!b) {
+        warn_once("gradients", "they come in too many sizes");
+        return op_by_op(unpack, tangents, node);
+      }
+    } catch (const CaptureError& e) {
+      if (!batched) throw;
+      no_batch.reset();
+      return one_by_one(unpack, tangents, node, e.what());
+    }
+    const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
+    auto [saved, fit] = unpack(b->program, last);
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
+    if (fit == Fit::BySizes && take_by_sizes(saved, *b->program.graph, b->program.saved.size())) fit = Fit::Yes;
+    if (fit != Fit::Yes) {
+      ResultMaker(b->program.results).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
+      break;
+    }
+    try {
+      if (last) {
+        tangents.clear();
+        b->plan->run_consuming(saved, grads);
+      } else {
+        b->plan->run(saved, grads);
+      }
+      if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node, node.edges_shown()) || refused++ == kMaxRenewals) break;
+      forget(b);
+    } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
+      if (last || refused++ == kMaxRenewals) throw;
+      forget(b);
+    }
+  }
+  b->proven = true;
+  if (b->plan->learned()) forget(b, true);  // a layout was not as recorded: the next derivative knows better
+  variable_list all(num_edges());
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (batched && grads[k].defined() && b->program.batch_dims[k] >= 0) grads[k] = at::addBatchDim(std::move(grads[k]), 1, b->program.batch_dims[k]);
+    all[b->program.gradients[k]] = std::move(grads[k]);
+  }
+  return all;
+}
+
+variable_list Training::one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const {
+  const int64_t n = size_of_batch(tangents);
+  std::vector<variable_list> each;
+  {
+    capture::InBatch no_batch(false);
+    Layouts how = layouts_of(one_of_batch(tangents, 0), node);
+    pass_checkpoints(how, node);
+    const auto b = backward_for(how, sizes_of(node.call(), one_of_batch(tangents, 0)));
+    if (n <= kMaxSingles && b && !draws(*b->program.graph)) {
+      const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
+      for (int64_t i = 0; i < n; ++i) {
+        each.push_back(backward(kept, one_of_batch(tangents, i), node));
+        if (i == 0 && has_dims_of_one(each[0])) break;
+      }
+      if (!each.empty() && has_dims_of_one(each[0])) each.clear();
+    }
+  }
+  if (each.empty()) {
+    if (!why.empty()) warn_once("batched gradients", why);
+    return op_by_op(unpack, tangents, node);
+  }
+  return as_batch(each);
+}
+
+variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
+  ++counters().fallbacks;
+  Layouts how = node.layouts(tangents);
+  pass_checkpoints(how, node);
+  const CallSizes sizes = sizes_of(node.call(), tangents);
+  const std::shared_ptr<const Backward> b = [&] {
+    std::lock_guard lock(mutex_);
+    const auto known = is_stale() ? nullptr : backward_known(how, sizes);
+    return known ? known : derivative(how, sizes);
+  }();
+  std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
+  for (const at::Tensor& t : tangents)
+    if (t.defined()) inputs.push_back(t);
+  ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
+  variable_list all(num_edges());
+  for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
+  return all;
+}
+
+Layouts Training::batches_of(const variable_list& tangents, const RegionNode& node) const {
+  Layouts how = node.layouts(tangents);
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
+  return how;
+}
+
+void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const {
+  for (size_t k = 0; k < saved.size(); ++k) {
+    if (!saved[k].changed()) continue;
+    const auto given =
+        std::ranges::find(joint_.given, b.saved[k] < saved_.size() ? saved_[b.saved[k]].value : joint_.given[b.saved[k] - saved_.size()]);
+    if (given != joint_.given.end() && tape().finds(path, false, static_cast<uint32_t>(given - joint_.given.begin()))) continue;
+    if (const Saved* s = b.saved[k] < saved_.size() ? &saved_[b.saved[k]] : nullptr;
+        s && s->kind == Saved::Kind::Result && tape().finds(path, true, s->index))
+      continue;
+    std::vector<Value> asked;
+    for (size_t g = 0; g < b.gradients.size(); ++g)
+      if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
+    if (nodes_behind(*b.graph, asked).contains(b.graph->inputs[k].value.node)) refuse(saved[k], b.graph->inputs[k].value.type());
+  }
+}
+
+Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& node) const {
+  Layouts how = node.layouts(tangents);
+  bool other = false;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    other = other || (how[k].defined &&
+                      ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) || !is_recorded(tangents[k], type_of_tangent(k), true)));
+  if (!other || !(strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
+  node.call().find_views(how);
+  for (size_t k = 0; k < joint_.roots.size(); ++k)
+    if (how[k].view + 1 == static_cast<int32_t>(joint_.roots[k].views.size())) how[k].view = -1;
+  return how;
+}
+
+void Training::pass_checkpoints(Layouts& how, const RegionNode& node) const {
+  if (joint_.no_grad.empty() || !is_of_grad()) return;
+  std::unordered_set<uint32_t> asked;
+  for (size_t i = 0; i < joint_.gradients.size(); ++i)
+    if (comes_to(node.next_edge(i))) asked.insert(joint_.gradients[i].given);
+  for (size_t k = 0; k < how.size(); ++k) {
+    if (!how[k].defined || !joint_.way(k).checkpointed) continue;
+    if (std::ranges::any_of(joint_.way(k).barred, [&](uint32_t i) { return asked.contains(i); }) ||
+        std::ranges::any_of(joint_.way(k).barred_places, [&](uint32_t p) { return how[p].stops; }))
+      throw std::runtime_error(joint_.no_grad);
+    how[k].past_checkpoints = true;
+  }
+}
+
+std::shared_ptr<Training::Backward> Training::planned(const Layouts& how, const CallSizes& sizes) const {
+  const std::shared_ptr<Backward> b = backward_known(how, sizes);
+  if (!b || b->plan) return b;
+  const Taking taking(*this, b->known, sizes);
+  const ir::Graph& g = *b->program.graph;
+  b->certain = std::all_of(g.nodes().begin(), g.nodes().end(), [](const ir::Node* n) {
+    if (n->op->name.starts_with("graph::") || !ops::is_extern(n->op->name)) return true;
+    const ops::OpRow* row = ops::find_op(n->op->name);
+    return row && row->shape;
+  });
+  std::vector<Value> inputs;
+  for (const ir::Input& in : g.inputs) inputs.push_back(in.value);
+  std::vector<ir::Node*> unordered;
+  for (ir::Node* n : g.nodes())
+    if (n->op->flags & (ir::kRandom | ir::kEffect)) unordered.push_back(n);
+  Program p;
+  p.graph = extract(g, g.outputs, inputs, unordered);
+  p.num_args = static_cast<uint32_t>(inputs.size());
+  p.results = b->program.results;
+  p.trained = p.lenient = true;
+  b->plan = CompiledGraph::compile(std::move(p), options_);
+  if (built_) b->known = taking.known(sizes, g, g.outputs, {});
+  return b;
+}
+
+std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how, const CallSizes& sizes) const {
+  auto& all = backwards_[how];
+  for (const auto& b : all)
+    if (holds(b->known, sizes)) return b;
+  if (all.empty() && is_other(how) && layouts_++ >= kMaxLayouts) {
+    if (std::ranges::any_of(how, [](const TangentLayout& l) { return l.batch != 0; })) throw CaptureError("batches come in too many layouts");
+    return backward_known(as_recorded(how), sizes);
+  }
+  if (all.size() >= kMaxVariants) return nullptr;
+  auto b = made_of_all(how, sizes);
+  if (!b) b = derivative(how, sizes);
+  if (is_other(how))  // many gradients do not follow their tangents
+    if (const auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end())
+      for (const auto& p : plain->second)
+        if (p->program.types == b->program.types && holds(p->known, sizes)) b = p;
+  return all.emplace_back(std::move(b));
+}
+
+std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes) const {
+  StageTimer timer("derivative");
+  const Taking taking(*this, assumed_, sizes);
+  std::vector<Value> tangents, values;
+  const uint32_t first = joint_.program.graph->next_id();
+  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
+  BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
+  Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
+  return std::make_shared<Backward>(std::move(b), how, std::move(known));
+}
+
+std::shared_ptr<Training::Backward> Training::made_of_all(const Layouts& how, const CallSizes& sizes) const {
+  const auto known = backwards_.find(all_results());
+  if (known == backwards_.end() || learned_) return nullptr;
+  const auto all = std::ranges::find_if(known->second, [&](const auto& b) { return holds(b->known, sizes); });
+  if (all == known->second.end()) return nullptr;
+  std::vector<size_t> absent;
+  for (size_t k = 0; k < how.size(); ++k) {
+    if (!how[k].defined && k < joint_.roots.size()) absent.push_back(k);
+    if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.way(k).checkpointed || (how[k].defined && k >= joint_.roots.size()))
+      return nullptr;
+  }
+  auto b = backward_without(joint_, (*all)->program, absent);
+  return b ? std::make_shared<Backward>(std::move(*b), how, (*all)->known) : nullptr;
+}
+
+}  // namespace vitrify

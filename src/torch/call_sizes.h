@@ -1,0 +1,35 @@
+// What sizes a call has. A derivative that is taken after the door has read the guards may assume more of them, and is then for some calls only.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "ir/graph.h"
+#include "sym/known.h"
+
+namespace vitrify {
+
+// What a derivative takes to be known of sizes, some of which it finds itself while it runs.
+struct Assumed : sym::Known {
+  std::vector<uint32_t> found;  // symbols
+};
+
+class CallSizes {
+ public:
+  using Note = std::function<void(ir::Value, const at::Tensor&)>;
+  CallSizes() = default;  // those that the trace has
+  // `each`: gives values of the trace with what they are in the call, of which sizes are read.
+  CallSizes(const sym::Context& ctx, std::function<void(const Note&)> each) : ctx_(&ctx), each_(std::move(each)) {}
+  const std::vector<std::optional<int64_t>>& by_symbol() const;
+  // Beyond what was known `before`. What is found by a run that looks at it does; of another size that nobody knows nothing does.
+  bool hold(const Assumed&, const sym::Known& before) const;
+
+ private:
+  const sym::Context* ctx_ = nullptr;
+  std::function<void(const Note&)> each_;
+  mutable std::optional<std::vector<std::optional<int64_t>>> found_;
+};
+
+}  // namespace vitrify

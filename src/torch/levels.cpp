@@ -1,0 +1,162 @@
+// Gradients that have gradients: each is a compiled call of its own.
+#include "torch/tangents.h"
+#include "torch/tape.h"
+#include "torch/training_impl.h"
+
+namespace vitrify {
+
+variable_list Training::differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
+  if (joint_.failed) std::rethrow_exception(joint_.failed);
+  if (!all_plain(tangents)) {
+    if (!is_batch(tangents)) give_up("they come by tangents that are no plain tensors");
+    std::vector<variable_list> each;
+    for (int64_t i = 0, n = size_of_batch(tangents); i < n; ++i) each.push_back(differentiable_backward(call, one_of_batch(tangents, i), node));
+    return as_batch(each);
+  }
+  Layouts how = layouts_of(tangents, node);
+  pass_checkpoints(how, node);
+  for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
+  const CallSizes sizes = sizes_of(*call, tangents);
+  std::vector<std::shared_ptr<Training>> refused;  // by what they look at in this call
+  for (int times = 0;;) {
+    const std::shared_ptr<Training> next = next_level(how, *call, tangents, node, sizes, refused);
+    const Origin origin = next->origin(*this, call, tangents, how, node);
+    std::vector<at::Tensor> given;
+    for (const Kept& k : origin.given) given.push_back(k.tensor);
+    if (!take_given(origin, given, next->joint_, next->needs_)) give_up("what they read has another size or dtype than in the forward");
+    std::string why;
+    try {
+      variable_list all;
+      next->run(given, all, &origin);
+      return all;
+    } catch (const capture::PlanRefused& e) {  // as in backward()
+      why = e.what();
+      std::lock_guard lock(mutex_);
+      std::erase_if(next_[how], [&](const Next& n) { return n.program == next; });
+    } catch (const capture::WayRefused& e) {
+      why = e.what();
+      refused.push_back(next);
+    }
+    if (times++ == static_cast<int>(kMaxVariants)) give_up(why);
+  }
+}
+
+void Training::give_up(const std::string& why) const {
+  const std::string text = trace_->cannot("gradients of the gradients", why);
+  {
+    std::lock_guard lock(mutex_);
+    if (!gave_up_->is) gave_up_->why = text;
+    gave_up_->is = true;
+  }
+  TORCH_CHECK(false, text, "; calls from now on run eagerly: make the result again");
+}
+
+Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call, const variable_list& tangents, const Layouts& how,
+                        RegionNode& node) const {
+  const std::vector<Value>& wanted = joint_.given;
+  const size_t own = below.joint_.given.size();
+  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), call};
+  std::vector<char> found(wanted.size());
+  for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
+  std::ranges::copy(call->given, o.given.begin());
+  for (Kept& k : o.given) k.take_now();
+  const size_t gradients = below.joint_.gradients.size();
+  for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
+  for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
+  for (size_t s = 0; s < below.saved_.size(); ++s) {
+    const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
+    if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;
+    if (!needs_[at]) {  // but for its sizes, which no guard may know
+      if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined())
+        o.given[at] = Kept::sizes_of(call->kept[s].tensor);
+    } else {
+      Kept kept = call->unpack(s, node.getptr());
+      TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);
+      o.given[at] = laid_as_recorded(below.saved_[s], std::move(kept));
+      if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
+    }
+  }
+  size_t k = 0;
+  for (size_t i = own; i < wanted.size(); ++i) {
+    if (!is_input(*wanted[i].node)) continue;
+    while (!how[k].defined) ++k;
+    const at::Tensor t = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
+    o.given[i] = Kept(t);
+    if (t.requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(t);
+    ++k;
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!needs_[i]) continue;
+    TORCH_CHECK(o.given[i].readable(), is_input(*wanted[i].node) ? "vitrify: a gradient of a gradient of a program that writes to its arguments"
+                                                                 : "vitrify: a gradient of a gradient needs random numbers that were not kept");
+    o.given[i].check_memory();
+    if (found[i]) o.given[i].version = version_of(o.given[i].tensor);  // of the version that it has by now
+    if (o.given[i].changed() && reads_for(below, node, i)) refuse(o.given[i], wanted[i].type());
+  }
+  return o;
+}
+
+bool Training::reads_for(const Training& below, const Node& node, size_t given) const {
+  std::vector<Value> asked;
+  for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
+    const ResultSpec& r = joint_.program.results[g];
+    if (r.kind == ResultSpec::Kind::Undefined || !comes_to(node.next_edge(g))) continue;
+    asked.push_back(r.kind == ResultSpec::Kind::ViewOfInput ? joint_.given[r.index] : joint_.outputs[r.index]);
+  }
+  std::lock_guard lock(below.mutex_);
+  return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
+}
+
+std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node,
+                                               const CallSizes& sizes, const std::vector<std::shared_ptr<Training>>& refused) const {
+  std::string why;
+  {
+    std::lock_guard lock(mutex_);
+    for (TangentLayout& l : how)                                  // the gradient of each of its elements is another
+      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
+    if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
+    std::vector<Next>& all = next_[how];
+    const bool stale = is_stale();
+    if (stale) all.clear();
+    for (const Next& n : all)
+      if (holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
+    if (all.size() >= kMaxVariants) all.erase(all.begin());
+    std::vector<Value> kept;
+    for (const Saved& s : saved_)
+      if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
+    const Taking taking(*this, assumed_, sizes);
+    try {
+      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node));
+      auto program = std::make_shared<Training>(std::move(j), trace_, options_, gave_up_);
+      const JointProgram& made = program->joint_;
+      Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);
+      if (!stale) all.push_back({program, std::move(known)});
+      return program;
+    } catch (const CaptureError& e) {
+      why = e.what();
+    }
+  }
+  give_up(why);
+}
+
+Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, const Layouts& how, RegionNode& node) const {
+  Tracer::Look look;
+  look.tangents.resize(tangents.size());
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (tangents[k].defined()) look.tangents[k] = laid_out(tangents[k].detach(), type_of_tangent(k), how[k]);
+  look.values = [this, &call, &node] {
+    std::vector<std::pair<Value, at::Tensor>> values;
+    for (size_t i = 0; i < joint_.given.size(); ++i)
+      if (Kept k = call.given[i]; k.readable()) {
+        k.take_now();
+        values.emplace_back(joint_.given[i], k.tensor.detach());
+      }
+    for (size_t s = 0; s < saved_.size(); ++s)
+      if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot)
+        values.emplace_back(saved_[s].value, laid_as_recorded(saved_[s], call.unpack(s, node.getptr())).tensor.detach());
+    return values;
+  };
+  return look;
+}
+
+}  // namespace vitrify

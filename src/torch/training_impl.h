@@ -1,0 +1,313 @@
+// A compiled program with gradients: the forward (training.cpp), first derivatives (backwards.cpp), and those that are differentiated again
+// (levels.cpp).
+#pragma once
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "support/counters.h"
+#include "torch/call_sizes.h"
+#include "torch/convert.h"
+#include "torch/graph_task.h"
+#include "torch/learned.h"
+#include "torch/region_node.h"
+#include "torch/slice.h"
+#include "torch/split.h"
+#include "torch/sym_node.h"
+#include "torch/training.h"
+#include "torch/versions.h"
+#include "torch/view_path.h"
+#include "torch/write_history.h"
+
+namespace vitrify {
+
+using ir::Value;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+constexpr size_t kMaxLayouts = 8;   // of tangents in strides of their own
+constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, or for what it looks at
+
+// What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
+using Unpack = std::function<std::pair<std::vector<at::Tensor>, Fit>(const BackwardProgram&, bool last)>;
+
+// Why calls of a program run eagerly from now on: its gradients cannot be differentiated.
+struct GaveUp {
+  std::atomic<bool> is{false};
+  std::string why;  // written before
+};
+
+class Training final : public CompiledGraph, public std::enable_shared_from_this<Training> {
+ public:
+  // `gave_up`: of the program whose gradients this computes.
+  Training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options, std::shared_ptr<GaveUp> gave_up = std::make_shared<GaveUp>())
+      : joint_(std::move(j)), trace_(std::move(trace)), options_(options), gave_up_(std::move(gave_up)) {
+    Split s = [&] {
+      StageTimer timer("split");
+      return split(joint_, options_);
+    }();
+    saved_ = std::move(s.saved);
+    kept_bytes_ = s.kept_bytes;
+    if (!joint_.tape) joint_.tape = std::make_shared<Tape>();
+    find_read(*s.forward.graph);
+    for (size_t i = 0; i < joint_.tape->steps.size(); ++i) {
+      if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
+      reads_state_ = reads_state_ || joint_.tape->steps[i].python;
+    }
+    derivative_ = s.backward.graph;
+    for (const ir::Node* n : derivative_->nodes())
+      for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
+    forward_ = CompiledGraph::compile(std::move(s.forward), options_);
+    results_ = ResultMaker(joint_.program.results);
+    const Layouts all = all_results();
+    for (uint32_t p = 0; p < joint_.parts.size(); ++p) {
+      const std::vector<uint32_t>& places = joint_.parts[p].places;
+      for (uint32_t i = 0; i < places.size(); ++i) input_of_[places[i]] = {p, i};
+    }
+    const auto first = backwards_[all].emplace_back(std::make_shared<Backward>(std::move(s.backward), all, Assumed()));
+    // What its passes assume of sizes must be among the guards that the door reads now.
+    if (ctx().dynamic()) backward_for(all, {});
+    assumed_ = sym::known(ctx());
+    first->known = {assumed_, {}};
+    built_ = true;
+    options_.compile_budget_s = 1e9;  // a backward is needed once its forward has run
+  }
+
+  std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> args) override {
+    std::vector<at::Tensor> out;
+    run(args, out);
+    return out;
+  }
+
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override {
+    if (gave_up_->is) throw capture::CallRefused(gave_up_->why);
+    run(args, out, nullptr);
+  }
+
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, const Origin* origin);
+
+  // Gradients for the defined tangents: one per edge, undefined where there is none. `unpack` gives what that derivative needs of what was saved.
+  variable_list backward(const Unpack& unpack, variable_list tangents, const RegionNode& node) const;
+
+  // Those of a batch that no plan has whole: its formulas fix sizes, or look at values.
+  variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const;
+
+  // The same through ATen, for tangents that kernels cannot read.
+  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const;
+
+  Layouts batches_of(const variable_list& tangents, const RegionNode& node) const;
+
+  // The same as a compiled call of its own, which has gradients too.
+  variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const;
+
+  // Which steps of eager's backward the one under way stands for.
+  Path path_of(const variable_list& tangents, const RegionNode& node) const {
+    const bool some = is_of_grad();
+    if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
+    const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
+    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr, node.stops());
+  }
+  const Tape& tape() const { return *joint_.tape; }
+
+  // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
+  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const;
+
+  const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
+    return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
+  }
+  const Program& program() const override { return joint_.program; }
+  Stats stats() const override {
+    Stats s = forward_->stats();
+    s.kept_bytes = kept_bytes_;
+    return s;
+  }
+  double estimated_us() const override { return std::max(100.0, forward_->estimated_us()); }
+  std::string describe() const override {
+    std::string s = "forward:\n" + forward_->describe();
+    std::lock_guard lock(mutex_);
+    for (auto& [mask, all] : backwards_)
+      for (auto& b : all) s += "\nbackward:\n" + (b->plan ? b->plan->describe() : ir::print(*b->program.graph));
+    return s;
+  }
+
+ private:
+  struct Backward {
+    Backward(BackwardProgram p, Layouts how, Assumed known) : program(std::move(p)), tangents(std::move(how)), known(std::move(known)) {}
+    BackwardProgram program;
+    std::shared_ptr<CompiledGraph> plan;  // made when first needed
+    Layouts tangents;
+    Assumed known;                            // it is for calls of which that holds
+    bool certain = false;                     // no kernel can give a size that was not recorded: there is a rule for each
+    mutable std::atomic<bool> proven{false};  // has run to the end once
+  };
+
+  // While something is taken from the trace for a call: under what is known of sizes, which its own are among.
+  class Taking {
+   public:
+    Taking(const Training& of, const sym::Known& known, const CallSizes& sizes) : of_(of), ctx_(of.ctx()) {
+      if (!of.built_) return;
+      before_ = sym::known(ctx_);
+      sym::go_back(ctx_, known);
+      hints_.emplace(ctx_, sizes.by_symbol());
+    }
+    ~Taking() {
+      if (before_) sym::go_back(ctx_, *before_);
+    }
+    Taking(const Taking&) = delete;
+    // What is known by now, for what computes `outputs` of what is `given`.
+    Assumed known(const CallSizes& sizes, const ir::Graph& g, const std::vector<Value>& outputs, const std::vector<Value>& given) const {
+      Assumed r{sym::known(ctx_), {}};
+      if (r.guards.size() <= of_.assumed_.guards.size()) return r;
+      std::vector<Value> made;
+      std::ranges::copy_if(outputs, std::back_inserter(made), [](Value v) { return static_cast<bool>(v); });
+      const ir::NodeSet runs = nodes_behind(g, made, given);
+      for (const ir::Node* n : g.nodes())
+        if (runs.contains(n) && !is_input(*n))
+          for (const ir::TensorType& t : n->outs)
+            for (sym::Int i : t.sizes)
+              if (!i.is_const() && sym::is_symbol(i)) r.found.push_back(sym::view(i).symbol->id);
+      if (!sizes.hold(r, of_.assumed_)) throw CaptureError("a derivative decides by a size that is not known any more");
+      return r;
+    }
+
+   private:
+    const Training& of_;
+    sym::Context& ctx_;
+    std::optional<sym::Known> before_;
+    std::optional<sym::Hints> hints_;
+  };
+
+  sym::Context& ctx() const { return joint_.program.graph->ctx(); }
+  bool holds(const Assumed& a, const CallSizes& sizes) const { return sizes.hold(a, assumed_); }
+  CallSizes sizes_of(const Call& call, const variable_list& tangents) const {
+    if (!ctx().dynamic()) return {};
+    return CallSizes(ctx(), [this, &call, &tangents](const CallSizes::Note& note) {
+      for (size_t i = 0; i < call.given.size(); ++i) note(joint_.given[i], call.given[i].tensor);
+      for (size_t s = 0; s < call.kept.size(); ++s)
+        if (!saved_[s].bits) note(saved_[s].value, call.kept[s].tensor);
+      for (size_t k = 0; k < tangents.size(); ++k) note(joint_.tangent(k), tangents[k]);
+    });
+  }
+  [[noreturn]] void give_up(const std::string& why) const;
+  const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
+  size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
+  Layouts all_results() const {
+    Layouts how(joint_.places());
+    for (size_t k = joint_.roots.size(); k < how.size(); ++k) how[k].defined = false;
+    return how;
+  }
+  Edge edge_to_place(size_t place, const std::vector<compat::NodePtr>& nodes, const std::vector<at::Tensor>& values,
+                     const std::vector<const at::Tensor*>& given, const std::vector<at::Tensor>& results) const {
+    if (place >= joint_.roots.size()) {
+      const int32_t view = joint_.inner[place - joint_.roots.size()].view;
+      if (view >= 0) return torch::autograd::impl::gradient_edge(results[static_cast<size_t>(view)]);
+      const auto [part, input] = input_of_.at(place);
+      return Edge(nodes[part], input);
+    }
+    const JointProgram::Root& r = joint_.roots[place];
+    return torch::autograd::impl::gradient_edge(r.written < 0 ? values[r.output] : *given[static_cast<size_t>(r.written)]);
+  }
+
+  void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
+    std::lock_guard lock(mutex_);
+    learned_ = true;
+    if (!counted || renewals_++ < kMaxRenewals)
+      for (auto& [how, all] : backwards_) std::erase(all, b);
+  }
+
+  [[noreturn]] static void refuse(const Kept& k, const ir::TensorType& type) {
+    refuse_changed(type, "", static_cast<int64_t>(k.tensor._version()), k.version);
+  }
+
+  void find_read(const ir::Graph& forward);
+
+  // `hooks`: they may want to move what is kept.
+  void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
+
+  // Of what a call of this program, which computes the gradients of the program below, is given.
+  Origin origin(const Training& below, const std::shared_ptr<Call>& call, const variable_list& tangents, const Layouts& how, RegionNode& node) const;
+
+  // Whether a gradient that is asked for follows from what this is given there.
+  bool reads_for(const Training& below, const Node& node, size_t given) const;
+
+  // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
+  // has a plan of its own.
+  Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
+
+  // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
+  void pass_checkpoints(Layouts& how, const RegionNode& node) const;
+
+  std::shared_ptr<const Backward> backward_for(const Layouts& how, const CallSizes& sizes) const {
+    std::lock_guard lock(mutex_);
+    return planned(how, sizes);
+  }
+
+  std::shared_ptr<Backward> planned(const Layouts& how, const CallSizes& sizes) const;
+
+  // Null: it is known for too many other sizes.
+  std::shared_ptr<Backward> backward_known(const Layouts& how, const CallSizes& sizes) const;
+
+  std::shared_ptr<Backward> derivative(const Layouts& how, const CallSizes& sizes) const;
+
+  // What Python code in the backward reads is not as it was: no derivative that was taken before holds.
+  bool is_stale() const { return reads_state_ && !trace_->state_holds(); }
+
+  // Where all is as in the derivative through all results but for what some of them add to it.
+  std::shared_ptr<Backward> made_of_all(const Layouts& how, const CallSizes& sizes) const;
+
+  struct Next {
+    std::shared_ptr<Training> program;
+    Assumed known;  // as Backward's
+  };
+
+  std::shared_ptr<Training> next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node, const CallSizes& sizes,
+                                       const std::vector<std::shared_ptr<Training>>& refused) const;
+
+  // What a formula that looks at values finds in a call.
+  Tracer::Look look_at(const Call& call, const variable_list& tangents, const Layouts& how, RegionNode& node) const;
+
+  void warn_once(const std::string& part, const std::string& why) const {
+    {
+      std::lock_guard lock(mutex_);
+      if (!warned_.insert(why).second) return;
+    }
+    trace_->warn_eager(part, why);
+  }
+
+  JointProgram joint_;
+  std::shared_ptr<Tracer> trace_;
+  Options options_;
+  std::shared_ptr<CompiledGraph> forward_;
+  ResultMaker results_{{}};
+  std::vector<Saved> saved_;
+  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
+  std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
+  std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
+  std::vector<size_t> raising_;                               // steps of eager's backward that raise
+  std::vector<uint32_t> kept_given_;                          // that gradients follow from, as they were
+  std::vector<char> needs_;                                   // by given: its elements are read
+  std::shared_ptr<const ir::Graph> derivative_;               // through all results
+  mutable std::mutex mutex_;
+  mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
+  mutable std::map<Layouts, std::vector<Next>> next_;
+  sym::Known assumed_;  // of sizes, by the forward and the first derivative
+  std::shared_ptr<GaveUp> gave_up_;
+  mutable std::set<std::string> warned_;
+  mutable size_t layouts_ = 0;
+  int64_t kept_bytes_ = 0;
+  static constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
+  mutable int renewals_ = 0;
+  mutable bool learned_ = false;  // something that the first derivative recorded otherwise
+  bool built_ = false;
+  bool reads_state_ = false;  // its backward runs Python code
+  bool static_ = true;        // no size in the derivative differs from call to call
+};
+
+}  // namespace vitrify

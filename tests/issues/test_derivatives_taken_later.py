@@ -1,0 +1,187 @@
+"""Derivatives that are taken after the program's trace: of batches, of gradients, for some results. Each is eager's, and for the calls that it was taken for."""
+import pytest
+import torch
+import vitrify
+from torch.autograd.functional import hessian, jacobian
+
+FIRST = torch.tensor([0])
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+def same(fn, program, *makes, **options):
+    """`program(f, *args)` with `fn` and with `fn` compiled."""
+    given = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True, **options)):
+        torch.manual_seed(0)
+        given.append([program(f, *make()) for make in makes])
+    torch.testing.assert_close(given[1], given[0], equal_nan=True)
+    assert vitrify.counters["fallbacks"] == 0 and vitrify.counters["eager_calls"] == 0
+
+
+def leaf(*sizes, value=None):
+    return (torch.ones(sizes) if value is None else torch.tensor(value)).requires_grad_()
+
+
+def product(x):
+    return x.index_reduce(0, FIRST, torch.ones(1, 3), "prod")
+
+
+def first_order(f, *given):
+    return torch.autograd.grad(f(*given).sum(), given[0], create_graph=True)[0].detach()
+
+
+def second_order(f, *given):
+    first = torch.autograd.grad(f(*given).sin().sum(), given, create_graph=True)
+    return [g.detach() for g in first], torch.autograd.grad(sum(g.sin().sum() for g in first), given)
+
+
+@pytest.mark.parametrize("fn, program", [
+    (lambda x: (x * x * x.detach()).sum(), lambda f, x: hessian(f, x, vectorize=True, create_graph=True)),
+    (lambda x: x * x.detach(), lambda f, x: jacobian(f, x, vectorize=True, create_graph=True)),
+    (lambda x: Straight.apply(x) * x, lambda f, x: jacobian(f, x, vectorize=True, create_graph=True)),
+    (lambda h: h.sigmoid_() * 2, lambda f, x: torch.autograd.grad(f(x * 1), x, torch.eye(2), is_grads_batched=True, create_graph=True)[0]),
+], ids=["hessian", "detach", "custom", "written"])
+def test_batches(fn, program):
+    same(fn, program, lambda: [leaf(2)])
+
+
+def test_gradients_of_a_batch_of_gradients():
+    def program(f, x):
+        jac, = torch.autograd.grad(f(x), x, torch.eye(3), is_grads_batched=True, create_graph=True)
+        return jac.detach(), jac.stride(), torch.autograd.grad(jac.square().sum(), x)
+    same(lambda x: x.exp() * x.sum(), program, lambda: [leaf(value=[0.1, 0.2, 0.3])])
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("fn", [lambda x: product(x * x.detach()), lambda x: product(Straight.apply(x))], ids=["detach", "custom"])
+def test_formulas_that_look_at_values(fn):
+    same(fn, first_order, lambda: [leaf(2, 3)])
+
+
+def test_formulas_that_look_at_values_of_what_was_written():
+    def fn(a):
+        a.sigmoid_()
+        return product(a * 2)
+
+    def program(f, x):
+        return torch.autograd.grad(f(x * 2).sum(), x, create_graph=True)[0].detach()
+    same(fn, program, lambda: [leaf(2, 3)])
+
+
+def test_formulas_that_look_at_values_written_since():
+    def program(f, x):
+        h = x * 1
+        y = f(h)
+        h.data.add_(1)
+        return torch.autograd.grad(y.sum(), x, create_graph=True)[0].detach()
+    same(lambda h: product(h.exp()), program, lambda: [leaf(2, 3)])
+
+
+def test_what_a_formula_looks_at_changes():
+    """Each way has a derivative of its own: with two zeros in one place eager has none of the second order."""
+    def program(f, x, y):
+        g = torch.autograd.grad(f(x, y).sum(), (x, y), create_graph=True)
+        try:
+            return g[0].detach(), g[1].detach(), torch.autograd.grad(sum(t.sin().sum() for t in g), (x, y))
+        except RuntimeError as e:
+            assert "unsupported" in str(e)
+            return [t.detach() for t in g]
+
+    def make(*values):
+        return lambda: [leaf(2, 2), leaf(value=[list(values), [0.5, 2.0]])]
+    same(lambda x, y: x.index_reduce(0, torch.tensor([1, 1]), y, "prod") * y.sum(), program, make(1.0, 2.0), make(0.0, 2.0), make(3.0, 4.0), make(5.0, 0.0))
+
+    def two(values):
+        return lambda: [leaf(2, 2), leaf(value=values)]
+    same(lambda x, y: x.index_reduce(0, torch.tensor([1, 1]), y, "prod") * y.sum(), program, two([[1.0, 2.0], [3.0, 4.0]]), two([[0.0, 2.0], [0.0, 4.0]]),
+         two([[2.0, 2.0], [3.0, 4.0]]), two([[0.0, 2.0], [0.0, 1.0]]))
+
+
+def test_determinants_of_complex_matrices():
+    def program(f, x):
+        g, = torch.autograd.grad(f(x), x, create_graph=True)
+        return g.detach(), torch.autograd.grad(g.abs().square().sum(), x)[0]
+
+    def make(corner):
+        return lambda: [torch.tensor([[2.0, 1j], [corner, 3]], dtype=torch.complex128, requires_grad=True)]
+    same(lambda x: torch.linalg.det(x).abs() * 2, program, make(0), make(1), make(2j))
+
+
+def copied_rows(a, b):
+    c = a + b
+    d = c.clone()
+    d[1:].copy_(a[1:])
+    return c, d
+
+
+def halves(a, b):
+    d = torch.zeros(a.shape[0], 12)
+    d[:, :6] = a
+    d[:, 6:] = b
+    return d.square()
+
+
+def test_some_results_in_other_sizes():
+    def program(f, *given):
+        return torch.autograd.grad(f(*given)[-1].sum(), given)[0]
+    same(copied_rows, program, *(lambda n=n: [leaf(4, n), leaf(4, n)] for n in (6, 7, 9)))
+
+
+def test_slices_in_other_sizes():
+    same(halves, second_order, *(lambda n=n: [leaf(n, 6), leaf(n, 6)] for n in (4, 5, 7)))
+
+
+def test_a_slice_that_begins_at_a_size():
+    """Where it begins in its memory was taken to stay as it was."""
+    def fn(a, b):
+        n = b.shape[0]
+        d = torch.zeros(40, 3)
+        d[n:n + 2] = a
+        return d.square() * b.sum()
+
+    def program(f, a, b):
+        return torch.autograd.grad((f(a, b) * torch.arange(120.0).view(40, 3)).sum(), a)
+    same(fn, program, *(lambda n=n: [leaf(2, 3), torch.ones(n, 2)] for n in (5, 7, 5, 9)), dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("fn", [lambda x: (x.prod(0), x.cumprod(1)), lambda x: (x.var(0), x.exp().mean(1)), lambda x: (x.sin(), x.repeat(2, 1).unfold(0, 2, 2).sum(-1))],
+                         ids=["products", "statistics", "windows"])
+def test_derivatives_for_some_sizes(fn, dynamic):
+    def program(f, x, which, again):
+        out = f(x)
+        g, = torch.autograd.grad(out[which].sin().sum(), x, create_graph=again)
+        return [g.detach(), torch.autograd.grad(g.sin().sum(), x)[0]] if again else [g]
+    calls = [(4, 0, False), (3, 1, True), (2, 1, False), (5, 0, True), (4, 1, True), (3, 0, True), (6, 1, False), (2, 0, True), (5, 1, True)]
+    same(fn, program, *(lambda n=n, w=w, a=a: [torch.linspace(0.5, 2, 3 * n).view(n, 3).requires_grad_(), w, a] for n, w, a in calls), dynamic=dynamic)
+
+
+class OnlyOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * float(g.sum()) if torch.is_grad_enabled() else g
+
+
+@pytest.mark.eager("fn cannot be compiled: reads a tensor's value: aten::item")
+def test_what_cannot_be_taken_says_so_and_runs_eagerly_from_then_on():
+    def fn(x):
+        return OnlyOnce.apply(x) * 2
+    compiled = vitrify.compile(fn)
+    x = leaf(3)
+    with pytest.raises(RuntimeError, match="fn cannot be compiled: reads a tensor's value: aten::item; calls from now on run eagerly: make the result again"):
+        torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    assert torch.equal(torch.autograd.grad(compiled(x).sum(), x, create_graph=True)[0], torch.autograd.grad(fn(x).sum(), x, create_graph=True)[0])
+    assert vitrify.counters["eager_calls"] == 1
