@@ -134,6 +134,13 @@ Layouts Training::batches_of(const variable_list& tangents, const RegionNode& no
   return how;
 }
 
+std::vector<Value> Training::asked_of(const BackwardProgram& b, const Node& node) const {
+  std::vector<Value> asked;
+  for (size_t g = 0; g < b.gradients.size(); ++g)
+    if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
+  return asked;
+}
+
 void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const {
   for (size_t k = 0; k < saved.size(); ++k) {
     if (!saved[k].changed()) continue;
@@ -143,10 +150,7 @@ void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& 
     if (const Saved* s = b.saved[k] < saved_.size() ? &saved_[b.saved[k]] : nullptr;
         s && s->kind == Saved::Kind::Result && tape().finds(path, true, s->index))
       continue;
-    std::vector<Value> asked;
-    for (size_t g = 0; g < b.gradients.size(); ++g)
-      if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
-    if (nodes_behind(*b.graph, asked).contains(b.graph->inputs[k].value.node)) refuse(saved[k], b.graph->inputs[k].value.type());
+    if (nodes_behind(*b.graph, asked_of(b, node)).contains(b.graph->inputs[k].value.node)) refuse(saved[k], b.graph->inputs[k].value.type());
   }
 }
 

@@ -4,11 +4,13 @@
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <numeric>
+#include <queue>
 #include <ranges>
 #include <unordered_set>
 
@@ -390,6 +392,32 @@ bool Tracer::Impl::makes_gradients(const std::vector<at::Tensor>& outputs) {
   });
 }
 
+namespace {
+
+// The engine takes those of leaves first, in the order of a heap of equal ones, which hooks of theirs see: so that it takes them as eager's gradients
+// were ready.
+void order_gradients(std::vector<Tracer::Impl::Grad>& grads, const Tracer::Impl::Level& level,
+                     const std::vector<std::pair<const Node*, uint32_t>>& ran) {
+  std::unordered_map<const Node*, size_t> ready;  // by a leaf's node: the last that gave to it
+  size_t time = 0;
+  for (const auto& [node, end] : ran)
+    for (const Edge& e : node->next_edges()) ready[e.function.get()] = ++time;
+  const auto edge = [&](const Tracer::Impl::Grad& g) { return level.to[static_cast<size_t>(std::ranges::find(level.of, g.of) - level.of.begin())]; };
+  const auto others = std::ranges::stable_partition(
+      grads, [&](const auto& g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
+  const auto leaves = grads.size() - others.size();
+  std::ranges::stable_sort(grads.begin(), others.begin(), {}, [&](const auto& g) { return ready[edge(g).function.get()]; });
+  using Task = std::pair<bool, size_t>;
+  const auto before = [](const Task& a, const Task& b) { return a.first < b.first; };
+  std::priority_queue<Task, std::vector<Task>, decltype(before)> heap(before);
+  for (size_t i = 0; i < grads.size(); ++i) heap.emplace(i < leaves, i);
+  std::vector<Tracer::Impl::Grad> placed(grads.begin(), others.begin());
+  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = std::move(grads[i]);
+  std::ranges::move(placed, grads.begin());
+}
+
+}  // namespace
+
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
@@ -472,6 +500,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
+  order_gradients(grads, level, ends);
   take_gradients(j, std::move(grads), values);
   find_past_raising(j, level);
   find_parts(j, level, outputs);

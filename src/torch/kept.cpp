@@ -11,6 +11,7 @@
 #include "runtime/layout.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
+#include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/versions.h"
 
@@ -204,24 +205,33 @@ Kept laid_as_recorded(const Saved& s, Kept k) {
   return k;
 }
 
-void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph) {
-  if (std::ranges::none_of(saved, &Kept::freed)) return;
-  ir::NodeSet read(graph);
-  for (Value v : graph.outputs)
-    if (v) read.insert(v.node);
-  for (ir::Node* n : graph.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
-  for (size_t k = 0; k < saved.size(); ++k)
-    TORCH_CHECK(!saved[k].freed || !read.contains(graph.inputs[k].value.node), torch::autograd::ERR_BACKWARD_TWICE);
+Kept any_numbers(const Kept& freed, const ir::TensorType& type) {
+  const std::vector<int64_t> sizes = freed.hollow ? freed.tensor.sizes().vec() : values_of(type.sizes);
+  const std::vector<int64_t> strides = freed.hollow ? freed.tensor.strides().vec() : values_of(type.strides);
+  return Kept(at::empty_strided(sizes, strides, at::TensorOptions(scalar_type_of(type)).device(to_torch_device(type.device))).zero_());
+}
+
+void check_freed(std::vector<Kept>& saved, const ir::Graph& graph, const std::vector<Value>& asked) {
+  const ir::NodeSet needed = nodes_behind(graph, asked);
+  const auto uses = ir::count_uses(graph);
+  for (size_t k = 0; k < saved.size(); ++k) {
+    const Value v = graph.inputs[k].value;
+    if (!saved[k].freed) continue;
+    TORCH_CHECK(!needed.contains(v.node), torch::autograd::ERR_BACKWARD_TWICE);
+    if (!saved[k].hollow || uses.at(v.node)[0]) saved[k] = any_numbers(saved[k], v.type());
+  }
 }
 
 Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   if (saved >= kept.size()) {
     Kept k = given[saved - kept.size()];
+    if (k.freed) return k;
     k.take_now();
     TORCH_CHECK(k.readable(), "vitrify: a gradient of a program that writes to its arguments reads what they were");
     k.check_memory();
     return k;
   }
+  if (kept[saved].freed) return kept[saved];
   if (!hooked.empty() && !kept[saved].tensor.defined()) {
     Kept k(hooked[saved].unpack(node));
     k.itself = true;  // hooks may give something else than they were given
@@ -282,9 +292,9 @@ void Call::let_go() {
   if (any) needed = needed_through(live, *derivative_, kept.size());
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
-    const bool sized = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
-    kept[k] = sized ? Kept::sizes_of(kept[k].tensor) : Kept();
-    kept[k].freed = sized;
+    const bool has_sizes = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
+    kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : Kept();
+    kept[k].freed = true;
     if (!hooked.empty()) hooked[k].reset_data();
   }
   std::vector<char> behind(given.size());
@@ -294,7 +304,10 @@ void Call::let_go() {
     else if (live[k])
       for (uint32_t i : tape_->behind[k]) behind[i] = 1;
   for (size_t i = 0; i < given.size(); ++i)
-    if (!behind[i] && !given[i].hollow) given[i] = {};
+    if (!behind[i] && !given[i].hollow && given[i].tensor.defined()) {
+      given[i] = sized && given[i].tensor.layout() == at::kStrided ? Kept::sizes_of(given[i].tensor) : Kept();
+      given[i].freed = true;
+    }
 }
 
 void Call::free_all() {

@@ -20,7 +20,7 @@ struct Kept {
   int64_t version = 0;
   bool hollow = false;  // sizes and strides, and no elements
   bool itself = false;  // the tensor may have other memory by now, and that is read
-  bool freed = false;   // hollow since a backward has freed it: the sizes count for what saves nothing, and can run again
+  bool freed = false;   // by a backward; what saves nothing can run again, for which sizes may count
 
   Kept() = default;
   // Its history is not held: it may come to lead to the node that has this. Leaves that need gradients get none.
@@ -48,8 +48,9 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, siz
 // As the trace has it: passes may have chosen another layout.
 Kept laid_as_recorded(const Saved&, Kept);
 
-// Raises eager's error where `graph` reads more than the sizes of what was freed.
-void check_freed(const std::vector<Kept>& saved, const ir::Graph& graph);
+// Raises eager's error where what is `asked` of `graph` reads more than the sizes of what was freed; what else it computes may be of any numbers.
+void check_freed(std::vector<Kept>& saved, const ir::Graph& graph, const std::vector<ir::Value>& asked);
+Kept any_numbers(const Kept& freed, const ir::TensorType&);
 
 class Call {
  public:
@@ -60,8 +61,8 @@ class Call {
   std::vector<Kept> given;                             // by JointProgram::given: for gradients of gradients; undefined where there is none
   std::vector<Kept> kept;                              // by Split::saved
   std::vector<torch::autograd::SavedVariable> hooked;  // in their place, where hooks may want to move them
+  bool sized = false;                                  // sizes of what was given count when it is gone
 
-  // Eager's error where that is gone.
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
   // Whether a backward comes to what another has freed: a node of which eager keeps something.
   bool spent(const Path&) const;

@@ -71,8 +71,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
         o.given[at] = Kept::sizes_of(call->kept[s].tensor);
     } else {
       Kept kept = call->unpack(s, node.getptr());
-      TORCH_CHECK(!kept.freed, torch::autograd::ERR_BACKWARD_TWICE);
-      o.given[at] = laid_as_recorded(below.saved_[s], std::move(kept));
+      o.given[at] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept));
       if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
     }
   }
@@ -87,6 +86,10 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!needs_[i]) continue;
+    if (o.given[i].freed) {
+      TORCH_CHECK(!reads_for(below, node, i), torch::autograd::ERR_BACKWARD_TWICE);
+      o.given[i] = any_numbers(o.given[i], wanted[i].type());
+    }
     TORCH_CHECK(o.given[i].readable(), is_input(*wanted[i].node) ? "vitrify: a gradient of a gradient of a program that writes to its arguments"
                                                                  : "vitrify: a gradient of a gradient needs random numbers that were not kept");
     o.given[i].check_memory();

@@ -130,9 +130,10 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     const Hold how = i < holds.size() ? holds[i] : Hold::Memory;
     return origin ? origin->given[i].for_level(how) : Kept(*given[i], how);
   };
+  call.sized = ctx().dynamic();
   call.given.resize(given.size());
   for (uint32_t i : kept_given_) call.given[i] = of_given(i);
-  if (joint_.program.graph->ctx().dynamic())
+  if (call.sized)
     for (size_t i = 0; i < given.size(); ++i)
       if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
   call.kept.resize(saved_.size());
@@ -191,7 +192,7 @@ variable_list RegionNode::apply(variable_list&& given) {
     const Unpack needed = [&](const BackwardProgram& b, bool last) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
-      check_freed(kept, *b.graph);
+      if (std::ranges::any_of(kept, &Kept::freed)) check_freed(kept, *b.graph, region_->asked_of(b, *this));
       region_->check_changed(b, kept, *this, path);
       const Fit fit = take_as_it_is_now(kept, *b.graph);
       std::vector<at::Tensor> saved;

@@ -116,6 +116,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
   const Tape& tape() const { return *joint_.tape; }
 
+  std::vector<Value> asked_of(const BackwardProgram&, const Node&) const;
+
   // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
   void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const;
 

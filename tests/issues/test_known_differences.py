@@ -87,35 +87,16 @@ def leaf(*sizes):
     return torch.ones(sizes, requires_grad=True)
 
 
-def twice(f, w, v):
-    y = f(w, v).sum()
-    torch.autograd.grad(y, [w, v])
-    return torch.autograd.grad(y, v)[0]
-
-
 def second_with_draws(f, x):
     g, = torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
     return torch.autograd.grad(g.sin().sum(), x)
 
 
 @pytest.mark.parametrize("fn, program, makes", [
-    (lambda w, v: w.exp() + v, twice, [lambda: [leaf(3), leaf(3)]]),
     (lambda x: checkpoint(lambda t: torch.dropout(t.sin(), 0.5, True).exp(), Noise.apply(x), use_reentrant=False), second_with_draws, [lambda: [leaf(50)]]),
-], ids=["once more", "draws behind a checkpoint"])
+], ids=["draws behind a checkpoint"])
 def test_gradients(fn, program, makes):
     check(fn, program, *makes)
-
-
-def test_hooks_of_parameters_run_in_the_order_of_the_backward():
-    m, order = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(5)]), []
-    for i, p in enumerate(m.parameters()):
-        p.register_post_accumulate_grad_hook(lambda p, i=i: order.append(i))
-
-    def program(f, x):
-        order.clear()
-        f(x).sum().backward()
-        return torch.tensor(order)
-    check(m, program, lambda: [torch.ones(2, 3)])
 
 
 def test_data_assigned_to_a_result_that_another_result_has_saved():

@@ -218,3 +218,41 @@ def test_a_reentrant_checkpoint_is_freed_with_its_arguments(keep):
         y = checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=True)
         return y, y * 2, x.cos()
     check(program, leaves((4, 4), (4, 4)), then=then)
+
+
+@pytest.mark.parametrize("hooks", [False, True], ids=["", "hooks"])
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("create_graph", [False, True], ids=["once", "twice"])
+def test_what_was_freed_and_is_not_asked_for(create_graph, dynamic, hooks):
+    """The plan computes what nobody asked for too, which reads what is gone."""
+    def told(f):
+        w, v = torch.full((3,), 0.5, requires_grad=True), torch.ones(3, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t) if hooks else torch.enable_grad():
+            y = f(w, v)
+        torch.autograd.grad(y, [w, v], torch.ones(3))
+        seen = [torch.autograd.grad(y, v, torch.ones(3), create_graph=create_graph, retain_graph=False)[0].detach()]
+        y.backward(torch.ones(3), inputs=[v])
+        seen.append(v.grad)
+        for asked in ([w], [w, v]):
+            with pytest.raises(RuntimeError, match="a second time"):
+                torch.autograd.grad(y, asked, torch.ones(3), create_graph=create_graph)
+        return seen
+
+    def fn(w, v):
+        return w.exp().sin() + v.neg()
+    torch.testing.assert_close(told(vitrify.compile(fn, fullgraph=True, dynamic=dynamic)), told(fn))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_sizes_of_what_was_freed(twice):
+    def fn(x, w):
+        return torch.cat([x, x]), w.exp()
+    compiled = vitrify.compile(fn, dynamic=True, fullgraph=True)
+    for n in (2, 4):
+        seen = []
+        for f in (compiled, fn):
+            x, w = torch.ones(n, 3, requires_grad=True), torch.ones(n, 3, requires_grad=True)
+            a, b = f(x, w)
+            b.sum().backward()
+            seen.append(torch.autograd.grad(a.sum(), x, create_graph=twice)[0].detach())
+        torch.testing.assert_close(*seen)

@@ -25,6 +25,29 @@ def test_tensor_hooks_on_inputs_and_results():
     check(program("return x * y, x.sin()"), TWO, then=then)
 
 
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.n, self.w = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.n(self.b(self.a(x).relu()) + self.a(x)) * self.w + self.w
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(5)]), Shared, lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)],
+                         ids=["layers", "shared", "transformer"])
+@pytest.mark.parametrize("given", [lambda: torch.ones(3, 4), lambda: torch.ones(3, 4, requires_grad=True), lambda: torch.ones(3, 4, requires_grad=True) * 2],
+                         ids=["data", "leaf", "result"])
+def test_hooks_of_parameters_run_in_the_order_of_the_backward(make, given):
+    m, orders = make(), []
+    for name, p in m.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: orders[-1].append(name))
+    for f in (m, vitrify.compile(m, fullgraph=True)):
+        orders.append([])
+        f(given()).sum().backward()
+    assert len(orders[0]) == len(list(m.parameters())) and orders[1] == orders[0]
+
+
 def test_post_accumulate_hooks():
     def then(out, args):
         log = []
