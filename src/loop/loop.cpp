@@ -29,7 +29,7 @@ int arity(Op op) {
 }
 
 std::string_view to_string(AccumKind k) {
-  constexpr std::string_view names[] = {"sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "welford"};
+  constexpr std::string_view names[] = {"sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "welford", "moments"};
   return names[int(k)];
 }
 

@@ -105,9 +105,11 @@ enum class AccumKind : uint8_t {
   ArgMin,
   ArgMax,   // results: value, index (i64); the first of equals, NaN wins
   Welford,  // results: mean, m2 (sum of squared distances), count is numel of the inner space
+  Moments,  // the same of sums, in which an infinity stays what it is: Welford's mean turns to NaN after it
 };
 std::string_view to_string(AccumKind);
 int num_results(AccumKind);  // 1 or 2
+constexpr bool is_moments(AccumKind k) { return k >= AccumKind::Welford; }
 
 struct Accum {
   AccumKind kind;

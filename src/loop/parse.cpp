@@ -165,8 +165,8 @@ class Parser {
       Accum a;
       auto name = word(" ");
       int kind = 0;
-      while (kind <= int(AccumKind::Welford) && to_string(AccumKind(kind)) != name) ++kind;
-      if (kind > int(AccumKind::Welford)) fail<int>("an accumulator kind");
+      while (kind <= int(AccumKind::Moments) && to_string(AccumKind(kind)) != name) ++kind;
+      if (kind > int(AccumKind::Moments)) fail<int>("an accumulator kind");
       a.kind = AccumKind(kind);
       a.type = dtype();
       expect("->");

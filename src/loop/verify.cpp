@@ -171,7 +171,7 @@ class Verifier {
         use(i.a);
         bool logical = a.kind == AccumKind::Any || a.kind == AccumKind::All;
         if (!logical) want(i.a, a.type, "reduced value");
-        if (a.kind == AccumKind::Welford) check(is_float(a.type), "{} of {}", to_string(a.kind), to_string(a.type));
+        if (is_moments(a.kind)) check(is_float(a.type), "{} of {}", to_string(a.kind), to_string(a.type));
         if (a.kind == AccumKind::ArgMin || a.kind == AccumKind::ArgMax) want(i.b, DType::I64, "index");
         if (i.c >= 0) want(i.c, DType::Bool, "mask");
         return;

@@ -49,6 +49,45 @@ std::vector<int64_t> all_but_channel(size_t rank) {
 
 namespace {
 
+// Moments where the sum is of type t, and overflows: all are infinitely far from the mean then.
+Moments overflowing(Lowering& L, const Moments& m, DType t) {
+  Tensor mean = map1(
+      L, m.mean, m.mean.dtype,
+      [count = m.count, t](Body& b, Val v) {
+        Val sum = cast(v * numel_as(b, count, v.type), t);
+        return where(b.op(LOp::isinf, sum.type, sum), cast(sum, v.type), v);
+      },
+      4);
+  Tensor m2 = map2(L, m.m2, mean, m.m2.dtype, [](Body& b, Val v, Val at) { return where(b.op(LOp::isinf, at.type, at), v + at * at, v); }, 3);
+  return {mean, m2, m.count};
+}
+
+// Rows as eager has them: of anything that is not finite NaNs, and also of the squares of those shorter than its vectors whose mean's square
+// overflows.
+Moments of_rows(Lowering& L, const Moments& m, DType stored) {
+  constexpr double kVector = 32;  // bytes
+  return {map2(
+              L, m.mean, m.m2, m.mean.dtype, [](Body&, Val mean, Val v) { return where(eq(v, v), mean, v); }, 2),
+          map2(
+              L, m.m2, m.mean, m.m2.dtype,
+              [n = m.count, width = kVector / static_cast<double>(size_of(stored))](Body& b, Val v, Val mean) {
+                return where(numel_as(b, n, v.type) < v.lit(width), v + mean * mean * 0, v);
+              },
+              4),
+          m.count};
+}
+
+// The squared distances where eager subtracts the mean's square from that of the squares.
+Tensor of_squares(Lowering& L, const Moments& m) {
+  return map2(
+      L, m.m2, m.mean, m.m2.dtype,
+      [n = m.count](Body& b, Val v, Val mean) {
+        Val square = mean * mean, sum = v + square * numel_as(b, n, v.type);
+        return where(finite(sum), v, sum - square);
+      },
+      6);
+}
+
 Tensor optional_tensor(const Args& a, size_t i) { return a.is_tensor(i) ? a.tensor(i) : Tensor{}; }
 
 // All of one type, or halves beside parameters of float32: eager raises for others, which is left to it.
@@ -71,7 +110,7 @@ bool lower_layer_norm(const Args& a, std::vector<Tensor>& r) {
   if (!types_agree(a, {2, 3})) return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
-  auto m = moments(a.L, x, dims_from(x.sizes.size() - k, x.sizes.size()), true, t, t);
+  auto m = of_rows(a.L, moments(a.L, x, dims_from(x.sizes.size() - k, x.sizes.size()), true, t, t), x.dtype);
   Tensor rstd = rstd_of(a.L, m, *a.scalar(4));
   r.push_back(normalized(a, x, m.mean, rstd, optional_tensor(a, 2), optional_tensor(a, 3), a.out().dtype));
   if (a.n.outs.size() > 1) {
@@ -157,7 +196,10 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
     return;
   }
   x = reused(a.L, x);
-  auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, t, t);
+  // Of float32 in other layouts eager squares in double precision.
+  const DType wide = dense || x.dtype != DType::F32 ? t : DType::F64;
+  auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, wide, wide, AccumKind::Moments);
+  if (!is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous)) m = overflowing(a.L, m, t);
   Tensor rstd = rstd_of(a.L, m, p.eps);
   if (p.eps == 0) rstd = map2(a.L, m.m2, rstd, t, [](Body&, Val v, Val s) { return where(eq(v, v.lit(0)), v.lit(0), s); });  // as eager has it
   // Eager applies half statistics as it rounds them, which cancel exactly where the mean is large: so does what is centred first.
@@ -213,11 +255,21 @@ Tensor grouped(Lowering& L, const Tensor& x, int64_t groups) {
 bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const int64_t groups = a.constant_int(6);
-  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1 || known_empty(x.sizes) || !types_agree(a, {1, 2})) return false;
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || groups < 1 || !sym::mod(x.sizes[1], groups).is(0) || known_empty(x.sizes) ||
+      !types_agree(a, {1, 2}))
+    return false;
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   Tensor g = grouped(a.L, x, groups);
-  auto m = moments(a.L, g, dims_from(2, g.sizes.size()), false, t, t);
+  const bool contiguous = a.out().strides == ir::contiguous_strides(x.sizes);
+  auto m = moments(a.L, g, dims_from(2, g.sizes.size()), false, t, t, contiguous ? AccumKind::Welford : AccumKind::Moments);
+  if (contiguous) {
+    m = of_rows(a.L, m, x.dtype);
+  } else {
+    m = overflowing(a.L, m, t);
+    m.m2 = a.L.realize(of_squares(a.L, m));
+    m.mean = a.L.realize(m.mean);
+  }
   Tensor rstd = rstd_of(a.L, m, *a.scalar(7));
   const Int per = sym::floordiv(x.sizes[1], groups);
   auto spread = [&](const Tensor& v) {  // [N, groups] over [N, C, ...]
@@ -226,7 +278,7 @@ bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor w = a.is_tensor(1) ? channelwise(a.L, a.tensor(1), x.sizes) : Tensor{},
          b = a.is_tensor(2) ? channelwise(a.L, a.tensor(2), x.sizes) : Tensor{};
   // Without weights, in contiguous memory, the mean is subtracted first: what is equal gives zeros.
-  const bool subtracts = !w && !b && a.out().strides == ir::contiguous_strides(x.sizes);
+  const bool subtracts = !w && !b && contiguous;
   r.push_back((subtracts ? normalized : scaled)(a, x, spread(m.mean), spread(rstd), w, b, a.out().dtype));
   r.push_back(as_type(a.L, m.mean, a.out(1).dtype));
   r.push_back(as_type(a.L, rstd, a.out(2).dtype));

@@ -17,8 +17,8 @@ Tensor reduce_sum(Lowering& L, const Tensor& x, std::span<const int64_t> dims, b
   })[0];
 }
 
-Moments moments(Lowering& L, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out) {
-  auto w = L.reduce(AccumKind::Welford, x, dims, keepdim, acc, out, [acc](Val v) { return cast(v, acc); });
+Moments moments(Lowering& L, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out, AccumKind kind) {
+  auto w = L.reduce(kind, x, dims, keepdim, acc, out, [acc](Val v) { return cast(v, acc); });
   return {w[0], w[1], product(x.sizes, dims)};
 }
 
@@ -160,6 +160,22 @@ bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// The mean as eager's runs over the elements: of any that is not finite it makes NaNs of those after it.
+Tensor running_mean(Lowering& L, const Tensor& x, std::span<const int64_t> dims, bool keepdim, const Tensor& mean, DType out) {
+  Tensor odd = reduce_sum(L, x, dims, keepdim, mean.dtype, mean.dtype, [](Val v) { return where(finite(v), v.lit(0), v.lit(1)); });
+  Tensor last = x;
+  for (int64_t d : dims) last = L.slice(last, d, x.sizes[d] - 1, 1, 1);
+  if (!keepdim) last = L.reshape(last, mean.sizes);
+  return L.map(
+      out, mean.sizes,
+      [=](Body& b, const Index& i) {
+        Val m = mean.at(b, i), n = odd.at(b, i), end = cast(last.at(b, i), m.type);
+        Val here = where(eq(n, n.lit(1)) & !finite(end), end, m.lit(NAN));
+        return cast(where(eq(n, n.lit(0)), m, here), compute_type(out));
+      },
+      8, 3);
+}
+
 // var, std, var_mean, std_mean (self, dim?, correction?, keepdim)
 template <bool root, bool with_mean>
 bool lower_variance(const Args& a, std::vector<Tensor>& r) {
@@ -176,6 +192,7 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
   const Int count = product(x.sizes, *dims);
   if (sym::known_le(count, Int(static_cast<int64_t>(std::floor(std::clamp(correction, -1e15, 1e15))))).value_or(false)) return false;  // ATen warns
   const DType acc = a.out().device.kind == DeviceKind::CPU ? DType::F64 : compute_type(out);
+  if (with_mean) x = reused(a.L, x);
   auto m = moments(a.L, x, *dims, a.boolean(3), acc, acc);
   r.push_back(map1(
       a.L, m.m2, out,
@@ -187,7 +204,7 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
       },
       4));
   if (with_mean && m.count.is(0)) return r.push_back(a.L.full(out, m.mean.sizes, std::numeric_limits<double>::quiet_NaN())), true;
-  if (with_mean) r.push_back(map1(a.L, m.mean, out, [out](Body&, Val v) { return cast(v, compute_type(out)); }));
+  if (with_mean) r.push_back(running_mean(a.L, x, *dims, a.boolean(3), m.mean, out));
   return true;
 }
 

@@ -12,7 +12,8 @@ struct Moments {
   Tensor mean, m2;  // m2: sum of squared distances from the mean
   Int count;
 };
-Moments moments(Lowering&, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out);
+Moments moments(Lowering&, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+                loop::AccumKind = loop::AccumKind::Welford);
 
 enum class ReductionDType : uint8_t {
   Sum,   // dtype argument, else integers to i64

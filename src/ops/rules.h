@@ -91,5 +91,6 @@ inline Val minimum(Val a, Val b) { return a.type == DType::Bool ? a & b : binary
 inline Val maximum(Val a, Val b) { return a.type == DType::Bool ? a | b : binary(LOp::max, a, b); }
 inline Val sigmoid(Val a) { return unary(LOp::sigmoid, a); }
 inline Val square(Val a) { return a * a; }
+inline Val finite(Val a) { return unary(LOp::abs, a) <= a.lit(largest(a.type)); }
 
 }  // namespace vitrify::ops

@@ -129,7 +129,7 @@ Tensor Nests::realize_as(const Tensor& t, const Dims& strides) {
 std::vector<Tensor> Nests::reduce(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                   const std::function<Val(Val)>& f) {
   const bool split = kind != AccumKind::ArgMin && kind != AccumKind::ArgMax && should_split(x0, dims);
-  if (split && kind == AccumKind::Welford) return split_welford(x0, dims, keepdim, acc, out, f);
+  if (split && loop::is_moments(kind)) return split_welford(x0, dims, keepdim, acc, out, f);
   if (split) {
     auto [parts, part_dims] = split_view(x0, dims, kind, acc, f);
     auto first = reduce_nest(kind, parts, part_dims, false, acc, acc, {});

@@ -209,6 +209,7 @@ class Run {
         return;
       }
       case AccumKind::Welford:
+      case AccumKind::Moments:
         x.elements.push_back(v.f);
         return;
       default:
@@ -253,7 +254,8 @@ class Run {
         t1 = DType::I64;
         if (!x.seen) r0 = worst(a.type, least);
         break;
-      case AccumKind::Welford: {
+      case AccumKind::Welford:
+      case AccumKind::Moments: {
         double n = double(x.elements.size()), mean = 0, m2 = 0;
         for (double e : x.elements) mean += e / n;
         for (double e : x.elements) m2 += (e - mean) * (e - mean);

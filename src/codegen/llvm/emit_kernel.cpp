@@ -264,7 +264,7 @@ int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool re
       else if (i.op == Op::div || i.op == Op::sqrt || i.op == Op::rsqrt || i.op == Op::reciprocal)
         c += 3;
       else if (i.op == Op::reduce && s.accums[i.iimm].kind >= loop::AccumKind::ArgMin)
-        c += s.accums[i.iimm].kind == loop::AccumKind::Welford ? 8 : 4;
+        c += loop::is_moments(s.accums[i.iimm].kind) ? 8 : 4;
       else if (i.op != Op::constant)
         c += i.type == DType::I64 || i.type == DType::BF16 ? 2 : 1;
     }
@@ -453,7 +453,9 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
       reset(s, none);
       total = read(acc, none, a, 0);
     }
-    publish(acc, {total}, true);
+    std::vector<AccState> states{total};
+    sum_again(s, a, states);
+    publish(acc, states, true);
   }
 }
 
@@ -465,7 +467,7 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
   }
   // A column is one chain of sums, where a row is a chain for every lane: its runs in f32 are shorter.
   constexpr int64_t kSums = 16, kMoments = 64, kPrefetched = 128;
-  const bool moments = std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return a.kind == loop::AccumKind::Welford; });
+  const bool moments = std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return loop::is_moments(a.kind); });
   const int64_t chunk = moments ? kMoments : kSums;
   auto at_most = [&](int64_t n) { return s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= n; };
   const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(moments ? 2 * chunk : chunk), prefetched = !at_most(kPrefetched);
@@ -491,6 +493,7 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
   for (size_t a = 0; a < s.accums.size(); ++a) {
     std::vector<AccState> states;
     for (int u = 0; u < block_.unroll; ++u) states.push_back(read(s.accums[a], accs, a, u));
+    sum_again(s, a, states);
     publish(s.accums[a], states, block_.lanes == 1);
   }
 }
@@ -503,7 +506,7 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   const bool long_columns = reduction && n > 0 && sums_long_columns();
   // Columns of a sum: long pieces of each row, as far as the registers go.
   if (reduction && unroll == 4 && k_.stages[0].accums.size() == 1 && k_.stages[0].body.size() <= 3)
-    unroll = (t_.avx512 && !long_columns ? 16 : 8) / (k_.stages[0].accums[0].kind == loop::AccumKind::Welford ? 2 : 1);
+    unroll = (t_.avx512 && !long_columns ? 16 : 8) / (loop::is_moments(k_.stages[0].accums[0].kind) ? 2 : 1);
   auto body = [&](Phase) {
     if (flat)
       emit_body(k_.stages[0], nullptr);

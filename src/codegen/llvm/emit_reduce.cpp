@@ -28,7 +28,7 @@ Constant* extreme(llvm::Type* type, DType t, bool lowest) {
 // Long f32 sums and moments are added up in two levels, short runs in f32 and their sums in f64: the error does not grow with the length.
 bool KernelEmitter::wants_two_level(const loop::Stage& s) {
   for (auto& a : s.accums)
-    if ((a.kind == AccumKind::Sum || a.kind == AccumKind::Welford) && a.type == DType::F32) return true;
+    if ((a.kind == AccumKind::Sum || loop::is_moments(a.kind)) && a.type == DType::F32) return true;
   return false;
 }
 
@@ -54,6 +54,7 @@ std::vector<Value*> KernelEmitter::identity(const Accum& a, int lanes) {
     case AccumKind::ArgMax:
       return {extreme(type, a.type, a.kind == AccumKind::ArgMax), ConstantInt::get(vec(b_.getInt64Ty(), lanes), std::numeric_limits<int64_t>::max())};
     case AccumKind::Welford:
+    case AccumKind::Moments:
       return {zero, zero, zero};
   }
   VT_UNREACHABLE();
@@ -67,7 +68,7 @@ AccSet KernelEmitter::make_accs(const loop::Stage& s, int lanes, int unroll, boo
   for (size_t n = 0; n < s.accums.size(); ++n) {
     auto& a = s.accums[n];
     auto start = identity(a, lanes);
-    bool shared_count = a.kind == AccumKind::Welford && !masked;
+    bool shared_count = loop::is_moments(a.kind) && !masked;
     for (auto& i : s.body) shared_count &= !(i.op == Op::reduce && size_t(i.iimm) == n && i.c >= 0);
     auto fresh = [&] {
       AccState st;
@@ -123,7 +124,7 @@ AccState KernelEmitter::join_moments(AccSet& set, size_t a, size_t u) {
 void KernelEmitter::flush(const loop::Stage& s, AccSet& set) {
   constexpr double kFew = 32;  // of moments: not worth joining yet
   for (size_t a = 0; a < s.accums.size(); ++a) {
-    if (s.accums[a].kind == AccumKind::Welford && !set.totals[a].empty()) {
+    if (loop::is_moments(s.accums[a].kind) && !set.totals[a].empty()) {
       Value* count = set.slots[a][0][2];
       auto* few = ConstantFP::get(slot_type(count), kFew);
       if_then(b_.CreateFCmpOGE(b_.CreateLoad(slot_type(count), count), few), [&] {
@@ -159,7 +160,7 @@ AccState KernelEmitter::read(const Accum& acc, AccSet& set, size_t a, int u) {
     Value* v = b_.CreateLoad(slot_type(slot), slot);
     st.push_back(v->getType() == start[c]->getType() ? v : b_.CreateVectorSplat(set.lanes, v));
   }
-  if (!set.totals[a].empty() && acc.kind == AccumKind::Welford) {
+  if (!set.totals[a].empty() && loop::is_moments(acc.kind)) {
     const AccState joined = join_moments(set, a, static_cast<size_t>(u));
     for (size_t c : {0, 1}) st[c] = b_.CreateFPTrunc(joined[c], st[c]->getType());
     Value* n = b_.CreateFPTrunc(joined[2], compute_llvm(acc.type));
@@ -202,13 +203,14 @@ AccState KernelEmitter::combine(const Accum& acc, const AccState& x, const AccSt
       Value* take = b_.CreateOr(better, b_.CreateAnd(equal, b_.CreateICmpSLT(x[1], y[1])));
       return {b_.CreateSelect(take, a, b), b_.CreateSelect(take, x[1], y[1])};
     }
-    case AccumKind::Welford: {
+    case AccumKind::Welford:
+    case AccumKind::Moments: {
       Value* n = b_.CreateFAdd(x[2], y[2]);
       Value* zero = Constant::getNullValue(n->getType());
       Value* share = b_.CreateSelect(b_.CreateFCmpOEQ(n, zero), zero, b_.CreateFDiv(y[2], n));
       Value* delta = b_.CreateFSub(b, a);
       Value* mean = b_.CreateFAdd(a, b_.CreateFMul(delta, share));
-      Value* m2 = b_.CreateFAdd(b_.CreateFAdd(x[1], y[1]), b_.CreateFMul(b_.CreateFMul(delta, delta), b_.CreateFMul(x[2], share)));
+      Value* m2 = b_.CreateFAdd(b_.CreateFAdd(x[1], y[1]), b_.CreateFMul(b_.CreateFMul(delta, b_.CreateFMul(x[2], share)), delta));
       // a side without elements adds nothing, whatever the other holds (inf - 0 would make NaN)
       Value *no_x = b_.CreateFCmpOEQ(x[2], zero), *no_y = b_.CreateFCmpOEQ(y[2], zero);
       mean = b_.CreateSelect(no_x, b, b_.CreateSelect(no_y, a, mean));
@@ -225,7 +227,7 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
   bool wide = set.lanes > 1;
   auto start = identity(acc, set.lanes);
   Value *count = nullptr, *share = nullptr;  // of Welford, when common to all vectors
-  if (acc.kind == AccumKind::Welford && slot_type(set.slots[n][0][2]) == compute_llvm(acc.type) && in.c < 0 && !set.masked) {
+  if (loop::is_moments(acc.kind) && slot_type(set.slots[n][0][2]) == compute_llvm(acc.type) && in.c < 0 && !set.masked) {
     auto* slot = set.slots[n][0][2];
     auto* one = ConstantFP::get(compute_llvm(acc.type), 1.0);
     count = b_.CreateFAdd(b_.CreateLoad(one->getType(), slot), one);
@@ -250,7 +252,8 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
       case AccumKind::ArgMax:
         next = combine(acc, {v, get(in.b, u, wide)}, old);
         break;
-      case AccumKind::Welford: {
+      case AccumKind::Welford:
+      case AccumKind::Moments: {
         auto* one = ConstantFP::get(v->getType(), 1.0);
         Value* own_count = count ? nullptr : b_.CreateFAdd(old[2], one);
         Value* delta = b_.CreateFSub(v, old[0]);
@@ -287,6 +290,60 @@ AccState KernelEmitter::fold_lanes(const Accum& acc, AccState st) {
     st = combine(acc, a, b);
   }
   return st;
+}
+
+// Welford's mean turns to NaN after an infinity, and where numbers lie too far apart: then the sum says what it is, as eager's does.
+void KernelEmitter::sum_again(const loop::Stage& s, size_t a, std::vector<AccState>& states) {
+  if (s.accums[a].kind != AccumKind::Moments) return;
+  auto finite = [&](Value* v) { return b_.CreateFCmpONE(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, v), ConstantFP::getInfinity(v->getType())); };
+  Value* odd = b_.getFalse();
+  std::vector<Value*> sums, slots;
+  for (AccState& st : states) {
+    odd = b_.CreateOr(odd, any(b_.CreateNot(finite(st[0]))));
+    auto* wide = vec(b_.getDoubleTy(), value_lanes(st[0]));
+    sums.push_back(make_slot(wide, "sum"));
+    for (size_t c : {0, 1}) {
+      slots.push_back(make_slot(st[c]->getType(), "moment"));
+      b_.CreateStore(st[c], slots.back());
+    }
+  }
+  if_then(odd, [&] {
+    const Block block = block_;
+    const auto values = values_;
+    const auto symbols = symbols_;
+    for (Value* sum : sums) b_.CreateStore(Constant::getNullValue(slot_type(sum)), sum);
+    Value* count = ConstantFP::get(b_.getDoubleTy(), 1.0);
+    for (auto& l : s.inner) count = b_.CreateFMul(count, b_.CreateSIToFP(scalar_index(l.extent, 0), b_.getDoubleTy()));
+    nest(s.inner.data(), static_cast<int>(s.inner.size()), [&] {
+      for (auto& in : s.body) {
+        if (in.op != Op::reduce) {
+          if (in.op != Op::store && in.op != Op::store_add) emit_instr(in, nullptr);
+        } else if (static_cast<size_t>(in.iimm) == a) {
+          for (size_t u = 0; u < sums.size(); ++u) {
+            auto* wide = slot_type(sums[u]);
+            Value *v = b_.CreateFPCast(get(in.a, static_cast<int>(u), block_.lanes > 1), wide), *old = b_.CreateLoad(wide, sums[u]);
+            Value* next = b_.CreateFAdd(old, v);
+            b_.CreateStore(in.c >= 0 ? b_.CreateSelect(get(in.c, static_cast<int>(u), block_.lanes > 1), next, old) : next, sums[u]);
+          }
+        }
+      }
+    });
+    for (size_t u = 0; u < sums.size(); ++u) {
+      auto* wide = slot_type(sums[u]);
+      auto* type = states[u][0]->getType();
+      Value* n = type->isVectorTy() ? b_.CreateVectorSplat(value_lanes(states[u][0]), count) : count;
+      Value* mean = b_.CreateFPCast(b_.CreateFDiv(b_.CreateLoad(wide, sums[u]), n), type);
+      Value* m2 = b_.CreateSelect(finite(mean), ConstantFP::getInfinity(type), ConstantFP::getNaN(type));
+      Value* sound = finite(states[u][0]);
+      b_.CreateStore(b_.CreateSelect(sound, states[u][0], mean), slots[2 * u]);
+      b_.CreateStore(b_.CreateSelect(sound, states[u][1], m2), slots[2 * u + 1]);
+    }
+    block_ = block;
+    values_ = values;
+    symbols_ = symbols;
+  });
+  for (size_t u = 0; u < states.size(); ++u)
+    for (size_t c : {0, 1}) states[u][c] = b_.CreateLoad(slot_type(slots[2 * u + c]), slots[2 * u + c]);
 }
 
 void KernelEmitter::publish(const Accum& acc, const std::vector<AccState>& states, bool uniform) {

@@ -51,7 +51,7 @@ std::optional<DType> KernelEmitter::row_value(int32_t id) const {
   for (const auto& s : k_.stages)
     for (const auto& a : s.accums)
       if (a.results[0] == id || a.results[1] == id) {
-        if (a.kind <= loop::AccumKind::Max || a.kind == loop::AccumKind::Welford) return a.type;
+        if (a.kind <= loop::AccumKind::Max || loop::is_moments(a.kind)) return a.type;
         return {};
       }
   return {};

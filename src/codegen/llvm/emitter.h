@@ -181,6 +181,7 @@ class KernelEmitter {
   void flush(const loop::Stage&, AccSet&);
   AccState combine(const loop::Accum&, const AccState&, const AccState&);
   AccState read(const loop::Accum&, AccSet&, size_t acc, int u);
+  void sum_again(const loop::Stage&, size_t accum, std::vector<AccState>& states);
   AccState fold_lanes(const loop::Accum&, AccState);
   void publish(const loop::Accum&, const std::vector<AccState>& per_vector, bool uniform);
   std::vector<Value*> identity(const loop::Accum&, int lanes);
