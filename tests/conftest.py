@@ -1,4 +1,5 @@
 """For every test: a clean engine, fixed seeds, and no eager call or missing kernel that the test has not announced (tests/expects.py)."""
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "tests"):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+os.environ.setdefault("VITRIFY_VERIFY", "1")  # graphs and loops are verified after every stage, which takes no time that could be measured
 
 import expects  # noqa: E402
 

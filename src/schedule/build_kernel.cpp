@@ -394,8 +394,7 @@ class Builder {
       for (auto& l : st.inner) sym::free_symbols(l.extent, syms);
     }
     for (auto& l : outer_) sym::free_symbols(l.extent, syms);
-    for (auto& b : k_.buffers)
-      if (b.kind == BufferKind::Scratch) sym::free_symbols(b.extent, syms);
+    for (auto& b : k_.buffers) sym::free_symbols(b.extent, syms);  // that of an operand may be another symbol than that of the loop over it
     for (Int s : syms) {
       const auto kind = k_.ctx->symbol_info(s).kind;
       if ((kind == sym::SymbolKind::Size || kind == sym::SymbolKind::Unbacked) && std::find(k_.sizes.begin(), k_.sizes.end(), s) == k_.sizes.end())

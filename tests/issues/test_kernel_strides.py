@@ -65,6 +65,16 @@ def test_last_chunk_of_a_transposed_tensor_with_dynamic_sizes():
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride() == (1, rows // 2)
 
 
+def test_joined_operands_with_dynamic_sizes():
+    """The extent of an operand had a symbol that the loops over it have not, and kernels did not get: the verifier refused them, as did the interpreter."""
+    def f(x, w):
+        return torch.cat([x, w], 1).square()
+    compiled = vitrify.compile(f, options={"verify": True})
+    for rows, columns in ((3, 7), (5, 9), (7, 2)):
+        x, w = torch.randn(rows, columns), torch.randn(rows, 6)
+        assert torch.equal(compiled(x, w), f(x, w))
+
+
 ROWS = {"permuted": lambda: torch.randn(16, 7).t(), "swapped image": lambda: torch.randn(2, 3, 5, 4).mT, "one row": lambda: torch.randn(3, 1).t(), "column": lambda: torch.randn(1, 3).t(), "sliced": lambda: torch.randn(4, 6, 4)[..., ::2].transpose(0, 1),
         "one of many": lambda: torch.randn(4)[::4], "far": lambda: torch.randn(4, 1, 5)[::2].mT}
 LIKE = {"deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg, "hardtanh": F.hardtanh, "hardtanh of integers": lambda x: F.hardtanh(x.to(torch.int64)), "isfinite": torch.isfinite, "randint_like": lambda x: torch.randint_like(x, 5).to(torch.float16),
