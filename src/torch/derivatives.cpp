@@ -4,6 +4,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <limits>
 
@@ -158,23 +159,47 @@ bool looks_at_values(const Node& n) {
 
 bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
 
+namespace {
+
+// Of nodes whose formula need not read all that they have saved, and which eager unpacks all the same.
+template <class F>
+bool each_saved(const Node& node, F&& f) {
+  const auto of = [&](const auto* n, auto&&... members) {
+    if (n) (f(n->*members), ...);
+    return n != nullptr;
+  };
+  using namespace generated;
+  return of(as<MulBackward0>(node), &MulBackward0::self_, &MulBackward0::other_) ||
+         of(as<DivBackward0>(node), &DivBackward0::self_, &DivBackward0::other_) ||
+         of(as<DivBackward2>(node), &DivBackward2::self_, &DivBackward2::other_) || of(as<PowBackward0>(node), &PowBackward0::self_) ||
+         of(as<PowBackward1>(node), &PowBackward1::self_, &PowBackward1::exponent_, &PowBackward1::result_) ||
+         of(as<PowBackward2>(node), &PowBackward2::exponent_, &PowBackward2::result_) ||
+         of(as<LdexpBackward0>(node), &LdexpBackward0::other_, &LdexpBackward0::result_) ||
+         of(as<AddcdivBackward0>(node), &AddcdivBackward0::tensor1_, &AddcdivBackward0::tensor2_) ||
+         of(as<SgnBackward0>(node), &SgnBackward0::self_, &SgnBackward0::result_) ||
+         of(as<CummaxBackward0>(node), &CummaxBackward0::self_, &CummaxBackward0::indices_) ||
+         of(as<CumminBackward0>(node), &CumminBackward0::self_, &CumminBackward0::indices_) ||
+         of(as<NormBackward0>(node), &NormBackward0::self_, &NormBackward0::result_) ||
+         of(as<NormBackward1>(node), &NormBackward1::self_, &NormBackward1::result_) ||
+         of(as<NormBackward2>(node), &NormBackward2::self_, &NormBackward2::result_) ||
+         of(as<NormBackward3>(node), &NormBackward3::self_, &NormBackward3::result_) ||
+         of(as<LinalgVectorNormBackward0>(node), &LinalgVectorNormBackward0::self_, &LinalgVectorNormBackward0::result_);
+}
+
+}  // namespace
+
 bool saves_unread(const Node& n) {
-  auto any = [](const auto&... saved) { return (... || (saved.has_hooks() || saved.get_raw_data()->defined())); };
-  if (const auto* m = as<generated::MulBackward0>(n)) return any(m->self_, m->other_);
-  if (const auto* d = as<generated::DivBackward0>(n)) return any(d->self_, d->other_);
-  if (const auto* d = as<generated::DivBackward2>(n)) return any(d->self_, d->other_);
-  if (const auto* p = as<generated::PowBackward0>(n)) return any(p->self_);
+  bool any = false;
+  if (each_saved(n, [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); })) return any;
   return as<torch::autograd::CopySlices>(n);
 }
 
-Tensor unread_result(const Node& n) {
-  auto of = [&](const auto* known) -> Tensor {
-    if (known->result_.has_hooks() || !known->result_.get_raw_data()->defined()) return {};
-    return known->result_.unpack(const_cast<Node&>(n).getptr());
-  };
-  if (const auto* l = as<generated::LdexpBackward0>(n)) return of(l);
-  if (const auto* p = as<generated::PowBackward1>(n)) return of(p);
-  return {};
+std::vector<Tensor> saved_by(const Node& n) {
+  std::vector<Tensor> r;
+  each_saved(n, [&](const torch::autograd::SavedVariable& s) {
+    if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(s.unpack(const_cast<Node&>(n).getptr()));
+  });
+  return r;
 }
 
 bool is_replaced(const Node& node) {

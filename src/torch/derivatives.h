@@ -3,14 +3,16 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 
+#include <vector>
+
 namespace vitrify::capture {
 
 bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mode is on
 bool of_python(const torch::autograd::Node&);        // Python code may ask for the mode, or put one of its own above it
 // What is no operand of its formula: a number, or a tensor of which the formula reads nothing here.
 bool saves_unread(const torch::autograd::Node&);
-// A result that it has saved for one gradient, and unpacks, as far as versions go, for the others too.
-at::Tensor unread_result(const torch::autograd::Node&);
+// Those tensors: as far as versions go, they are read.
+std::vector<at::Tensor> saved_by(const torch::autograd::Node&);
 
 // Its formula reads truth values, and does nothing but raise where they are false.
 bool checks_values(const torch::autograd::Node&);

@@ -177,10 +177,16 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     });
   }
   for (Tape::Step& s : tape->steps) {
-    const at::Tensor result = capture::unread_result(*s.node);
-    const auto* f = capture::as_fake(result);
-    if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
-      s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+    if (raises(s.node)) continue;
+    for (const at::Tensor& saved : capture::saved_by(*s.node)) {
+      const auto* f = capture::as_fake(saved);
+      if (!f) continue;
+      const int32_t input = f->view->storage->input;
+      if (const auto* which = input >= 0 ? given.find(graph->inputs[static_cast<size_t>(input)].value) : nullptr)
+        s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
+      if (const auto* which = outputs.find(root_of(f->view->storage->base)))
+        s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+    }
   }
   tape->holds.resize(j.given.size(), Hold::Memory);
   for (const auto& [input, value] : detached) tape->detached.push_back(value);
