@@ -687,11 +687,12 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     const auto* batched = at::maybeGetBatchedImpl(grads[k]);
     const at::Tensor g = fake_of(batched ? batched->value() : grads[k]);
     FakeImpl* f = as_fake(g);
+    const bool lazy = f->is_conj() || f->is_neg();
     capture::View& v = *f->view;
+    if (lazy && (batched || !v.parent)) fail("a gradient is a conjugate or negative view");
     ResultSpec how;
     how.index = static_cast<uint32_t>(values.size());
-    if (overlaps_itself(v.type) || f->is_conj() || f->is_neg()) {
-      if (!v.parent) fail("a gradient is a conjugate or negative view of nothing");
+    if (lazy || overlaps_itself(v.type)) {
       how.kind = ResultSpec::Kind::ViewOfOutput;
       how.path = path_of(v);
       values.push_back(own_storage(v.storage->base, v.storage.get(), owners));

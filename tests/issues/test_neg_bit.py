@@ -186,7 +186,6 @@ def test_guards_see_the_bits():
     assert vitrify.counters["compiled_calls"] == 7 and vitrify.counters["eager_calls"] == 0
 
 
-@pytest.mark.eager("a gradient is a conjugate or negative view", some=True)
 @pytest.mark.parametrize("view", VIEWS)
 def test_gradients(view):
     of = VIEWS[view]
