@@ -148,6 +148,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
     hides_.push_back(originals_ && hides_nan(*e.node));
   }
+  shifts_.resize(calls_.size());
   first_write_ = plan_->steps.size();
   for (size_t k = plan_->steps.size(); k-- > 0;) {
     if (plan_->steps[k].kind != Step::Kind::Launch) continue;
@@ -485,6 +486,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   // What a library does not do, though ATen does, is no error of the user's.
   if (!failed_.empty())
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
+  if (!shifts_finite(i, s, inputs) && run_originals(f, i, inputs)) return;
   bool for_good = true;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
   try {
@@ -515,6 +517,18 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   if (run_originals(f, i, inputs)) return;
   if (!for_good && effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
   std::rethrow_exception(failure);
+}
+
+// Weights into which a norm is folded that is not finite make other NaNs than it does: what is added to channels then shows it.
+bool PlanRun::shifts_finite(uint32_t call, const ExternState& s, const at::Tensor* const* inputs) {
+  Shift& known = shifts_[call];
+  for (auto [k, input] : s.inputs) {
+    const at::Tensor& t = *inputs[input];
+    if (input < originals_->num_inputs() || t.layout() != at::kStrided || t.dim() != 1 || !t.is_floating_point()) continue;
+    if (!t.is_same(known.of)) known = {t, at::isfinite(t).all().item<bool>()};
+    return known.finite;
+  }
+  return true;
 }
 
 // The ops that the call stands for, in its place.

@@ -152,6 +152,7 @@ class PlanRun {
   bool take_effect(Frame&, uint32_t ext);  // of an earlier run
   void store_results(Frame&, uint32_t ext);
   bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
+  bool shifts_finite(uint32_t call, const ExternState&, const at::Tensor* const* inputs);
   void check_described(const Frame&, const runtime::ExternCall&) const;
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
@@ -165,7 +166,12 @@ class PlanRun {
     std::shared_ptr<const Originals::Ops> ops;
     bool for_good = false;
   };
-  std::unordered_map<uint32_t, Failed> failed_;      // calls by number that a library did not do
+  std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
+  struct Shift {
+    at::Tensor of;
+    bool finite = true;
+  };
+  std::vector<Shift> shifts_;                        // calls by number: what was last known to be added to their channels
   std::vector<char> hides_;                          // calls by number: see hides_nan
   uint64_t effects_before_ = 0;                      // this run
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read

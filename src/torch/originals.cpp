@@ -17,6 +17,8 @@ Originals::Originals(const ir::Graph& g) {
   graph_ = extract(g, outputs, inputs, {}, &original_);
 }
 
+uint32_t Originals::num_inputs() const { return static_cast<uint32_t>(graph_->inputs.size()); }
+
 void Originals::replaced(Value by, Value what) {
   if (const Value* v = original_.find(what)) original_[by] = Value(*v);
 }

@@ -22,6 +22,8 @@ class Originals {
   explicit Originals(const ir::Graph&);
 
   // `by` has the elements that `what` had.
+  // Graph inputs that it had: those after them hold what passes have computed once.
+  uint32_t num_inputs() const;
   void replaced(ir::Value by, ir::Value what);
 
   // The ops behind the results of one call.

@@ -186,3 +186,22 @@ def test_batch_norm(where, value, training, layout):
             ours, theirs = compiled(x), eager(x)
             assert ours.stride() == theirs.stride()
             torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+FOLDED = [("weight", INF), ("weight", -INF), ("weight", NAN), ("weight", 0.0), ("bias", INF), ("running_mean", NAN), ("running_mean", -INF), ("running_var", INF), ("running_var", NAN)]
+
+
+@pytest.mark.compiled("a convolution and what follows it are one call")
+@pytest.mark.parametrize("after", [lambda y, x: y, lambda y, x: y.relu(), lambda y, x: y + x], ids=["alone", "relu", "sum"])
+@pytest.mark.parametrize("where, value", FOLDED, ids=str)
+def test_norms_folded_into_convolutions(where, value, after):
+    """Folded weights are products of what is not finite, and make NaNs where eager has infinities; the numbers may change between calls."""
+    torch.manual_seed(0)
+    conv, norm = frozen(nn.Conv2d(32, 32, 1)), frozen(nn.BatchNorm2d(32))
+    compiled = vitrify.compile(lambda x: after(norm(conv(x)), x))
+    for number in (value, 0.5, value):
+        with torch.no_grad():
+            getattr(norm, where)[3] = number
+            for make in with_value((2, 32, 9, 9), 1.0), with_value((2, 32, 9, 9), INF, (0, 1, 4, 4)):
+                x, = make()
+                torch.testing.assert_close(compiled(x), after(norm(conv(x)), x), equal_nan=True, rtol=1e-4, atol=1e-4)
