@@ -201,6 +201,11 @@ struct Splitter {
       group[to.node] = computed_by(j, *from.node);
       if (from.node->id >= j.backward && !is_input(*to.node)) late.insert(to.node);
     }
+    for (ir::Node* n : joint->nodes())  // checks, which give nothing
+      if (n->outs.empty())
+        ir::for_each_input(*n, [&](Value& v) {
+          if (late.contains(v.node)) late.insert(n);
+        });
     detached = detached_in(j, *joint, copies);
     returned = returned_outputs(j.program, j.num_forward);
     find_reads(j, j.backward, out.backward);
@@ -646,7 +651,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;
   for (ir::Node* n : whole->nodes())
-    if (late.contains(n) && (n->op->flags & kUnordered)) unordered.push_back(n);
+    if ((late.contains(n) || n->outs.empty()) && (n->op->flags & kUnordered)) unordered.push_back(n);
   ir::ValueMap<Value> taken;
   b.graph = extract(*whole, made, given, unordered, &taken);
   // What is not read here may have been changed since.

@@ -205,3 +205,27 @@ def second_of_complex(f, z):
     first, = torch.autograd.grad(f(z), z, tangent, create_graph=True)
     second = torch.autograd.grad(first, [z, tangent], torch.full_like(first, 1j), allow_unused=True)
     return [first.detach(), *second, [t is not None and t.is_conj() for t in second]]
+
+
+def matrix(dtype=torch.float64):
+    return (torch.randn(3, 3, generator=torch.Generator().manual_seed(1), dtype=dtype) + 2 * torch.diag(torch.arange(3.0))).requires_grad_()
+
+
+def test_formulas_that_check_values():
+    """What eager reads only to raise is checked by the plan."""
+    same(lambda x: torch.linalg.eigvals(x * 2).abs(), second_order, lambda: [matrix()])
+    same(lambda x: torch.linalg.eig(x * 2)[1].abs(), lambda f, x: torch.autograd.grad(f(x).sum(), x), lambda: [matrix()])
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.linalg.eig(x)[1].sum().abs() * 2, lambda x: torch.linalg.eigh(x + x.mH)[1].sum().abs() * 2, lambda x: torch.linalg.svd(x)[0].sum().abs() * 2],
+                         ids=["eig", "eigh", "svd"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_formulas_check_is_raised(fn, create_graph):
+    said = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x = matrix(torch.complex128)
+        y = f(x)
+        with pytest.raises(RuntimeError, match="ill-defined") as e:
+            torch.autograd.grad(y, x, create_graph=create_graph)
+        said.append(str(e.value).partition("\n")[0])
+    assert said[0] == said[1]
