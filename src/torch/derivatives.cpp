@@ -197,7 +197,7 @@ bool saves_unread(const Node& n) {
 std::vector<Tensor> saved_by(const Node& n) {
   std::vector<Tensor> r;
   each_saved(n, [&](const torch::autograd::SavedVariable& s) {
-    if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(s.unpack(const_cast<Node&>(n).getptr()));
+    if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(*s.get_raw_data());
   });
   return r;
 }

@@ -180,11 +180,11 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (raises(s.node)) continue;
     for (const at::Tensor& saved : capture::saved_by(*s.node)) {
       const auto* f = capture::as_fake(saved);
-      if (!f) continue;
-      const int32_t input = f->view->storage->input;
+      const auto met = by_real.find(saved.unsafeGetTensorImpl());
+      const int32_t input = f ? f->view->storage->input : met != by_real.end() ? met->second->input : -1;
       if (const auto* which = input >= 0 ? given.find(graph->inputs[static_cast<size_t>(input)].value) : nullptr)
         s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
-      if (const auto* which = outputs.find(root_of(f->view->storage->base)))
+      if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     }
   }
