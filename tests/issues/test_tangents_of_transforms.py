@@ -80,12 +80,16 @@ def test_jacobians(more):
         beside(lambda x, f=f: f(x).square().sum(), lambda g: hvp(g, x, torch.ones_like(x)))
 
 
+@pytest.mark.eager("they come by tangents that are no plain tensors")
 def test_sparse_and_differentiable():
-    """No derivative reads what was given."""
+    """No plan takes them, and no other program may stand for the derivative: that is said, and the next call is eager's."""
     def run(f):
         x, y = leaf(4, 3), leaf(4, 3, seed=2)
         return [g.to_dense() for g in torch.autograd.grad(f(x, y), (x, y), torch.eye(4, 3).to_sparse(), create_graph=True)]
-    beside(lambda x, y: x + y, run)
+    compiled = vitrify.compile(torch.add)
+    with pytest.raises(RuntimeError, match="cannot be compiled: they come by tangents that are no plain tensors; calls from now on run eagerly"):
+        run(compiled)
+    torch.testing.assert_close(run(compiled), run(torch.add))
 
 
 @pytest.mark.parametrize("through", ["backward", "an embedding"])
