@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "ir/faults.h"
@@ -98,14 +99,14 @@ struct KindOfCall {
   }
 };
 
-// `most`: elements of a dim. Divisors are no zeros.
-void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most) {
+// `most`: elements of a dim. Divisors are no zeros. `as`: all of this type.
+void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most, std::optional<at::ScalarType> as) {
   compat::Stack stack;
   const auto small = [&](const Value& v) {
     const TensorType& t = v.type();
     std::vector<int64_t> sizes = values_of(t.sizes);
     for (int64_t& n : sizes) n = std::min(n, most);
-    const at::TensorOptions type = scalar_type_of(t);
+    const at::TensorOptions type = as.value_or(scalar_type_of(t));
     at::Tensor r = info.flags & ir::kDivides ? at::ones(sizes, type) : at::zeros(sizes, type);
     if (t.wrapped_number) r.unsafeGetTensorImpl()->set_wrapped_number(true);
     return r;
@@ -139,13 +140,22 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
   const capture::Paused paused;
   c10::InferenceMode ordinary(false);
   const c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
-  const bool whole = o.elements <= kMostZeros;
-  bool takes = true;
-  try {
-    ask(g, info, args, whole ? INT64_MAX : 1);
-  } catch (const std::exception&) {
-    rethrow_interrupt();
-    takes = !whole;  // kernels of convolutions and pools take no images of one pixel
+  const auto accepts = [&](int64_t most, std::optional<at::ScalarType> as = {}) {
+    try {
+      ask(g, info, args, most, as);
+      return true;
+    } catch (const std::exception&) {
+      rethrow_interrupt();
+      return false;
+    }
+  };
+  bool takes;
+  if (o.elements <= kMostZeros) {
+    takes = accepts(INT64_MAX);
+  } else {  // kernels of convolutions and pools take no images of one pixel: what is refused for its type is taken of another
+    constexpr int64_t kImage = 16;
+    const auto of_others = [&](int64_t most) { return accepts(most, at::kFloat) || accepts(most, at::kLong); };
+    takes = accepts(1) || (!of_others(1) && (accepts(kImage) || !of_others(kImage)));
   }
   const std::lock_guard lock(mutex);
   known.emplace(std::move(kind.key), takes);

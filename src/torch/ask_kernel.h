@@ -26,8 +26,8 @@ bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results
 bool checks_operands(const capture::OpInfo&);
 bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
 
-// Whether ATen's kernel takes operands of these types, sizes and numbers: it is asked once, on zeros. True where they are too large for that and it
-// does not take small ones either.
+// Whether ATen's kernel takes operands of these types, sizes and numbers: it is asked once, on zeros. Of what is too large
+// for that, whether it takes small ones, or none whatever their type.
 bool kernel_takes(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&);
 
 // The default generator of the CPU is as it was, afterwards.

@@ -53,6 +53,33 @@ def test_what_a_kernel_refuses(op, dtype, live, inference):
     assert isinstance(eager, tuple) and [outcome(compiled, x, inference) for _ in range(2)] == [eager] * 2
 
 
+LARGE = [(op, dtype) for op, dtype in CASES if op in ("logaddexp", "and", "lerp", "var", "std", "hypot", "nextafter", "sort", "argmax", "addcmul")]
+
+
+@pytest.mark.parametrize("op, dtype", LARGE, ids=[f"{op}-{str(dtype)[6:]}" for op, dtype in LARGE])
+@pytest.mark.judged("every case is an error of eager's")
+def test_what_a_kernel_refuses_of_large_operands(op, dtype):
+    """More elements than kernels are asked with: small ones were taken to be refused for their size."""
+    def program(x):
+        return REFUSED[op][0](x), torch.cat([x, x])
+    x = torch.ones((1 << 20) + 3).to(dtype)
+    eager = outcome(program, x, False)
+    assert isinstance(eager[0], type) and outcome(vitrify.compile(lambda x: program(x)[1]), x, False) == eager
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_what_a_kernel_takes_of_large_operands(dtype):
+    w = torch.ones(8, 4, 5, 5, dtype=dtype)
+
+    def program(x):
+        F.conv2d(x, w), F.max_pool2d(x, 3), F.avg_pool2d(x, 2), F.pad(x, (3, 3, 3, 3), mode="reflect"), F.interpolate(x, scale_factor=0.5), x.sort(), x.var(), x.topk(30)
+        F.conv2d(x, w, stride=20, dilation=3), x.unfold(3, 100, 7)
+        return x.relu() + 1
+    x = torch.randn(2, 4, 400, 400).to(dtype)
+    with torch.no_grad():
+        assert torch.equal(vitrify.compile(program)(x), x.relu() + 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.half])
 def test_what_a_kernel_takes_runs_natively(dtype, recwarn):
     def program(x):
