@@ -519,13 +519,14 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::rethrow_exception(failure);
 }
 
-// Weights into which a norm is folded that is not finite make other NaNs than it does: what is added to channels then shows it.
+// Weights into which a norm is folded that is not finite, or nearly not, make other NaNs and infinities than it does: what is added to channels then
+// shows it.
 bool PlanRun::shifts_finite(uint32_t call, const ExternState& s, const at::Tensor* const* inputs) {
   Shift& known = shifts_[call];
   for (auto [k, input] : s.inputs) {
     const at::Tensor& t = *inputs[input];
     if (input < originals_->num_inputs() || t.layout() != at::kStrided || t.dim() != 1 || !t.is_floating_point()) continue;
-    if (!t.is_same(known.of)) known = {t, at::isfinite(t).all().item<bool>()};
+    if (!t.is_same(known.of)) known = {t, t.abs().lt(1e30).all().item<bool>()};
     return known.finite;
   }
   return true;
