@@ -34,9 +34,9 @@ using ir::Value;
 namespace {
 
 // What memory holds that nobody has written: in deterministic mode eager fills it.
-std::optional<Arg> fill_of_empty(const std::string& name, const TensorType& type) {
-  static const std::unordered_set<std::string> empty{"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                                                     "aten::new_empty_strided"};
+std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) {
+  static const std::unordered_set<std::string_view> empty{"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+                                                          "aten::new_empty_strided"};
   const at::Context& c = at::globalContext();
   if (!c.deterministicAlgorithms() || !c.deterministicFillUninitializedMemory() || !empty.contains(name)) return std::nullopt;
   const at::ScalarType t = scalar_type_of(type);
@@ -201,6 +201,11 @@ void Tracer::Impl::draw() {
   } while (draws.contains(state_key()));
 }
 
+Value Tracer::Impl::filled(ir::Node* empty) {
+  const auto fill = fill_of_empty(empty->op->name, empty->outs[0]);
+  return fill ? append("aten::fill.Scalar", {empty->out(), *fill}, empty->outs)->out() : empty->out();
+}
+
 std::vector<at::Tensor> Tracer::Impl::states() const {
   std::vector<at::Tensor> r;
   for (const auto& s : saved->generators) {
@@ -237,6 +242,9 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
     }
     if (generators_moved()) fail("sets the state of a random number generator");
     draw();
+    for (const Arg& a : args)
+      if (const auto* opaque = std::get_if<ir::OpaqueArg>(&a))
+        if (const auto& v = *static_cast<const c10::IValue*>(graph->constants.at(opaque->index).get()); v.isGenerator()) draw_from(v.toGenerator());
     last_forward_states = states();
   }
   const ir::Op* op = graph->op(info.name, flags);
@@ -523,8 +531,7 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Call call = record_call(info, last(*stack, n));
-  if (call.types.size() == 1)
-    if (const auto fill = fill_of_empty(info.name, call.types[0])) call.node = append("aten::fill.Scalar", {call.node->out(), *fill}, call.types);
+  if (call.types.size() == 1) call.node = filled(call.node).node;
   const bool sum = is_sum(info);
   if (sum) sums.insert(call.node->id);
   if (sum && sums_in_place(last(*stack, n))) {

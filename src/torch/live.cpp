@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <limits>
+
 #include "torch/convert.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -250,6 +252,10 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     } else {
       if (!a[1].isNone()) low = T(1);
       if (n > 2 && !a[2].isNone()) high = T(2);
+    }
+    if (op == "aten::clamp" && low.has_value() != high.has_value()) {  // eager ignores one that is NaN
+      constexpr double kInf = std::numeric_limits<double>::infinity();
+      (low ? low : high) = (low ? low : high)->nan_to_num(low ? -kInf : kInf, kInf, -kInf);
     }
     const at::Tensor self = a[0].toTensor(), r = self.clamp(low, high);
     return finish(in_place ? self.copy_(r) : r);

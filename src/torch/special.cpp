@@ -163,7 +163,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     Value value;
     if (after > kept || !after) {
       const TensorType t = kept ? flat(after - kept) : type;
-      value = append("aten::empty_strided", {to_ints(t.sizes), to_ints(t.strides), t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
+      value = filled(append("aten::empty_strided", {to_ints(t.sizes), to_ints(t.strides), t.dtype, ir::None{}, t.device, ir::None{}}, {t}));
     }
     if (kept) {  // the first elements stay
       Value first = append("aten::view", {read(v), std::vector<sym::Int>{before}}, {flat(before)})->out();

@@ -31,8 +31,11 @@ class Node final : public c10::SymNodeImpl {
     return n->guard_int(__FILE__, __LINE__);
   }
   static bool integral(const SymNode& n) { return n->is_int(); }
-  double real() { return kind == Kind::Int ? double(ctx->specialize(a)) : number; }
-  static double real(const SymNode& n) { return n->is_int() ? double(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__); }
+  double real() { return is_int() ? double(ctx->specialize(a)) : is_bool() ? double(decide()) : number; }
+  static double real(const SymNode& n) {
+    if (n->is_bool()) return double(n->guard_bool(__FILE__, __LINE__));
+    return n->is_int() ? double(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__);
+  }
 
 #define ARITHMETIC(name, integer, floating) \
   SymNode name(const SymNode& o) override { return is_int() && integral(o) ? make(integer) : make(floating); }

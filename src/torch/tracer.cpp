@@ -131,7 +131,29 @@ bool Tracer::Impl::generators_moved() const {
     if (same_bytes(now, state)) continue;
     if (!g.device().is_cpu() || !reached_by_drawing(saved->cpu_engine, engine)) return true;
   }
-  return false;
+  return std::ranges::any_of(saved->others, [](const Saved::Generator& o) {
+    std::lock_guard<std::mutex> lock(o.g.mutex());
+    return !same_bytes(o.g.get_state(), o.during);
+  });
+}
+
+// What Tracer::Impl::draw does, for a generator that the program has been given.
+void Tracer::Impl::draw_from(const at::Generator& g) {
+  if (!g.device().is_cpu() || g == at::detail::getDefaultCPUGenerator()) return;
+  auto known = std::ranges::find(saved->others, g, &Saved::Generator::g);
+  Saved::Generator now{g, {}, {}};
+  std::lock_guard<std::mutex> lock(now.g.mutex());
+  if (known == saved->others.end()) {
+    now.before = g.get_state();
+    known = saved->others.insert(known, now);
+  } else if (!same_bytes(g.get_state(), known->during)) {
+    fail("sets the state of a random number generator");
+  }
+  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(g);
+  at::mt19937 engine = cpu->engine();
+  engine();
+  cpu->set_engine(engine);
+  known->during = g.get_state();
 }
 
 void Tracer::Impl::restore_process_state() {
@@ -165,6 +187,10 @@ void Tracer::Impl::restore_process_state() {
       if (!failure) failure = "no memory to look at the random number generators";
     }
     if (back) g.set_state(before);
+  }
+  for (auto& o : saved->others) {
+    std::lock_guard<std::mutex> lock(o.g.mutex());
+    o.g.set_state(o.before);
   }
   saved.reset();
 }

@@ -81,14 +81,17 @@ struct Tracer::Impl final : capture::ModeHandler {
       mutable at::Generator g;    // for its mutex
       at::Tensor before, during;  // states; during: what it is left in while the program runs
     };
-    std::vector<Generator> generators;
-    at::mt19937 cpu_engine;  // the CPU generator's, as in `during`
+    std::vector<Generator> generators;  // of the process
+    std::vector<Generator> others;      // that the program has drawn from
+    at::mt19937 cpu_engine;             // the CPU generator's, as in `during`
   };
   std::optional<Saved> saved;
   void save_process_state();
   void restore_process_state();
   bool generators_moved() const;
   void draw();
+  void draw_from(const at::Generator&);
+  ir::Value filled(ir::Node* empty);       // as deterministic mode has what nobody has written
   std::vector<at::Tensor> states() const;  // of the generators, as they are
   std::string state_key() const;
   // A checkpoint takes the generators back and draws the same numbers again: by the state before the draw. No other draw is from such a state.

@@ -205,9 +205,8 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::trunc:
       return unary(Intrinsic::trunc);
     case Op::add:
-      return b_.CreateFAdd(a, b);
     case Op::sub: {  // never one with a product: x*x - max(x*x) is 0, not what rounding x*x lost
-      Value* v = b_.CreateFSub(a, b);
+      Value* v = in.op == Op::add ? b_.CreateFAdd(a, b) : b_.CreateFSub(a, b);
       if (auto* i = llvm::dyn_cast<llvm::Instruction>(v)) i->setHasAllowContract(false);
       return v;
     }

@@ -1,0 +1,83 @@
+"""What an adversary found of conditions, numbers and generators: each gave other numbers than eager."""
+import pytest
+import torch
+import vitrify
+
+CONDITIONS = {
+    "counted": lambda x: x * [s == 5 for s in x.shape].count(True),
+    "compared": lambda x: x * 2 if (x.shape[0] == 5) == True else x * 3,  # noqa: E712
+    "unequal": lambda x: x * 2 if (x.shape[0] == 5) != (x.shape[1] == 3) else x * 3,
+    "contained": lambda x: x * 2 if True in [s > 5 for s in x.shape] else x * 3,
+    "summed": lambda x: x * (1 + sum(s > 4 for s in x.shape)),
+    "as tuples": lambda x: x * 2 if (x.shape[0] == 5, x.shape[1] == 3) == (True, True) else x * 3,
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions_of_sizes_are_compared(name):
+    compiled = vitrify.compile(CONDITIONS[name], dynamic=True, fullgraph=True)
+    for shape in [(6, 3), (5, 3), (5, 5), (4, 7)]:
+        x = torch.arange(float(shape[0] * shape[1])).view(shape)
+        torch.testing.assert_close(compiled(x), CONDITIONS[name](x), rtol=0, atol=0)
+
+
+SQUARES = {
+    "the largest less each": lambda x: (-x.square() + x.square().amax(1, keepdim=True)).sqrt(),
+    "each less the largest": lambda x: x.square() + -x.square().max(),
+    "negated": lambda x: x * x + (x * -x),
+    "a product less itself": lambda x: (x * 1.1 + -(x * 1.1)).sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_a_sum_with_a_product_rounds_the_product(name):
+    """One rounding of both left what the other product had lost, whose root is NaN."""
+    compiled = vitrify.compile(SQUARES[name], fullgraph=True)
+    for seed in range(4):
+        x = torch.randn(60, 80, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(compiled(x).isnan(), SQUARES[name](x).isnan())
+        torch.testing.assert_close(compiled(x), SQUARES[name](x))
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: x.clamp(min=x[0].item()), lambda x: x.clamp(max=x[0].item()), lambda x: x.clamp(x[0].item(), x[1].item()),
+    lambda x: x.clamp_min(x[0].item()), lambda x: x.clamp_max(x[0].item()), lambda x: x.clamp(min=x[1].item()),
+], ids=["min", "max", "both", "clamp_min", "clamp_max", "a number"])
+def test_bounds_that_are_nan(fn):
+    for x in (torch.tensor([float("nan"), 1.0, 2.0]), torch.tensor([1.0, float("nan"), 0.0]), torch.tensor([2.0, 1.0, 3.0])):
+        torch.testing.assert_close(vitrify.compile(fn)(x), fn(x), equal_nan=True)
+
+
+def drawn_again(x, g):
+    state = g.get_state()
+    first = torch.randn(3, generator=g)
+    g.set_state(state)
+    return torch.randn(3, generator=g) - first + x
+
+
+def drawn_after(x, g):
+    first = torch.randn(3, generator=g)
+    g.manual_seed(3)
+    return first + x
+
+
+@pytest.mark.eager("sets the state of a random number generator", some=True)
+@pytest.mark.parametrize("fn", [drawn_again, drawn_after, lambda x, g: torch.rand(3, generator=g) + torch.randn(3, generator=g) * x], ids=["again", "seeded after", "only drawn"])
+def test_a_generator_that_is_given(fn):
+    compiled, seen = vitrify.compile(fn), []
+    for f in (compiled, fn):
+        g = torch.Generator().manual_seed(7)
+        seen.append([f(torch.ones(3), g) for _ in range(3)] + [g.get_state(), torch.rand(2, generator=g)])
+    torch.testing.assert_close(*seen, rtol=0, atol=0)
+
+
+def test_memory_that_grows_is_filled_in_deterministic_mode():
+    def fn(x):
+        y = x.clone()
+        y.resize_(5)
+        return y + 0
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(vitrify.compile(fn, fullgraph=True)(torch.ones(3)), fn(torch.ones(3)), equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
