@@ -12,6 +12,7 @@ class Bound(dict):
 
 
 SUMS = Bound(1e-5, 1e-5, "sums of some hundred terms, added in another order than eager's: products, softmax, reductions")
+MOMENTS = Bound(1e-4, 1e-6, "moments of numbers whose squares come near the largest: sums of squared distances, where ATen subtracts squares; atol is of the largest number")
 SMALL_SUMS = Bound(3e-6, 3e-7, "as SUMS, of numbers below one")
 OPTIONS = Bound(2e-5, 2e-6, "SUMS, where options choose between ways to add (fusion off, the interpreter, other targets)")
 ATTENTION = Bound(1e-5, 2e-6, "softmax of attention by blocks, with a running maximum: each block is scaled anew")

@@ -125,13 +125,24 @@ def _captured(real, function, preserve, args):
     return results if type(made) is tuple else results[0]
 
 
+# What of torch saves the arguments of checkpoints that are not reentrant: from 2.15 on each one's frame does.
+_SAVES = "_NoopSaveInputs" if hasattr(checkpoint, "_NoopSaveInputs") else "_CheckpointFrame"
+
+
 def _noting(real):
     """The checkpoints that are not reentrant: by what they save their arguments."""
-    def apply(dummy, kwargs, *args):
+    def note(args):
         if _C.capturing():
             _C.note_saved([a for a in args if isinstance(a, torch.Tensor)])
+
+    def save_inputs(self, *args):
+        note(args)
+        real.save_inputs(self, *args)
+
+    def apply(dummy, kwargs, *args):
+        note(args)
         return real.apply(dummy, kwargs, *args)
-    return type(real.__name__, (real,), {"apply": staticmethod(apply)})
+    return type(real.__name__, (real,), {"save_inputs": save_inputs} if hasattr(real, "save_inputs") else {"apply": staticmethod(apply)})
 
 
 class _Replaced:
@@ -152,18 +163,18 @@ class _Replaced:
 
                 self.ours = type(real.__name__, (real,), {"apply": staticmethod(apply)})
                 checkpoint.CheckpointFunction = self.ours
-            if checkpoint._NoopSaveInputs is not self.saves:
-                self.real_saves = checkpoint._NoopSaveInputs
+            if getattr(checkpoint, _SAVES) is not self.saves:
+                self.real_saves = getattr(checkpoint, _SAVES)
                 self.saves = _noting(self.real_saves)
-                checkpoint._NoopSaveInputs = self.saves
+                setattr(checkpoint, _SAVES, self.saves)
 
     def end(self, user):
         with self.lock:
             self.users.discard(user)
             if not self.users and checkpoint.CheckpointFunction is self.ours:
                 checkpoint.CheckpointFunction = self.real
-            if not self.users and checkpoint._NoopSaveInputs is self.saves:
-                checkpoint._NoopSaveInputs = self.real_saves
+            if not self.users and getattr(checkpoint, _SAVES) is self.saves:
+                setattr(checkpoint, _SAVES, self.real_saves)
 
 
 REPLACED = _Replaced()

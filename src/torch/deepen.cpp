@@ -88,6 +88,10 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     }
     for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
       r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
+    const auto turn = [&](const Gradient& g) {  // as the first derivative has them: plans of the same gradients are one
+      return g.place < 0 ? std::ranges::find(j.gradients, g.given, &Gradient::given) - j.gradients.begin() : std::ssize(j.gradients) + g.place;
+    };
+    std::ranges::stable_sort(r, {}, turn);
   });
   return r;
 }

@@ -140,7 +140,10 @@ std::vector<at::Tensor> Tracer::Impl::find_sizes(const OpInfo& info, const std::
         found_symbols.insert(sym::view(s).symbol->id);
       }
   Stack stack;
-  if (!call_now(info, args, &stack)) return {};
+  if (!call_now(info, args, &stack)) {
+    for (const auto& [r, d, s] : found) guessed.push_back(s);
+    return {};
+  }
   std::vector<at::Tensor> results;
   flatten_results(stack, results);
   VT_CHECK(results.size() >= types.size(), "{}: {} results, the shape rule gives {}", info.name, results.size(), types.size());
@@ -216,6 +219,9 @@ std::optional<bool> Tracer::Impl::assume_equal(const at::Tensor& a, const at::Te
 
 // Guards on sizes that the run finds are looked at when it has them: eager must be able to begin anew then.
 void Tracer::Impl::check_found() const {
+  for (sym::Int s : guessed)
+    if (const sym::Range r = graph->ctx().symbol_info(s).range; r.lo == r.hi)
+      fail("decides by a size that follows from content, which nobody knows yet");
   if (found_symbols.empty() || !has_side_effects(*graph)) return;
   for (const sym::Guard& g : graph->ctx().guards()) {
     std::vector<sym::Int> symbols;

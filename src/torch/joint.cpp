@@ -117,6 +117,7 @@ class Tracer::Impl::Nodes {
     }
     impl_.summing = nullptr;
     impl_.ends = std::move(ends_);
+    impl_.ready = std::move(ready_);
   }
   Nodes(const Nodes&) = delete;
 
@@ -153,6 +154,7 @@ class Tracer::Impl::Nodes {
       nodes.impl_.running = {};
       nodes.impl_.summing = node;
       nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
+      for (const Edge& e : node->next_edges()) nodes.ready_[e.function.get()] = ++nodes.given_;
       return r;
     }
     Nodes& nodes;
@@ -163,6 +165,8 @@ class Tracer::Impl::Nodes {
   at::Tensor held_;             // the gradient of the node that runs, where its formula is not to
   std::function<bool()> same_;  // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
+  std::unordered_map<const Node*, size_t> ready_;
+  size_t given_ = 0;
   Impl& impl_;
 };
 
@@ -396,12 +400,7 @@ namespace {
 
 // The engine takes those of leaves first, in the order of a heap of equal ones, which hooks of theirs see: so that it takes them as eager's gradients
 // were ready.
-void order_gradients(std::vector<Tracer::Impl::Grad>& grads, const Tracer::Impl::Level& level,
-                     const std::vector<std::pair<const Node*, uint32_t>>& ran) {
-  std::unordered_map<const Node*, size_t> ready;  // by a leaf's node: the last that gave to it
-  size_t time = 0;
-  for (const auto& [node, end] : ran)
-    for (const Edge& e : node->next_edges()) ready[e.function.get()] = ++time;
+void order_gradients(std::vector<Tracer::Impl::Grad>& grads, const Tracer::Impl::Level& level, std::unordered_map<const Node*, size_t>& ready) {
   const auto edge = [&](const Tracer::Impl::Grad& g) { return level.to[static_cast<size_t>(std::ranges::find(level.of, g.of) - level.of.begin())]; };
   const auto others = std::ranges::stable_partition(
       grads, [&](const auto& g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
@@ -500,7 +499,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
-  order_gradients(grads, level, ends);
+  order_gradients(grads, level, ready);
   take_gradients(j, std::move(grads), values);
   find_past_raising(j, level);
   find_parts(j, level, outputs);

@@ -66,6 +66,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::pair<at::Tensor, at::Tensor>> new_grads;  // (placeholder or source, what its .grad has become)
   std::vector<std::pair<ir::Value, ir::Value>> masks;        // masks indexed with, and the positions they set
   std::unordered_set<uint32_t> found_symbols;                // ids of those that the run finds
+  std::vector<sym::Int> guessed;                             // of those, whose hint is no more than a guess
   std::vector<ir::Node*> found_nodes;                        // whose results have them as sizes
   std::vector<std::pair<ir::Value, at::Tensor>> known_now;   // what some values are for the inputs of now
   std::vector<InputFact> facts;                              // of inputs, which the program has read
@@ -282,7 +283,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   class Stops;
   class Nodes;
   std::vector<std::pair<const torch::autograd::Node*, uint32_t>>
-      ends;  // of the last backward: its nodes as they ran, and the id after what each recorded
+      ends;                                                        // of the last backward: its nodes as they ran, and the id after what each recorded
+  std::unordered_map<const torch::autograd::Node*, size_t> ready;  // of it: when the last gradient was given to a node
   std::shared_ptr<const Tape> tape_of(const JointProgram&, const Level&) const;
   std::unordered_set<uint32_t> sums;  // ids of the nodes by which the engine adds gradients
   bool is_sum(const OpInfo&) const;

@@ -50,3 +50,24 @@ def test_chunks_of_nothing(first):
         if n is not None:
             x = torch.arange(7.0) if n == 0 else torch.full((n,), 10.0)
             assert torch.equal(compiled(x), f(x))
+
+
+@pytest.mark.eager("size that follows from content", some=True)
+@pytest.mark.parametrize("shown", [False, True], ids=["unused", "returned"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_draws_of_as_many_as_random_numbers_leave(grad, shown):
+    """Nobody knows the size while the program is captured; a guess of it became the size of what was drawn."""
+    def fn(x):
+        coins = (torch.rand_like(x) * 4).floor()
+        few = torch.unique(coins)
+        drawn = torch.randint(0, 9, few.shape)
+        more = torch.rand(3, few.shape[-1])
+        return (x.sin(), drawn, more) if shown else x.sin()
+    compiled = vitrify.compile(fn, dynamic=True)
+    for n in (4, 9, 4, 30):
+        seen = []
+        for f in (fn, compiled):
+            torch.manual_seed(n)
+            out = f(torch.linspace(0, 1, n, requires_grad=grad))
+            seen.append([out, torch.rand(2)])
+        torch.testing.assert_close(*seen)

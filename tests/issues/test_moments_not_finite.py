@@ -1,6 +1,7 @@
 """Of infinities, NaNs and numbers whose squares overflow: means, variances and what is normalised by them are NaN, infinite and finite where eager's are."""
 import itertools
 
+import bounds
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ def same(fn, shape, layout, places, values):
         x = layout(x)
         with torch.no_grad():
             for ours, theirs in zip(compiled(x), fn(x), strict=True):
-                torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-6 * size)
+                torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=bounds.MOMENTS["rtol"], atol=bounds.MOMENTS["atol"] * size)
 
 
 def places_of(shape):
