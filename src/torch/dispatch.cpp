@@ -519,13 +519,22 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
     if (!draws_as_aten()) return nullptr;
   }
   const std::vector<sym::Int> sizes(type.sizes.begin(), type.sizes.end());
-  if (uniform) return append("vitrify::uniform", {sizes}, {type});
+  // Each list by itself: where memory failed in a call with several braced ones, what gcc 12 makes of it crashed.
+  const auto call = [&](std::string_view name, const TensorType& made, auto&&... given) {
+    std::vector<Arg> list;
+    list.reserve(sizeof...(given));
+    (list.emplace_back(given), ...);
+    Types one(1, made);
+    return append(name, std::move(list), std::move(one));
+  };
+  if (uniform) return call("vitrify::uniform", type, sizes);
   TensorType coin = type;
   coin.dtype = DType::Bool;
   coin.wrapped_number = false;
-  const Value bits = append("vitrify::bernoulli", {sizes, number(1)}, {bits_of(coin)})->out();
+  const TensorType of_bits = bits_of(coin);
+  const Value bits = call("vitrify::bernoulli", of_bits, sizes, number(1))->out();
   const std::vector<sym::Int> strides(coin.strides.begin(), coin.strides.end());
-  return cast(append("vitrify::unpack_bits", {bits, sizes, strides}, {coin})->out(), type).node;
+  return cast(call("vitrify::unpack_bits", coin, bits, sizes, strides)->out(), type).node;
 }
 
 void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
