@@ -1,4 +1,5 @@
 // Numbers that change from call to call, as ops meet them: an op takes a tensor in place of such a number; foreach ops become one op per tensor.
+#include <ATen/Dispatch_v2.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -22,6 +23,16 @@ using ir::Value;
 namespace {
 
 bool is_live(const IValue& v) { return v.isSymFloat() && capture::step_of(v.toSymFloat()).has_value(); }
+
+// The numbers that ATen converts to that type without an error (c10::overflows, but for negative ones that it wraps): besides these, infinities and
+// NaN if it has them.
+std::pair<double, double> finite_range(at::ScalarType t) {
+  return AT_DISPATCH_V2(t, "finite_range", AT_WRAP([] {
+                          return std::pair(static_cast<double>(std::numeric_limits<scalar_t>::lowest()),
+                                           static_cast<double>(std::numeric_limits<scalar_t>::max()));
+                        }),
+                        AT_EXPAND(AT_ALL_TYPES), at::kHalf, at::kBFloat16);
+}
 
 TensorType number_type() {
   TensorType t;
@@ -208,9 +219,28 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   };
   auto refuse = [&]() { fail(fmt::format("{} takes a number that changes from call to call", info.name)); };
   auto T = [&](size_t i) { return number_tensor(a[i]); };
+  auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
+  // Where ATen converts the number to the type that it computes in, and raises if that has no such value: eager does that.
+  auto fitting = [&](size_t i, at::ScalarType type) {
+    type = at::toRealValueType(type);
+    if (!is_live(a[i]) || type == at::kDouble || type == at::kBool) return T(i);
+    const uint32_t w = *capture::step_of(a[i].toSymFloat());
+    const Numbers::Step s = numbers->steps[w];
+    if (s.traced) {
+      if (s.op != Numbers::Op::Traced || traced[s.a].type().dtype != to_dtype(type)) refuse();
+      return T(i);
+    }
+    using enum Numbers::Compare;
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    const auto [lowest, highest] = finite_range(type);
+    if (numbers->compare(Le, constant(lowest), w) && numbers->compare(Le, w, constant(highest))) return T(i);
+    if (!at::isFloatingType(type)) refuse();
+    if (!numbers->compare(Ne, w, w) && !numbers->compare(Eq, w, constant(kInf)) && !numbers->compare(Eq, w, constant(-kInf))) refuse();
+    return T(i);
+  };
   auto times = [&](const at::Tensor& t, size_t i) {
     if (!t.is_floating_point() && !t.is_complex()) refuse();
-    return is_live(a[i]) ? t.mul(T(i)) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
+    return is_live(a[i]) ? t.mul(fitting(i, t.scalar_type())) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
   };
   const bool out = schema.is_mutable() && !in_place;
   if (out) refuse();
@@ -234,7 +264,6 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!self.is_floating_point()) refuse();
     const uint32_t w = *capture::step_of(a[2].toSymFloat());
     if (numbers->steps[w].traced) refuse();
-    auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
     const bool small = numbers->compare(Numbers::Compare::Lt, w, constant(0.5)) && numbers->compare(Numbers::Compare::Lt, constant(-0.5), w);
     const at::Tensor distance = end.sub(self);
     if (small) {
@@ -246,43 +275,48 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     return finish(in_place ? self.copy_(r) : r);
   }
   if (op == "aten::clamp" || op == "aten::clamp_min" || op == "aten::clamp_max") {
+    const at::Tensor self = a[0].toTensor();
+    auto bound = [&](size_t i) {
+      const at::ScalarType type = at::result_type(self, T(i));
+      return fitting(i, type).to(type);
+    };
     std::optional<at::Tensor> low, high;
     if (op == "aten::clamp_max") {
-      high = T(1);
+      high = bound(1);
     } else {
-      if (!a[1].isNone()) low = T(1);
-      if (n > 2 && !a[2].isNone()) high = T(2);
+      if (!a[1].isNone()) low = bound(1);
+      if (n > 2 && !a[2].isNone()) high = bound(2);
     }
     if (op == "aten::clamp" && low.has_value() != high.has_value()) {  // eager ignores one that is NaN
       constexpr double kInf = std::numeric_limits<double>::infinity();
       (low ? low : high) = (low ? low : high)->nan_to_num(low ? -kInf : kInf, kInf, -kInf);
     }
-    const at::Tensor self = a[0].toTensor(), r = self.clamp(low, high);
+    const at::Tensor r = self.clamp(low, high);
     return finish(in_place ? self.copy_(r) : r);
   }
   if (op == "aten::fill") {
     const at::Tensor self = a[0].toTensor();
-    if (in_place) return finish(self.copy_(T(1)));
-    return finish(at::empty_like(self).copy_(T(1)));
+    const at::Tensor value = fitting(1, self.scalar_type());
+    return finish(in_place ? self.copy_(value) : at::empty_like(self).copy_(value));
   }
   if (op == "aten::full" || op == "aten::full_like" || op == "aten::new_full" || op == "aten::scalar_tensor") {
-    at::Tensor t;
     Stack plain = a;
-    IValue value;
-    for (IValue& v : plain)
-      if (is_live(v)) value = std::exchange(v, IValue(0.0));
+    const size_t value = static_cast<size_t>(std::ranges::find_if(a, is_live) - a.begin());
+    plain[value] = 0.0;
     info.op.callBoxed(&plain);
-    return finish(plain[0].toTensor().copy_(number_tensor(value)));
+    const at::Tensor t = plain[0].toTensor();
+    return finish(t.copy_(fitting(value, t.scalar_type())));
   }
   // The rest computes with a tensor in the number's place what it computes with the number.
   auto form = tensor_form(schema);
   if (op == "aten::pow" && schema.overload_name() == "Scalar")
     form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
-  if (op == "aten::masked_fill") form = c10::Dispatcher::singleton().findSchema({base, "Tensor"});
+  const bool fills = op == "aten::masked_fill";
+  if (fills) form = c10::Dispatcher::singleton().findSchema({base, "Tensor"});
   if (!form) refuse();
   Stack call = a;
   for (size_t i = 0; i < n; ++i)
-    if (is_live(call[i])) call[i] = number_tensor(call[i]);
+    if (is_live(call[i])) call[i] = fills ? fitting(i, a[0].toTensor().scalar_type()) : T(i);
   form->callBoxed(&call);
   finish(call[0].toTensor());
 }

@@ -39,9 +39,9 @@ class Node final : public c10::SymNodeImpl {
 
 #define ARITHMETIC(name, integer, floating) \
   SymNode name(const SymNode& o) override { return is_int() && integral(o) ? make(integer) : make(floating); }
-  ARITHMETIC(add, a + expr(o), real() + real(o))
-  ARITHMETIC(sub, a - expr(o), real() - real(o))
-  ARITHMETIC(mul, a* expr(o), real() * real(o))
+  ARITHMETIC(add, sum(a, expr(o)), real() + real(o))
+  ARITHMETIC(sub, sum(a, -expr(o)), real() - real(o))
+  ARITHMETIC(mul, product(a, expr(o)), real() * real(o))
   ARITHMETIC(sym_min, sym::min(a, expr(o)), std::min(real(), real(o)))
   ARITHMETIC(sym_max, sym::max(a, expr(o)), std::max(real(), real(o)))
   SymNode floordiv(const SymNode& o) override {
@@ -64,9 +64,24 @@ class Node final : public c10::SymNodeImpl {
   SymNode pow_by_natural(const SymNode& o) override {
     int64_t n = o->guard_int(__FILE__, __LINE__);
     TORCH_CHECK(n >= 0, "a size to a negative power");
+    const sym::Int base = n > 2 ? sym::Int(ctx->specialize(a)) : a;
     sym::Int r = 1;
-    for (int64_t i = 0; i < n; ++i) r *= a;
+    for (int64_t i = 0; i < n; ++i) r = product(r, base);
     return make(r);
+  }
+  // Python's integers have no end, these have 64 bits. Sums and products of what counts elements stay far below; where other numbers take part, the
+  // result is computed for these sizes only.
+  sym::Int sum(sym::Int x, sym::Int y) const { return counts(x, 62) && counts(y, 62) ? x + y : exact(x, y, std::plus()); }
+  sym::Int product(sym::Int x, sym::Int y) const { return counts(x, 31) && counts(y, 31) ? x * y : exact(x, y, std::multiplies()); }
+  static bool counts(sym::Int i, int bits) {
+    const int64_t v = i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 0;
+    return (v < 0 ? ~v : v) >> bits == 0;
+  }
+  template <class F>
+  sym::Int exact(sym::Int x, sym::Int y, F f) const {
+    const auto r = f(__int128{ctx->specialize(x)}, __int128{ctx->specialize(y)});
+    if (r != static_cast<int64_t>(r)) throw CaptureError("computes with an integer of more than 64 bits");
+    return static_cast<int64_t>(r);
   }
   SymNode neg() override { return is_int() ? make(-a) : make(-number); }
   SymNode ceil() override { return is_int() ? make(a) : make(sym::Int(int64_t(std::ceil(number)))); }

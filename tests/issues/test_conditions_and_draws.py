@@ -81,3 +81,53 @@ def test_memory_that_grows_is_filled_in_deterministic_mode():
         torch.testing.assert_close(vitrify.compile(fn, fullgraph=True)(torch.ones(3)), fn(torch.ones(3)), equal_nan=True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+NUMBERS = {
+    "fill": lambda x, v: torch.empty_like(x).fill_(v.item()),
+    "filled": lambda x, v: torch.fill(x, v.item()) + x,
+    "full_like": lambda x, v: torch.full_like(x, v.item()),
+    "masked_fill": lambda x, v: x.masked_fill(x > 1, v.item()),
+    "clamp": lambda x, v: x.clamp(min=v.item()),
+    "clamp_max": lambda x, v: x.clamp_max(v.item() * 2),
+    "addcmul": lambda x, v: torch.addcmul(x, x, x, value=v.item()),
+    "added": lambda x, v: x + v.item() * x,
+}
+
+
+@pytest.mark.eager("aten::item", "takes a number that changes from call to call", some=True)
+@pytest.mark.parametrize("name, dtype", [(n, d) for n in NUMBERS for d in (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.uint8, torch.bool)
+                                         if (n, d) != ("addcmul", torch.bool)])  # that raises with any number
+def test_numbers_that_do_not_fit(name, dtype):
+    """Eager raises where the type has no such value; the one that was captured had one."""
+    def outcome(f, v):
+        try:
+            return f(torch.tensor([0, 1, 2, 3]).to(dtype), torch.tensor(v, dtype=torch.float64))
+        except RuntimeError as e:
+            return str(e).partition("\n")[0]
+    fn, compiled = NUMBERS[name], vitrify.compile(NUMBERS[name])
+    for v in (2.0, 1e30, 300.0, 1e300, float("nan"), float("inf"), -float("inf"), -1e30, 3.0):
+        expected, got = outcome(fn, v), outcome(compiled, v)
+        if isinstance(expected, str):
+            assert got == expected, v
+        else:
+            torch.testing.assert_close(got, expected, equal_nan=True, msg=lambda m: f"{v}: {m}")
+
+
+LARGE = {
+    "times": lambda x: x * float(x.shape[0] * 2**61 % 1000),
+    "plus": lambda x: x + (x.shape[0] + (2**63 - 2)) % 10,
+    "to a power": lambda x: x + x.shape[0]**30 % 7,
+    "compared": lambda x: x + 1 if x.shape[0] * 2**62 > 0 else x - 1,
+    "less": lambda x: x + 1 if -x.shape[0] - (2**63 - 3) < 0 else x - 1,
+    "product": lambda x: x + (x.shape[0] * 2**29) * (x.shape[0] * 2**30) // 2**59,
+}
+
+
+@pytest.mark.eager("computes with an integer of more than 64 bits", some=True)
+@pytest.mark.parametrize("name", LARGE)
+def test_integers_without_end(name):
+    compiled = vitrify.compile(LARGE[name], dynamic=True)
+    for n in (3, 5, 9, 12):
+        x = torch.arange(float(n))
+        torch.testing.assert_close(compiled(x), LARGE[name](x), rtol=0, atol=0)
