@@ -34,7 +34,7 @@ struct RegionCall : Call {
   struct Watched {
     c10::VariableVersion version;
     int64_t expected;
-    bool is_output;
+    bool is_output, has_node;
     uint32_t index;
   };
   // A step of eager's backward that raises. Without a tensor: always the same.

@@ -1,4 +1,5 @@
 // Ops the tracer knows by name.
+#include "ops/shapes.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -185,6 +186,11 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     // What is a view with a bit of its own would be one still where it becomes the contents of other memory.
     const bool resolved = from.type().dtype != DType::Opaque || !(src.is_conj() || src.is_neg());
     if (from.type().sizes == v.type.sizes && resolved) value = cast(from, v.type);
+    if (value == from) {  // what has saved the one does not mind writes to the other
+      TensorType t = from.type();
+      t.wrapped_number = false;
+      value = ops::is_dense(graph->ctx(), t) ? append("aten::clone", {from, ir::MemoryFormat::Preserve}, {t})->out() : Value{};
+    }
     if (!value || value.type().dtype != v.type.dtype || value.type().opaque_scalar_type != v.type.opaque_scalar_type ||
         !(value.type().device == v.type.device)) {
       TensorType t = v.type;

@@ -173,7 +173,7 @@ variable_list RegionNode::apply(variable_list&& given) {
   for (const RegionCall::Watched& w : call_->watched)
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index),
-                     w.is_output ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+                     w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
   for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
