@@ -210,4 +210,29 @@ def test_what_gelu_adds_to_one_is_rounded():
     assert other.any() and other.abs().max() < 1e-6
     x = torch.linspace(-3, 3, 64)
     torch.testing.assert_close(oracle.in_another_order(gelu, [x], {"approximate": "tanh"}), gelu(x, approximate="tanh"), **bounds.SUMS)
-    assert oracle.in_another_order(gelu, [x], {}) is None
+
+
+def test_elements_elsewhere_are_the_same_but_for_what_is_no_number():
+    """Eager's vectors give nothing for a NaN, and what is left over single."""
+    aten, x, g = torch.ops.aten, torch.randn(3, 6).t(), torch.rand(6, 3)
+    for func, args in ((aten.hardtanh_backward.default, (g, x, -1.0, 1.0)), (aten.gelu.default, (x,)), (aten.mul.Tensor, (x, g[0])), (aten.elu_backward.default, (g, 1.0, 1.0, 1.0, False, x))):
+        for single in (False, True):
+            there = oracle.in_another_order(func, list(args), {}, single)
+            torch.testing.assert_close(there, func(*args))
+            assert there.stride() == func(*args).stride()
+    x[0, 0] = float("nan")
+    there = [oracle.in_another_order(aten.hardtanh_backward.default, [g, x, -1.0, 1.0], {}, single)[0, 0].item() for single in (False, True)]
+    assert there == [0.0, g[0, 0].item()]
+    for func, args in ((aten.add_.Tensor, (x, g)), (aten.cumsum.default, (x, 0)), (aten.mul.Tensor, (x, torch.tensor(2.0)))):
+        assert oracle.in_another_order(func, list(args), {}) is None
+
+
+def test_gradients_of_norms_by_another_formula():
+    aten, x, w = torch.ops.aten, torch.randn(7, 8, 5), torch.rand(8)
+    _, mean, rstd = aten.native_group_norm.default(x, w, None, 7, 8, 5, 2, 1e-5)
+    args = [torch.rand_like(x), x, mean, rstd, w, 7, 8, 5, 2, [True] * 3]
+    torch.testing.assert_close(oracle.in_another_order(aten.native_group_norm_backward.default, args, {}), aten.native_group_norm_backward.default(*args))
+    w = torch.rand(5)
+    _, mean, rstd = aten.native_layer_norm.default(x, [5], w, w, 1e-5)
+    args = [torch.rand_like(x), x, [5], mean, rstd, w, w, [True] * 3]
+    torch.testing.assert_close(oracle.in_another_order(aten.native_layer_norm_backward.default, args, {}), aten.native_layer_norm_backward.default(*args))
