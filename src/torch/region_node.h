@@ -26,6 +26,7 @@ struct RegionCall : Call {
   void find_views(Layouts& how) const;
   bool made(const at::Tensor&) const;  // its gradient goes to one of the nodes
 
+  using Seen = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;  // errors name its sizes
   struct View {
     uint32_t root, view;
     const torch::autograd::Node* node;  // it may be gone, and
@@ -33,6 +34,7 @@ struct RegionCall : Call {
   };
   struct Watched {
     c10::VariableVersion version;
+    Seen tensor;
     int64_t expected;
     bool is_output, has_node;
     uint32_t index;
@@ -41,6 +43,7 @@ struct RegionCall : Call {
   struct Raised {
     size_t step;
     std::optional<c10::VariableVersion> version;
+    std::optional<Seen> tensor;
     int64_t expected = 0;
   };
   const JointProgram& joint;  // of what the nodes hold

@@ -37,11 +37,16 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   std::vector<RegionCall::Raised> raised;
   for (size_t s : raising_) {
     const Tape::Step& step = joint_.tape->steps[s];
-    raised.push_back({s});
-    if (step.stale < 0 || !counts_versions(*given[static_cast<size_t>(step.stale)])) continue;
-    raised.back().version = given[static_cast<size_t>(step.stale)]->unsafeGetTensorImpl()->version_counter();
-    raised.back().expected = version_of(*given[static_cast<size_t>(step.stale)]) + step.expected;
+    raised.push_back({s, {}, {}, 0});
+    if (step.stale < 0) continue;
+    const at::Tensor& stale = *given[static_cast<size_t>(step.stale)];
+    if (!counts_versions(stale)) continue;
+    raised.back() = {s, stale.unsafeGetTensorImpl()->version_counter(), RegionCall::Seen(stale.getIntrusivePtr()), version_of(stale) + step.expected};
   }
+  std::vector<const at::Tensor*> as_given = given;
+  std::vector<at::Tensor> in_shape;
+  in_shape.reserve(reshaped_.size());
+  for (uint32_t i : reshaped_) as_given[i] = &in_shape.emplace_back(given[i]->detach());
   std::vector<at::Tensor> values;
   forward_->run(args, values);
   out.clear();
@@ -74,7 +79,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     results_.make(values, given, out, static_cast<uint32_t>(p) + 1);
   }
   call->oldest = nodes[0]->sequence_nr();
-  keep(*call, given, values, hooked, origin);
+  keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
   for (uint32_t i : read_given_)  // hooks keep what it was
     if (!hooked) call->watch(*given[i], origin ? origin->given[i].version : version_of(*given[i]), false, i);
@@ -94,7 +99,10 @@ void Training::find_read(const ir::Graph& forward) {
   written_.assign(joint_.num_forward, -1);
   for (const Mutation& m : joint_.program.mutations) {
     changes[m.input] = 1;  // what it was before is what eager read
-    if (!m.metadata_only) written_[m.output] = static_cast<int32_t>(m.input);
+    if (m.metadata_only)
+      reshaped_.push_back(m.input);
+    else
+      written_[m.output] = static_cast<int32_t>(m.input);
   }
   for (const Tape::Step& s : joint_.tape->steps) {
     for (uint32_t i : s.reads_given) given[i] = !changes[i];
@@ -172,14 +180,14 @@ variable_list RegionNode::apply(variable_list&& given) {
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
   for (const RegionCall::Watched& w : call_->watched)
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
-      refuse_changed(region_->type_of_watched(w.is_output, w.index),
+      refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
                      w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
   for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
     if (r.version)
-      refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), "", static_cast<int64_t>(r.version->current_version()),
-                     r.expected);
+      refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "",
+                     static_cast<int64_t>(r.version->current_version()), r.expected);
     TORCH_CHECK(false, step.raises);
   }
   auto free = [&] {

@@ -225,7 +225,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   [[noreturn]] static void refuse(const Kept& k, const ir::TensorType& type) {
-    refuse_changed(type, "", static_cast<int64_t>(k.tensor._version()), k.version);
+    refuse_changed(type, k.tensor, "", static_cast<int64_t>(k.tensor._version()), k.version);
   }
 
   void find_read(const ir::Graph& forward);
@@ -293,6 +293,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
   std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
   std::vector<size_t> raising_;                               // steps of eager's backward that raise
+  std::vector<uint32_t> reshaped_;                            // of given: calls change how they lie, not what they hold
   std::vector<uint32_t> kept_given_;                          // that gradients follow from, as they were
   std::vector<char> needs_;                                   // by given: its elements are read
   std::shared_ptr<const ir::Graph> derivative_;               // through all results

@@ -29,9 +29,12 @@ class WriteNode final : public Node {
 
 }  // namespace
 
-void refuse_changed(const ir::TensorType& type, const std::string& of, int64_t version, int64_t expected) {
+void refuse_changed(const ir::TensorType& type, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected) {
   std::vector<std::string> sizes;
-  for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
+  if (now.defined())
+    for (int64_t i : now.sizes()) sizes.push_back(std::to_string(i));
+  else
+    for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
   TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
               type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
               fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,

@@ -11,7 +11,7 @@ namespace vitrify {
 
 // Eager's error for a tensor of that type which a backward needs and which has been written since. `of`: which output of which node it is, or
 // nothing.
-[[noreturn]] void refuse_changed(const ir::TensorType&, const std::string& of, int64_t version, int64_t expected);
+[[noreturn]] void refuse_changed(const ir::TensorType&, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected);
 
 // Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.
 void check_written(const at::Tensor&);
