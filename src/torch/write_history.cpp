@@ -55,7 +55,7 @@ void check_written(const at::Tensor& t) {
 // `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
 void rebase(const at::Tensor& t, Edge region, const Edge& before) {
   auto part = compat::make_node<WriteNode>();
-  if (t.is_view() && before.function) part->add_next_edge(before);
+  if (t.is_view()) part->add_next_edge(before);  // what its base's node takes for its own gradient, if there is one
   part->add_next_edge(std::move(region));
   part->add_input_metadata(t);
   torch::autograd::impl::rebase_history(t, Edge(std::move(part), 0));
