@@ -63,7 +63,7 @@ VIEW = """
     {a}[1:]                             {a}[..., ::2]                      {a}[:, :-1]                        {a}.expand(2, *{a}.shape)
     {a}.contiguous()                    {a}.unflatten({d}, (-1, 2))        {a}.diagonal()                     {a}.movedim({d}, {e})
     {a}.view({a}.shape)                 {a}.detach()                       {a}.unfold({d}, 2, 1)              {a}.permute(*range({a}.dim())[::-1])
-    {a}.chunk(2, {d})[0]                torch.split({a}, 1, {d})[-1]       {a}.view(-1)                       {a}[None, ..., -1]
+    {a}.chunk(2, {d})[0]                torch.split({a}, 2, {d})[-1]       {a}.view(-1)                       {a}[None, ..., -1]
     {a}.swapaxes({d}, {e})              {a}.narrow({d}, {a}.shape[{d}] - 1, 1)                               {a}.real
     torch.broadcast_to({a}, (2, *{a}.shape))                               {a}.view_as({a})                   torch.atleast_2d({a})
 """
