@@ -12,7 +12,7 @@ namespace vitrify {
 
 void RegionCall::watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
   if (t.defined() && counts_versions(t))
-    watched.push_back({t.unsafeGetTensorImpl()->version_counter(), Seen(t.getIntrusivePtr()), expected, is_output, is_output && !t.is_leaf(), index});
+    watched.push_back({t.unsafeGetTensorImpl()->version_counter(), Seen(t.getIntrusivePtr()), expected, is_output, !t.is_leaf(), index});
 }
 
 void RegionCall::add_view(uint32_t root, uint32_t view, const at::Tensor& t) {

@@ -38,6 +38,10 @@ struct RegionCall : Call {
     int64_t expected;
     bool is_output, has_node;
     uint32_t index;
+    bool is_detached() const {
+      const at::Tensor now(tensor.lock());
+      return now.defined() && now.is_leaf();
+    }
   };
   // A step of eager's backward that raises. Without a tensor: always the same.
   struct Raised {

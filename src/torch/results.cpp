@@ -9,6 +9,7 @@
 #include "ops/shapes.h"
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
+#include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -21,11 +22,11 @@ using ir::TensorType;
 using ir::Value;
 
 // A graph output must be memory of its own: not an input's, a constant's, or another output's (unless eager shares it as well).
-Value Tracer::Impl::own_storage(Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots) {
-  const ir::Node* n = v.node;
-  while (n->op->flags & ir::kView) n = std::get<Value>(n->args[0]).node;
+Value Tracer::Impl::own_storage(Value v, const StorageState* storage, ir::ValueMap<const StorageState*>& roots) {
+  Value root = root_of(v);
+  const ir::Node* n = root.node;
   bool borrowed = n->op->name == "graph::input" || n->op->name == "graph::constant" || n->op->name == "aten::scalar_tensor";
-  if (auto it = roots.find(n); it != roots.end() && it->second != storage) borrowed = true;
+  if (const auto* owner = roots.find(root); owner && *owner != storage) borrowed = true;
   if (borrowed) {
     TensorType type = v.type();
     type.wrapped_number = false;
@@ -42,9 +43,9 @@ Value Tracer::Impl::own_storage(Value v, const StorageState* storage, std::unord
     } else {
       v = append("aten::clone", {v, ir::MemoryFormat::Preserve}, {type})->out();
     }
-    n = v.node;
+    root = v;
   }
-  roots.emplace(n, storage);
+  roots.emplace(root, storage);
   return v;
 }
 

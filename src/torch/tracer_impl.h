@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "ir/node_map.h"
 #include "torch/fake.h"
 #include "torch/joint.h"
 #include "torch/mode.h"
@@ -318,9 +319,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<at::Tensor> with_grads(const std::vector<at::Tensor>& outputs, Program&);
   void count_versions();
   void resume();
-  std::unordered_map<const ir::Node*, const StorageState*> output_roots;  // whose memory graph outputs are
+  ir::ValueMap<const StorageState*> output_roots;  // whose memory graph outputs are
   struct InputNode;
-  ir::Value own_storage(ir::Value v, const StorageState* storage, std::unordered_map<const ir::Node*, const StorageState*>& roots);
+  ir::Value own_storage(ir::Value v, const StorageState* storage, ir::ValueMap<const StorageState*>& roots);
   void stop();
 };
 

@@ -98,11 +98,12 @@ void Training::find_read(const ir::Graph& forward) {
   std::vector<char> changes(joint_.given.size()), given(joint_.given.size()), outputs(joint_.num_forward);
   written_.assign(joint_.num_forward, -1);
   for (const Mutation& m : joint_.program.mutations) {
-    changes[m.input] = 1;  // what it was before is what eager read
-    if (m.metadata_only)
+    if (m.metadata_only) {
       reshaped_.push_back(m.input);
-    else
-      written_[m.output] = static_cast<int32_t>(m.input);
+      continue;
+    }
+    changes[m.input] = 1;  // what it was before is what eager read
+    written_[m.output] = static_cast<int32_t>(m.input);
   }
   for (const Tape::Step& s : joint_.tape->steps) {
     for (uint32_t i : s.reads_given) given[i] = !changes[i];
@@ -178,10 +179,12 @@ variable_list RegionNode::apply(variable_list&& given) {
   find_stops(tangents);
   const Path path = region_->path_of(tangents, *this);
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
-  for (const RegionCall::Watched& w : call_->watched)
+  for (const RegionCall::Watched& w : call_->watched) {
+    if (!w.is_output && w.has_node && w.is_detached() && region_->tape().reads(path, false, w.index)) refuse_detached();
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
-                     w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+                     w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+  }
   for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];

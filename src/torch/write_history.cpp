@@ -42,6 +42,12 @@ void refuse_changed(const ir::TensorType& type, const at::Tensor& now, const std
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
 
+void refuse_detached() {
+  TORCH_CHECK(false,
+              "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+              "This is not supported, please use out-of-place `.detach()` instead");
+}
+
 // Leaves, and some views, may not be written in a way that gradients follow: eager says which, and why.
 void check_written(const at::Tensor& t) {
   try {

@@ -12,6 +12,8 @@ namespace vitrify {
 // Eager's error for a tensor of that type which a backward needs and which has been written since. `of`: which output of which node it is, or
 // nothing.
 [[noreturn]] void refuse_changed(const ir::TensorType&, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected);
+// And for one that had a history then and has none now.
+[[noreturn]] void refuse_detached();
 
 // Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.
 void check_written(const at::Tensor&);
