@@ -30,6 +30,14 @@ namespace py = pybind11;
 namespace vitrify::python {
 namespace {
 
+// What autograd has left in its queues after an error lives on when the interpreter has ended: nothing of Python's is let go of then.
+template <class T>
+void delete_with_gil(T* t) {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  delete t;
+}
+
 // One capture on this thread, and the program it recorded.
 struct Session {
   std::shared_ptr<std::weak_ptr<Guards>> state = std::make_shared<std::weak_ptr<Guards>>();  // the entry holds them
@@ -39,6 +47,7 @@ struct Session {
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
   Session(py::object mode, const std::string& name, py::handle attempts)
       : tracer(new Tracer(tracer_options(mode, name, attempts, state)), [mode](Tracer* t) mutable {
+          if (!Py_IsInitialized()) return static_cast<void>(mode.release());
           py::gil_scoped_acquire gil;
           delete t;
           mode = py::object();
@@ -127,14 +136,9 @@ struct Session {
     py::gil_scoped_acquire gil;
     auto function = py::reinterpret_borrow<py::object>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
     auto now = [](const py::object& f) { return py::getattr(f, "__dict__", py::dict()).cast<py::dict>(); };
-    auto before = std::shared_ptr<py::dict>(new py::dict(py::reinterpret_steal<py::dict>(PyDict_Copy(now(function).ptr()))), [](py::dict* d) {
-      py::gil_scoped_acquire gil;
-      delete d;
-    });
-    auto held = std::shared_ptr<py::object>(new py::object(function), [](py::object* f) {
-      py::gil_scoped_acquire gil;
-      delete f;
-    });
+    auto before =
+        std::shared_ptr<py::dict>(new py::dict(py::reinterpret_steal<py::dict>(PyDict_Copy(now(function).ptr()))), delete_with_gil<py::dict>);
+    auto held = std::shared_ptr<py::object>(new py::object(function), delete_with_gil<py::object>);
     return [before, held, now] {
       py::gil_scoped_acquire gil;
       const py::dict after = now(*held);
