@@ -170,11 +170,11 @@ class Tracer::Impl::Nodes {
   Impl& impl_;
 };
 
-// For a backward, no edge leads to a node that raises.
+// For a backward, no edge leads to a node that it goes round: eager's does not come to it, or raises there.
 class Tracer::Impl::Round {
  public:
   Round(const Impl& impl, std::vector<Edge> todo) {
-    if (impl.raising.empty()) return;
+    if (impl.raising.empty() && !impl.past_checkpoints) return;
     std::unordered_set<Node*> seen;
     while (!todo.empty()) {
       const compat::NodePtr n = todo.back().function;
@@ -183,7 +183,7 @@ class Tracer::Impl::Round {
       for (size_t i = 0; i < n->next_edges().size(); ++i) {
         const Edge next = n->next_edge(i);
         if (!next.function) continue;
-        if (impl.raises(next.function.get()))
+        if (impl.goes_round(next.function.get()))
           cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], Edge()));
         else
           todo.push_back(next);
@@ -204,7 +204,7 @@ class Tracer::Impl::Round {
 bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
   if (!node || failure || raises(node.get())) return false;
-  const bool checkpoint = std::ranges::find(checkpoints, node.get(), [](const Checkpoint& c) { return c.node.get(); }) != checkpoints.end();
+  const bool checkpoint = is_checkpoint(node.get());
   if (capture::of_python(*node) && !checkpoint) return false;
   constexpr std::string_view kOfPython = "RuntimeError: ";
   if (checkpoint && says.starts_with(kOfPython)) says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
@@ -620,7 +620,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined() && !raises(level.at(k).function.get())) {
+    if (tangents[k].defined() && !goes_round(level.at(k).function.get())) {
       from.push_back(level.at(k));
       defined.push_back(tangents[k]);
     }
@@ -629,7 +629,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
-      if (!tangents[k].defined() || raises(level.from[k].function.get())) continue;
+      if (!tangents[k].defined() || goes_round(level.from[k].function.get())) continue;
       if (const auto& views = level.views[k]; !views.empty()) {
         const bool known = k < how.size() && how[k].view >= 0;
         from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);

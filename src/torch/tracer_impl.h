@@ -256,7 +256,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<SavedArguments> saved_arguments;
   const void* const outer_hooks = capture::hooks_on_saved();
   std::string no_grad;            // what eager raises where grad() comes to one
-  bool past_checkpoints = false;  // in a backward: they give none
+  bool past_checkpoints = false;  // in a backward: it goes round them
   void find_checkpoints(JointProgram&, const Level&) const;
   // A node that raises when a backward comes to it, as eager's does: what is recorded goes round it.
   struct Raising {
@@ -276,6 +276,10 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }
+  bool is_checkpoint(const torch::autograd::Node* n) const {
+    return std::ranges::any_of(checkpoints, [&](const Checkpoint& c) { return c.node.get() == n; });
+  }
+  bool goes_round(const torch::autograd::Node* n) const { return raises(n) || (past_checkpoints && is_checkpoint(n)); }
   bool note_raising(std::string says);
   void find_past_raising(JointProgram&, const Level&) const;
   void find_parts(JointProgram&, Level&, const std::vector<at::Tensor>& outputs);  // parts.cpp
