@@ -169,6 +169,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (at == known.end()) continue;
     const uint32_t begin = ran == ends.begin() ? std::max(j.backward, backward_begin) : std::prev(ran)->second;
     Tape::Step& s = tape->steps[at->second];
+    s.draws = s.draws || (n->op->flags & ir::kRandom) || is_side_effect(*n);
     ir::for_each_input(*n, [&](Value& v) {
       if (v.node->id >= begin || !sources.is_saved(v)) return;
       s.saves = true;

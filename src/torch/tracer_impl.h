@@ -283,6 +283,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool note_raising(std::string says);
   void find_past_raising(JointProgram&, const Level&) const;
   void find_parts(JointProgram&, Level&, const std::vector<at::Tensor>& outputs);  // parts.cpp
+  void find_nodes(JointProgram&, const Level&) const;
+  void find_below(JointProgram&, Level&, const JointProgram& below, const Level& of_below) const;
   class Round;
   class Stops;
   class Nodes;
