@@ -427,6 +427,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   tensors.resize(j.num_forward);
   j.outputs = graph->outputs;
 
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && !f->view->parent && f->view->storage->input < 0)
+      if (const ResultSpec& r = j.program.results[i]; r.kind == ResultSpec::Kind::Value && j.outputs[r.index] == f->view->storage->base)
+        result_memory.emplace(f->view->storage, r.index);
+
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {
     const Source& s = *inputs[m.input];
@@ -667,6 +672,8 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   read_itself.clear();
   read_memory.clear();
   detached.clear();
+  read_counted.clear();
+  read_uncounted.clear();
   const auto writes = [&] {
     uint64_t n = 0;
     for (const at::Tensor& t : tangents)

@@ -44,7 +44,7 @@ struct Tape {
   std::vector<std::vector<uint32_t>> behind;         // by root, where there are several: those of JointProgram::given that it follows from
 
   std::vector<Hold> holds;          // by JointProgram::given
-  std::vector<ir::Value> detached;  // what stands in the trace for those that the program has detached, as eager has saved them
+  std::vector<Hold> holds_results;  // the same of the forward's outputs
 
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
   // backward asks for all.

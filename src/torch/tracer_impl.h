@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -269,9 +270,16 @@ struct Tracer::Impl final : capture::ModeHandler {
   compat::NodePtr running;      // in a backward
   uint32_t backward_begin = 0;  // ids of the last one, from here on
   uint32_t round = 0;           // counts them
-  // Graph inputs that it read: the tensors themselves, or by way of views that were there before.
+  // Whose memory it read, by memory_key(): of the tensors themselves, or by way of views that were there before.
   std::unordered_set<int32_t> read_itself, read_memory;
-  std::map<int32_t, ir::Value> detached;  // by graph input: what it stands for where it was detached before
+  std::map<int32_t, ir::Value> detached;  // what that stands for where it was detached before
+  // Which nodes read it where writes to it are counted, and where they are not.
+  std::set<std::pair<const torch::autograd::Node*, int32_t>> read_counted, read_uncounted;
+  std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
+  // Of a graph input: its number. Of a result: result_key(). -1: of nobody else.
+  int32_t memory_key(const std::shared_ptr<StorageState>&) const;
+  static int32_t result_key(uint32_t output) { return -2 - static_cast<int32_t>(output); }
+  static bool counts_writes(const View&, uint32_t round);  // versions of what autograd sees there are those of the memory
   uint32_t round_of_view() const { return in_backward ? round : 0; }
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });

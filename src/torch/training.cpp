@@ -172,7 +172,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     else if (s.kind == Saved::Kind::Given)
       call.kept[k] = s.snapshot ? Kept(*given[s.index]) : of_given(s.index);
     else if (s.kind == Saved::Kind::Result)
-      call.kept[k] = Kept(value);
+      call.kept[k] = Kept(value, s.snapshot || s.index >= tape().holds_results.size() ? Hold::Memory : tape().holds_results[s.index]);
     else
       call.kept[k].tensor = std::move(value);
   }
