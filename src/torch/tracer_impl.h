@@ -58,8 +58,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<Source*> inputs;  // graph input -> source
   uint32_t num_args = 0;
   bool is_argument(const Source& s) const { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); }
-  std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
-  std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
+  std::vector<std::shared_ptr<StorageState>> input_storages;          // one per distinct input tensor
+  std::unordered_map<const StorageState*, ir::Value> writes_counted;  // how often custom ops have written to them, as each run counts it
+  std::unordered_map<std::string, ir::Value> scalars;                 // scalar constants made so far
   std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
   std::unordered_map<uint32_t, ir::Value> number_values;     // steps of `numbers` as operands: graph inputs, or what follows from
   std::vector<ir::Value> traced;                             // values read with item(), and

@@ -199,6 +199,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
+    TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
+                "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
     if (r.version)
       refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), "", static_cast<int64_t>(r.version->current_version()),
                      r.expected);
