@@ -400,19 +400,33 @@ namespace {
 
 // The engine takes those of leaves first, in the order of a heap of equal ones, which hooks of theirs see: so that it takes them as eager's gradients
 // were ready.
-void order_gradients(std::vector<Tracer::Impl::Grad>& grads, const Tracer::Impl::Level& level, std::unordered_map<const Node*, size_t>& ready) {
-  const auto edge = [&](const Tracer::Impl::Grad& g) { return level.to[static_cast<size_t>(std::ranges::find(level.of, g.of) - level.of.begin())]; };
+void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::unordered_map<const Node*, size_t>& ready) {
+  const auto edge = [&](uint32_t g) {
+    return level.to[static_cast<size_t>(std::ranges::find(level.of, j.given[j.gradients[g].given]) - level.of.begin())];
+  };
+  std::vector<uint32_t> order(j.gradients.size());
+  std::iota(order.begin(), order.end(), 0);
   const auto others = std::ranges::stable_partition(
-      grads, [&](const auto& g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
-  const auto leaves = grads.size() - others.size();
-  std::ranges::stable_sort(grads.begin(), others.begin(), {}, [&](const auto& g) { return ready[edge(g).function.get()]; });
+      order, [&](uint32_t g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
+  const auto leaves = order.size() - others.size();
+  std::ranges::stable_sort(order.begin(), others.begin(), {}, [&](uint32_t g) { return ready[edge(g).function.get()]; });
   using Task = std::pair<bool, size_t>;
   const auto before = [](const Task& a, const Task& b) { return a.first < b.first; };
   std::priority_queue<Task, std::vector<Task>, decltype(before)> heap(before);
-  for (size_t i = 0; i < grads.size(); ++i) heap.emplace(i < leaves, i);
-  std::vector<Tracer::Impl::Grad> placed(grads.begin(), others.begin());
-  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = std::move(grads[i]);
-  std::ranges::move(placed, grads.begin());
+  const size_t behind = j.parts.size() > 1;  // a node that is ready as well
+  for (size_t i = 0; i < order.size() + behind; ++i) heap.emplace(i < leaves, i);
+  std::vector<uint32_t> placed = order;
+  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = order[i];
+  std::vector<Gradient> gradients;
+  std::vector<uint32_t> now(placed.size());
+  for (uint32_t g : placed) {
+    now[g] = static_cast<uint32_t>(gradients.size());
+    gradients.push_back(std::move(j.gradients[g]));
+  }
+  j.gradients = std::move(gradients);
+  for (JointProgram::Part& part : j.parts)
+    for (uint32_t& e : part.edges)
+      if (e < now.size()) e = now[e];
 }
 
 }  // namespace
@@ -504,10 +518,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
-  order_gradients(grads, level, ready);
   take_gradients(j, std::move(grads), values);
   find_past_raising(j, level);
   find_parts(j, level, outputs);
+  order_gradients(j, level, ready);
+  find_nodes(j, level);
   find_checkpoints(j, level);
   j.tape = tape_of(j, level);
   find_added(j, sums);
