@@ -42,7 +42,7 @@ class _Region(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, real, kept, outputs, leaves, *args):
-        ctx.real, ctx.kept, ctx.leaves, ctx.number = real, kept, leaves, len(args)
+        ctx.real, ctx.kept, ctx.leaves = real, kept, leaves
         ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
         return tuple(_free(o) if isinstance(o, torch.Tensor) else o for o in outputs)
 
@@ -54,8 +54,6 @@ class _Region(torch.autograd.Function):
             except RuntimeError as e:
                 if not _C.note_refusal(str(e)):  # the program's own grad()
                     raise
-        if _C.past_checkpoints():
-            return (None,) * (4 + ctx.number)
         ctx.saved_tensors  # raises where one was written to since
         of_leaves = {}
 

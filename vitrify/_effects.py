@@ -17,9 +17,15 @@ class _Given(TorchDispatchMode):
         schema = func._schema
         written = [args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         written = [t for w in written if w is not None for t in (w if isinstance(w, (list, tuple)) else [w])]
+        times = []  # each was written, where nothing else counts that
+        if error is None and written and len(results) == sum(r.alias_info is None for r in schema.returns) + 2 * len(written):
+            results, times = results[:-len(written)], results[-len(written):]
         fresh = results[:len(results) - len(written)]
         for t, value in zip(written, results[len(fresh):]):
             t.copy_(value)
+        for t, n in zip(written, times):
+            for _ in range(int(n)):
+                torch.autograd.graph.increment_version(t)
         if error is not None:
             raise error
         if len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType):

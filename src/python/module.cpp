@@ -435,7 +435,6 @@ void bind_capture(py::module_& m) {
   m.def("note_saved", [](const std::vector<at::Tensor>& args) { Tracer::current()->note_saved(args); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
-  m.def("past_checkpoints", [] { return Tracer::current()->past_checkpoints(); });
   m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
     return Tracer::current()->gradients(of, tangents, to);
   });

@@ -32,7 +32,6 @@ bool Tracer::note_refusal(const std::string& of_grad) {
   if (impl_->in_backward) impl_->no_grad = of_grad;
   return impl_->in_backward;
 }
-bool Tracer::past_checkpoints() const { return impl_->past_checkpoints; }
 
 std::vector<at::Tensor> Tracer::gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents,
                                           const std::vector<at::Tensor>& to) {

@@ -76,6 +76,15 @@ bool has_names(const T& t) {
 
 // A node of the autograd graph, made as torch makes its own. 2.15: nodes count their own references.
 using NodePtr = decltype(torch::autograd::Edge::function);
+using WeakNodePtr = std::conditional_t<std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>,
+                                       std::optional<c10::weak_intrusive_ptr<torch::autograd::Node>>, std::weak_ptr<torch::autograd::Node>>;
+template <class W>
+NodePtr lock(const W& weak) {
+  if constexpr (requires { weak.lock(); })
+    return weak.lock();
+  else
+    return weak ? weak->lock() : NodePtr();
+}
 template <class N, class... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, N>)

@@ -439,7 +439,7 @@ class Compiled final : public CompiledGraph {
       if (m.metadata_only) continue;
       if (!mutation_paths_[i].empty()) follow(mutation_paths_[i], real);
       if (!plan_->outputs[m.output].in_place || !c.stand_ins.empty()) real.copy_(c.outputs[m.output]);
-      bump(m, real);
+      bump(m, real, m.counted < 0 ? 0 : c.outputs[static_cast<size_t>(m.counted)].item<int64_t>());
     }
     c.stand_ins.clear();
   }
@@ -456,9 +456,9 @@ class Compiled final : public CompiledGraph {
     }
   }
 
-  static void bump(const Mutation& m, const at::Tensor& t) {
+  static void bump(const Mutation& m, const at::Tensor& t, int64_t counted = 0) {
     if (!counts_versions(t)) return;
-    for (int32_t k = 0; k < m.version_bumps; ++k) t.unsafeGetTensorImpl()->bump_version();
+    for (int64_t k = 0; k < m.version_bumps + counted; ++k) t.unsafeGetTensorImpl()->bump_version();
   }
 
   Program program_;

@@ -184,6 +184,8 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       m.add_root(j, level, output, root);
       j.roots.back().refuses = refusal_behind(level.from.back());
     }
+    m.find_nodes(j, level);
+    m.find_below(j, level, below, base);
     m.find_checkpoints(j, level);
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
@@ -192,12 +194,18 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       auto gradients = m.differentiate(level, level.tangents, values);
       m.take_gradients(j, std::move(gradients), values);
       m.find_past_raising(j, level);
+      if (!j.inner.empty()) {
+        JointProgram::Part& all = j.parts.emplace_back();
+        for (uint32_t k = 0; k < j.places(); ++k) (k < j.roots.size() ? all.places : all.stops).push_back(k);
+        for (uint32_t e = 0; e < j.edge_to(0); ++e) all.edges.push_back(e);
+      }
       j.tape = m.tape_of(j, level);
     } catch (const CaptureError&) {
       throw;
     } catch (...) {
       rethrow_interrupt();
       j.failed = std::current_exception();
+      j.inner.clear();
     }
   });
   j.program.graph = m.graph;

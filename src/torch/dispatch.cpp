@@ -69,6 +69,17 @@ class Counted {
   static inline thread_local bool deep_ = false;
   bool below_, changed_ = false;
 };
+// Autograd has not seen the op, since it takes inference tensors only, and would see what its kernel calls: the result may follow from one that needs
+// gradients.
+bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue> args) {
+  if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled() || info.kind == OpKind::View) return false;
+  bool needed = false, seen = false;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    needed = needed || (t.is_inference() && t.requires_grad());
+    seen = seen || !t.is_inference();
+  });
+  return needed && !seen;
+}
 bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
 
 }  // namespace
@@ -80,6 +91,8 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   at::sequence_number::get_and_increment();          // free numbers between autograd's: see in_turn
   if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
   try {
+    if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
+      fail(fmt::format("calls {} on an inference tensor that needs gradients", info.name));
     if (info.kind == OpKind::Composite) {
       decompose(info, stack);
       return;

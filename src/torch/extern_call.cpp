@@ -1,9 +1,14 @@
 #include "torch/extern_call.h"
 
+#include <ATen/ScalarOps.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
 
 #include "runtime/extern_table.h"
 #include "support/error.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -32,7 +37,29 @@ at::Tensor copy_with(const at::Tensor& t, at::IntArrayRef strides) { return at::
 
 at::Tensor no_tensor(const ir::Value&) { VT_UNREACHABLE("tensor argument"); }
 
-at::Tensor copy_in_place_of(const at::Tensor& t) { return t.defined() ? at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t) : t; }
+// Writes are counted, as where eager calls a kernel.
+class Counted {
+ public:
+  explicit Counted(bool on) : on_(on && c10::impl::tls_is_dispatch_key_excluded(kKey)) {
+    if (on_) c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+  }
+  ~Counted() {
+    if (on_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+  }
+  Counted(const Counted&) = delete;
+
+ private:
+  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  bool on_;
+};
+
+at::Tensor copy_in_place_of(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  std::optional<c10::InferenceMode> counts_versions;
+  if (c10::InferenceMode::is_enabled()) counts_versions.emplace(false);
+  const at::NoGradGuard no_grad;
+  return at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t.detach());
+}
 
 }  // namespace
 
@@ -44,7 +71,7 @@ bool writes_copies(const ir::Node& n, const c10::FunctionSchema& s) {
   return s.is_mutable() && (n.op->name.starts_with("aten::") ? !writes_first(s) : (n.op->flags & ir::kEffect) != 0);
 }
 
-void call_on_copies(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) {
+void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results) {
   std::vector<at::Tensor> copies;
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -58,16 +85,23 @@ void call_on_copies(const c10::OperatorHandle& op, std::vector<c10::IValue>& sta
     }
   }
   results.clear();
+  const auto& returns = op.schema().returns();
+  const auto given_back = static_cast<size_t>(std::ranges::count_if(returns, [](const c10::Argument& r) { return !r.alias_info(); }));
+  const bool counts = !copies.empty() && n.outs.size() == given_back + 2 * copies.size();
+  std::vector<int64_t> before;
+  for (const at::Tensor& t : copies) before.push_back(version_of(t));
   try {
+    const Counted counted(counts);
     op.callBoxed(stack);
   } catch (...) {
     results = std::move(copies);  // what it has written by then
     throw;
   }
-  const auto& returns = op.schema().returns();
   for (size_t i = 0; i < returns.size(); ++i)
     if (!returns[i].alias_info()) flatten_results({stack[i]}, results);
   results.insert(results.end(), copies.begin(), copies.end());
+  for (size_t i = 0; counts && i < copies.size(); ++i)
+    results.push_back(at::detail::scalar_tensor_static(version_of(copies[i]) - before[i], at::kLong, at::kCPU));
   stack.clear();
 }
 
@@ -134,7 +168,7 @@ void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std:
   fill(operands, stack);
   const c10::AutoGradMode grad(keeps_for_backward_ || c10::GradMode::is_enabled());
   for (uint32_t i : symbolic_) stack[i] = to_ivalue(graph_, node_.args[i], kinds_[i], no_tensor, eval);
-  if (on_copies_) return call_on_copies(op_, stack, results);
+  if (on_copies_) return call_on_copies(node_, op_, stack, results);
   if (writes_) {
     const ir::TensorType& type = std::get<ir::Value>(node_.args[0]).type();
     std::vector<int64_t> strides;

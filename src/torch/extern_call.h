@@ -20,8 +20,9 @@ struct PlanGuard {
 
 bool writes_first(const c10::FunctionSchema&);                    // argument 0 in place
 bool writes_copies(const ir::Node&, const c10::FunctionSchema&);  // call_on_copies is how it is called
-// Calls an op on copies of the arguments that it writes, in the layout they have; `results`: what it returns, then the copies.
-void call_on_copies(const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);
+// Calls an op on copies of the arguments that it writes, in the layout they have; `results`: what it returns, then the copies, then how often each
+// was written, where the node has results for that: in eager nothing else counts those writes.
+void call_on_copies(const ir::Node&, const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);
 
 class NodeCall {
  public:

@@ -163,7 +163,8 @@ c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(const c10:
 
 c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool allow) const {
   std::shared_ptr<View> detached = detached_view(view);
-  detached->own_versions = version.enabled() && version.unique();  // detach() shares its tensor's
+  // detach() shares its tensor's. So does what a node of autograd has saved, which is given them once it is made.
+  detached->own_versions = version.enabled() && version.unique() && !torch::autograd::get_current_node();
   auto copy = c10::make_intrusive<FakeImpl>(std::move(detached), key_set(), dtype());
   if (!copy->is_inference()) copy->set_version_counter(std::move(version));
   copy->set_allow_tensor_metadata_change(allow);

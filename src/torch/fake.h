@@ -51,6 +51,7 @@ struct View {
   uint64_t generation = 0;
   const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
   bool own_versions = false;         // .data: writes to it count for nothing else
+  bool apart = false;                // autograd takes it for no view: so do writes to this
   uint32_t round = 0;                // the backward that has made it, from 1
 };
 

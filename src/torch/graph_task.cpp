@@ -171,6 +171,20 @@ bool is_observed(Node& n, const Task* task) {
 
 }  // namespace
 
+bool is_observed(const Edge& e) {
+  const Task* task = task_of(e);
+  return runs(e, task) && is_observed(*e.function, task);
+}
+
+bool is_shared(const Node& node, const Edge& e) {
+  GraphTask* task = current_task();
+  if (!task || !comes_to(e)) return false;
+  const auto own = std::ranges::count(node.next_edges(), e.function, &Edge::function);
+  std::lock_guard lock(task->mutex_);
+  const auto still = task->dependencies_.find(e.function.get());
+  return !is_nothing(*task, e.function.get()) || (still != task->dependencies_.end() && still->second > own);
+}
+
 // Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
 void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count) {
   std::vector<size_t> edges;

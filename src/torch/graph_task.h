@@ -19,6 +19,11 @@ bool strides_show(const torch::autograd::Node& node, size_t edges);
 // A leaf without a gradient takes it in its own strides, but for those of dims of one element.
 bool strides_of_ones_show(const torch::autograd::Node& node);
 
+// Somebody looks at what comes there, or changes it.
+bool is_observed(const torch::autograd::Edge&);
+// Others than `node`, which runs, give gradients there too.
+bool is_shared(const torch::autograd::Node& node, const torch::autograd::Edge&);
+
 // Of a node that runs and the nodes of results behind it, to which it has edges: each follows those to which it leads.
 struct Ahead {
   size_t first;                                                  // of its edges, and of theirs

@@ -91,7 +91,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     std::vector<at::Tensor>& results = values[n];
     if (writes_copies(*n, call.op.schema())) {
-      call_on_copies(call.op, stack, results);
+      call_on_copies(*n, call.op, stack, results);
     } else {
       if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has
         const at::Tensor self = stack[0].toTensor();
@@ -139,7 +139,8 @@ std::vector<at::Tensor> interpret(const Program& p, const std::vector<at::Tensor
       in.copy_(outputs.at(m.output));
     }
     if (counts_versions(in))
-      for (int32_t i = 0; i < m.version_bumps; ++i) in.unsafeGetTensorImpl()->bump_version();
+      for (int64_t i = 0, n = m.version_bumps + (m.counted < 0 ? 0 : outputs.at(static_cast<size_t>(m.counted)).item<int64_t>()); i < n; ++i)
+        in.unsafeGetTensorImpl()->bump_version();
   }
   std::vector<const at::Tensor*> pointers;
   for (const at::Tensor& t : inputs) pointers.push_back(&t);

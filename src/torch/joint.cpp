@@ -170,11 +170,11 @@ class Tracer::Impl::Nodes {
   Impl& impl_;
 };
 
-// For a backward, no edge leads to a node that raises.
+// For a backward, no edge leads to a node that it goes round: eager's does not come to it, or raises there.
 class Tracer::Impl::Round {
  public:
   Round(const Impl& impl, std::vector<Edge> todo) {
-    if (impl.raising.empty()) return;
+    if (impl.raising.empty() && !impl.past_checkpoints) return;
     std::unordered_set<Node*> seen;
     while (!todo.empty()) {
       const compat::NodePtr n = todo.back().function;
@@ -183,7 +183,7 @@ class Tracer::Impl::Round {
       for (size_t i = 0; i < n->next_edges().size(); ++i) {
         const Edge next = n->next_edge(i);
         if (!next.function) continue;
-        if (impl.raises(next.function.get()))
+        if (impl.goes_round(next.function.get()))
           cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], Edge()));
         else
           todo.push_back(next);
@@ -204,7 +204,7 @@ class Tracer::Impl::Round {
 bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
   if (!node || failure || raises(node.get())) return false;
-  const bool checkpoint = std::ranges::find(checkpoints, node.get(), [](const Checkpoint& c) { return c.node.get(); }) != checkpoints.end();
+  const bool checkpoint = is_checkpoint(node.get());
   if (capture::of_python(*node) && !checkpoint) return false;
   constexpr std::string_view kOfPython = "RuntimeError: ";
   if (checkpoint && says.starts_with(kOfPython)) says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
@@ -400,19 +400,33 @@ namespace {
 
 // The engine takes those of leaves first, in the order of a heap of equal ones, which hooks of theirs see: so that it takes them as eager's gradients
 // were ready.
-void order_gradients(std::vector<Tracer::Impl::Grad>& grads, const Tracer::Impl::Level& level, std::unordered_map<const Node*, size_t>& ready) {
-  const auto edge = [&](const Tracer::Impl::Grad& g) { return level.to[static_cast<size_t>(std::ranges::find(level.of, g.of) - level.of.begin())]; };
+void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::unordered_map<const Node*, size_t>& ready) {
+  const auto edge = [&](uint32_t g) {
+    return level.to[static_cast<size_t>(std::ranges::find(level.of, j.given[j.gradients[g].given]) - level.of.begin())];
+  };
+  std::vector<uint32_t> order(j.gradients.size());
+  std::iota(order.begin(), order.end(), 0);
   const auto others = std::ranges::stable_partition(
-      grads, [&](const auto& g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
-  const auto leaves = grads.size() - others.size();
-  std::ranges::stable_sort(grads.begin(), others.begin(), {}, [&](const auto& g) { return ready[edge(g).function.get()]; });
+      order, [&](uint32_t g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
+  const auto leaves = order.size() - others.size();
+  std::ranges::stable_sort(order.begin(), others.begin(), {}, [&](uint32_t g) { return ready[edge(g).function.get()]; });
   using Task = std::pair<bool, size_t>;
   const auto before = [](const Task& a, const Task& b) { return a.first < b.first; };
   std::priority_queue<Task, std::vector<Task>, decltype(before)> heap(before);
-  for (size_t i = 0; i < grads.size(); ++i) heap.emplace(i < leaves, i);
-  std::vector<Tracer::Impl::Grad> placed(grads.begin(), others.begin());
-  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = std::move(grads[i]);
-  std::ranges::move(placed, grads.begin());
+  const size_t behind = j.parts.size() > 1;  // a node that is ready as well
+  for (size_t i = 0; i < order.size() + behind; ++i) heap.emplace(i < leaves, i);
+  std::vector<uint32_t> placed = order;
+  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = order[i];
+  std::vector<Gradient> gradients;
+  std::vector<uint32_t> now(placed.size());
+  for (uint32_t g : placed) {
+    now[g] = static_cast<uint32_t>(gradients.size());
+    gradients.push_back(std::move(j.gradients[g]));
+  }
+  j.gradients = std::move(gradients);
+  for (JointProgram::Part& part : j.parts)
+    for (uint32_t& e : part.edges)
+      if (e < now.size()) e = now[e];
 }
 
 }  // namespace
@@ -426,6 +440,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   j.num_forward = static_cast<uint32_t>(graph->outputs.size());
   tensors.resize(j.num_forward);
   j.outputs = graph->outputs;
+
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && !f->view->parent && f->view->storage->input < 0)
+      if (const ResultSpec& r = j.program.results[i]; r.kind == ResultSpec::Kind::Value && j.outputs[r.index] == f->view->storage->base)
+        result_memory.emplace(f->view->storage, r.index);
 
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {
@@ -499,10 +518,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   if (failure) throw CaptureError(*failure);
   take_inputs(j.program);
   place_inputs(j);
-  order_gradients(grads, level, ready);
   take_gradients(j, std::move(grads), values);
   find_past_raising(j, level);
   find_parts(j, level, outputs);
+  order_gradients(j, level, ready);
+  find_nodes(j, level);
   find_checkpoints(j, level);
   j.tape = tape_of(j, level);
   find_added(j, sums);
@@ -620,7 +640,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined() && !raises(level.at(k).function.get())) {
+    if (tangents[k].defined() && !goes_round(level.at(k).function.get())) {
       from.push_back(level.at(k));
       defined.push_back(tangents[k]);
     }
@@ -629,7 +649,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
-      if (!tangents[k].defined() || raises(level.from[k].function.get())) continue;
+      if (!tangents[k].defined() || goes_round(level.from[k].function.get())) continue;
       if (const auto& views = level.views[k]; !views.empty()) {
         const bool known = k < how.size() && how[k].view >= 0;
         from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);
@@ -667,6 +687,8 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   read_itself.clear();
   read_memory.clear();
   detached.clear();
+  read_counted.clear();
+  read_uncounted.clear();
   const auto writes = [&] {
     uint64_t n = 0;
     for (const at::Tensor& t : tangents)

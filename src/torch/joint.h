@@ -67,7 +67,8 @@ struct JointProgram {
   // An input of one of eager's nodes of which nobody was given the result, or
   struct Inner : Way {
     ir::Value tangent;
-    int32_t view = -1;  // this result, a view: gradients come in through what it is a view of
+    int32_t view = -1;   // this result, a view: gradients come in through what it is a view of
+    int32_t below = -1;  // or this place of the level below, whose gradients may stop where someone looks at them
   };
   // What autograd sees as one node. It begins at the roots of one of eager's nodes to which others lead, or where gradients meet that come from
   // several parts; the last: at all roots to which none leads.
@@ -76,14 +77,15 @@ struct JointProgram {
     std::vector<uint32_t> edges;   // where its gradients go: of `gradients`, then `past_raising`
     std::vector<uint32_t> stops;   // and places, behind any of its roots
   };
-  std::vector<Root> roots;                  // empty: nothing needs gradients, `program` is all there is
-  std::vector<Inner> inner;                 // places are counted through roots and these
-  std::vector<Part> parts;                  // each behind those that lead to it; empty: one has all roots, and nothing to be seen behind them
-  std::vector<Gradient> gradients;          // only where eager has one
-  std::vector<uint32_t> past_raising;       // of `given`: steps lead to them that give them none, or raise
-  std::string no_grad;                      // what grad() raises where it is barred
-  std::exception_ptr failed;                // there are none to be had: what eager's backward raises (above level 0)
-  std::shared_ptr<const Tape> tape, below;  // what eager's autograd does in a backward (torch/tape.h), and that of the level below
+  std::vector<Root> roots;                   // empty: nothing needs gradients, `program` is all there is
+  std::vector<Inner> inner;                  // places are counted through roots and these
+  std::vector<Part> parts;                   // each behind those that lead to it; empty: one has all roots, and nothing to be seen behind them
+  std::vector<std::vector<uint32_t>> nodes;  // of the last part's roots: those of one of eager's nodes each, in the order in which those were made
+  std::vector<Gradient> gradients;           // only where eager has one
+  std::vector<uint32_t> past_raising;        // of `given`: steps lead to them that give them none, or raise
+  std::string no_grad;                       // what grad() raises where it is barred
+  std::exception_ptr failed;                 // there are none to be had: what eager's backward raises (above level 0)
+  std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
   size_t places() const { return roots.size() + inner.size(); }
   ir::Value tangent(size_t place) const { return place < roots.size() ? roots[place].tangent : inner[place - roots.size()].tangent; }

@@ -84,7 +84,8 @@ class Call {
 // Where a call that computes gradients of another's results comes from.
 struct Origin {
   std::vector<Kept> given;
-  torch::autograd::edge_list edges;  // by JointProgram::given: where its gradient goes
+  torch::autograd::edge_list edges;   // by JointProgram::given: where its gradient goes
+  torch::autograd::edge_list places;  // by place of the level below: where gradients come in
   std::shared_ptr<Call> call;
 };
 

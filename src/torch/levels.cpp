@@ -55,7 +55,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
                         RegionNode& node) const {
   const std::vector<Value>& wanted = joint_.given;
   const size_t own = below.joint_.given.size();
-  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), call};
+  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call};
   std::vector<char> found(wanted.size());
   for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
   std::ranges::copy(call->given, o.given.begin());
@@ -63,6 +63,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const size_t gradients = below.joint_.gradients.size();
   for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
   for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
+  o.places = node.call().places();
   for (size_t s = 0; s < below.saved_.size(); ++s) {
     const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
     if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;

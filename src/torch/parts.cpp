@@ -82,11 +82,16 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   };
   size_t views = 0;
   for (size_t i = 0; i < outputs.size(); ++i) views += is_view(i);
-  if (j.roots.empty() || j.roots.size() + views < 2) return;
+  std::unordered_set<const Node*> drawing;
+  for (const ir::Node* n : graph->nodes())
+    if (n->id >= j.backward && ((n->op->flags & ir::kRandom) || is_side_effect(*n)))
+      if (const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; }); ran != ends.end())
+        drawing.insert(ran->first);
+  if (j.roots.empty() || (j.roots.size() + views < 2 && drawing.empty())) return;
 
-  std::unordered_map<const Node*, char> ends;
-  for (const Edge& e : level.to) ends.emplace(e.function.get(), 0);
-  const Behind behind(level.from, ends);
+  std::unordered_map<const Node*, char> leave;
+  for (const Edge& e : level.to) leave.emplace(e.function.get(), 0);
+  const Behind behind(level.from, leave);
   std::unordered_map<const Node*, uint32_t> finished;
   for (uint32_t i = 0; i < behind.order.size(); ++i) finished[behind.order[i]] = i;
   std::map<const Node*, std::vector<uint32_t>> roots;  // by eager's node
@@ -107,7 +112,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     level.inner_tangents.push_back(new_tensor(tangent));
   };
   for (const auto& [input, _] : behind.entered)
-    if (roots.contains(input.first)) begins[finished.at(input.first)] = input.first;
+    if (roots.contains(input.first) || drawing.contains(input.first)) begins[finished.at(input.first)] = input.first;
   if (!begins.empty()) {
     std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: the last
     std::unordered_set<const Node*> meets, views_made;  // those are nodes by themselves, in front of what they are views of
@@ -141,7 +146,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     if (!is_view(i)) continue;
     const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
     const Input input(e.function.get(), e.input_nr);
-    const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !ends.contains(input.first);
+    const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !leave.contains(input.first);
     uint32_t of = i;
     while (j.program.results[of].kind == ResultSpec::Kind::ViewOfValue) of = j.program.results[of].index;
     const ResultSpec& base = j.program.results[of];
@@ -219,6 +224,46 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (all[first_edge + i]) part.edges.push_back(i);
   }
   j.parts = std::move(parts);
+}
+
+// Independent results each have a node in front of the last part's, since eager's backward comes to those only that are given gradients.
+void Tracer::Impl::find_nodes(JointProgram& j, const Level& level) const {
+  std::map<std::pair<uint64_t, const Node*>, std::vector<uint32_t>> nodes;
+  for (uint32_t k = 0; k < j.roots.size(); ++k) {
+    if (!j.parts.empty() && std::ranges::find(j.parts.back().places, k) == j.parts.back().places.end()) continue;
+    const Node* n = level.from[k].function.get();
+    nodes[{n->sequence_nr(), n}].push_back(k);
+  }
+  if (nodes.size() > 1)
+    for (auto& [n, of] : nodes) j.nodes.push_back(std::move(of));
+}
+
+// Gradients of gradients come to results of the level below, which derivatives have saved.
+void Tracer::Impl::find_below(JointProgram& j, Level& level, const JointProgram& below, const Level& of_below) const {
+  std::map<Input, uint32_t> places;
+  for (uint32_t p = 0; p < below.places(); ++p) places.emplace(Input(of_below.at(p).function.get(), of_below.at(p).input_nr), p);
+  std::unordered_map<const Node*, char> leave;
+  for (const Edge& e : level.to) leave.emplace(e.function.get(), 0);
+  const Behind behind(level.from, leave);
+  std::unordered_map<const Node*, Bits> leads_to;
+  for (const Node* n : behind.order) {
+    Bits& bits = leads_to.emplace(n, Bits(below.places())).first->second;
+    for (const Edge& e : n->next_edges()) {
+      if (const auto at = places.find({e.function.get(), e.input_nr}); at != places.end()) bits.set(at->second);
+      if (const auto at = leads_to.find(e.function.get()); at != leads_to.end()) bits.add(at->second);
+    }
+  }
+  for (uint32_t p = 0; p < below.places(); ++p) {
+    const auto at = static_cast<uint32_t>(j.places());
+    for (uint32_t k = 0; k < j.roots.size(); ++k)
+      if (const auto of = leads_to.find(level.from[k].function.get()); of != leads_to.end() && of->second[p]) j.roots[k].behind.push_back(at);
+    if (std::ranges::none_of(j.roots, [&](const JointProgram::Root& r) { return !r.behind.empty() && r.behind.back() == at; })) continue;
+    j.inner.emplace_back();
+    j.inner.back().tangent = below.tangent(p);
+    j.inner.back().below = static_cast<int32_t>(p);
+    level.inner.push_back(of_below.at(p));
+    level.inner_tangents.push_back(of_below.tangent(p));
+  }
 }
 
 }  // namespace vitrify

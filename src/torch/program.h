@@ -44,6 +44,7 @@ struct Mutation {
   uint32_t input = 0;
   uint32_t output = 0;
   int32_t version_bumps = 1;             // as eager counts them; 0 for writes through .data
+  int32_t counted = -1;                  // and as many more as this graph output says
   bool metadata_only = false;            // t_(), unsqueeze_(): `path` is replayed in place instead
   std::vector<ResultSpec::ViewOp> path;  // of a write: what gives the input its size before
 };

@@ -25,8 +25,16 @@ void RegionCall::find_views(Layouts& how) const {
 }
 
 bool RegionCall::made(const at::Tensor& t) const {
-  const auto* node = dynamic_cast<const RegionNode*>(t.grad_fn().get());
+  const auto* node = dynamic_cast<const CallNode*>(t.grad_fn().get());
   return node && &node->call() == this;
+}
+
+void RegionCall::add_place(const torch::autograd::Edge& e) { places_.emplace_back(e.function, e.input_nr); }
+
+std::vector<torch::autograd::Edge> RegionCall::places() const {
+  std::vector<torch::autograd::Edge> r;
+  for (const auto& [node, input] : places_) r.emplace_back(compat::lock(node), input);
+  return r;
 }
 
 // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
@@ -34,6 +42,23 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   stops_.clear();
   const JointProgram& j = call_->joint;
   if (j.parts.empty() || j.parts[part_].stops.empty()) return;
+  const auto stop_behind = [&] {
+    std::vector<char> behind(stops_.size());
+    for (size_t k = 0; k < tangents.size(); ++k)
+      if (tangents[k].defined())
+        for (uint32_t p : j.way(k).behind) behind[p] = 1;
+    for (size_t p = 0; p < behind.size(); ++p) stops_[p] = stops_[p] && behind[p];
+    if (std::ranges::find(stops_, 1) == stops_.end()) stops_.clear();
+  };
+  if (j.level) {  // gradients go on in the place of the nodes below, where nobody looks and nothing is drawn
+    stops_.resize(j.places());
+    for (uint32_t p : j.parts[part_].stops) {
+      const torch::autograd::Edge& e = next_edge(j.edge_to(p));
+      const int32_t step = j.tape->places[p].first;
+      stops_[p] = is_observed(e) || (step >= 0 && j.tape->steps[static_cast<size_t>(step)].draws && is_shared(*this, e));
+    }
+    return stop_behind();
+  }
   Ahead ahead;
   ahead.first = j.edge_to(0);
   ahead.oldest = call_->oldest;
@@ -56,12 +81,7 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   const std::vector<char> give = to_be_given(*this, ahead);
   if (std::ranges::find(give, 1) == give.end()) return;
   stops_ = give;
-  std::vector<char> behind(give.size());
-  for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined())
-      for (uint32_t p : j.way(k).behind) behind[p] = 1;
-  for (size_t p = 0; p < behind.size(); ++p) stops_[p] = stops_[p] && behind[p];
-  if (std::ranges::find(stops_, 1) == stops_.end()) stops_.clear();
+  stop_behind();
 }
 
 torch::autograd::variable_list RegionNode::by_place(torch::autograd::variable_list given) const {

@@ -25,6 +25,8 @@ struct RegionCall : Call {
   // Through which of them the backward under way comes.
   void find_views(Layouts& how) const;
   bool made(const at::Tensor&) const;  // its gradient goes to one of the nodes
+  void add_place(const torch::autograd::Edge&);
+  std::vector<torch::autograd::Edge> places() const;  // where their gradients come in; none where the node is gone
 
   using Seen = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;  // errors name its sizes
   struct View {
@@ -55,18 +57,37 @@ struct RegionCall : Call {
   std::vector<Raised> raised;
   std::vector<View> views;
   uint64_t oldest = 0;  // number of its first node
+
+ private:
+  std::vector<std::pair<compat::WeakNodePtr, uint32_t>> places_;
+};
+
+// To autograd each is what one or more of eager's nodes are.
+class CallNode : public torch::autograd::Node {
+ public:
+  explicit CallNode(std::shared_ptr<RegionCall> call) : call_(std::move(call)) {}
+  std::string name() const override { return "VitrifyBackward"; }
+  const RegionCall& call() const { return *call_; }
+
+ protected:
+  std::shared_ptr<RegionCall> call_;
+};
+
+// Of independent results: a backward comes to those nodes that eager's comes to, and all that they are given goes on together.
+class ResultNode final : public CallNode {
+ public:
+  using CallNode::CallNode;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override { return std::move(tangents); }
 };
 
 // One for each of JointProgram::parts. The gradient that it is given of a result and what it gives to one behind it are as eager's; in between, the
 // derivative of all that it leads to is one program.
-class RegionNode final : public torch::autograd::Node {
+class RegionNode final : public CallNode {
  public:
   RegionNode(std::shared_ptr<const Training> region, std::shared_ptr<RegionCall> call, size_t part)
-      : region_(std::move(region)), call_(std::move(call)), part_(part) {}
+      : CallNode(std::move(call)), region_(std::move(region)), part_(part) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
   void release_variables() override;
-  std::string name() const override { return "VitrifyBackward"; }
-  const RegionCall& call() const { return *call_; }
   size_t part() const { return part_; }
   // Of the backward under way, by place: gradients stop there; empty: nowhere.
   const std::vector<char>& stops() const { return stops_; }
@@ -81,7 +102,6 @@ class RegionNode final : public torch::autograd::Node {
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
   void find_stops(torch::autograd::variable_list& tangents);
   std::shared_ptr<const Training> region_;
-  std::shared_ptr<RegionCall> call_;
   size_t part_;
   std::vector<char> stops_;
   bool freed_ = false;  // as the backward that ran last asked for

@@ -337,6 +337,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         if (!s->type.is_contiguous()) w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
       }
       graph->outputs.push_back(own_storage(s->base, s, roots));
+      if (const auto by = writes_counted.find(s); by != writes_counted.end()) {
+        w.counted = static_cast<int32_t>(graph->outputs.size());
+        graph->outputs.push_back(by->second);
+        int32_t noted = 1;  // one for each, which the run counts
+        for (const ir::Node* n = by->second.node; n->op->name == "aten::add.Tensor"; n = std::get<Value>(n->args[0]).node) ++noted;
+        w.version_bumps = std::max(0, w.version_bumps - noted);
+      }
       p.mutations.push_back(std::move(w));
     }
     const int32_t counted = s->generation ? metadata : std::max(metadata, static_cast<int32_t>(src.bumps));  // t_() on a view of it counts too

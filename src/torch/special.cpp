@@ -1,6 +1,7 @@
 // Ops the tracer knows by name.
 #include "ops/shapes.h"
 #include "torch/convert.h"
+#include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -70,10 +71,19 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   }
 
   // Views in all but the schema.
-  if (name == "aten::unsafe_split.Tensor") return run_view(*ops.find("aten::split.Tensor"), stack);
-  if (name == "aten::unsafe_split_with_sizes") return run_view(*ops.find("aten::split_with_sizes"), stack);
-  // One that gradients go through is a tensor of its own to autograd, and of memory that nobody else has.
-  if (name == "aten::_unsafe_view") return args[0].toTensor().requires_grad() ? run_pure(info, stack) : run_view(info, stack);
+  const auto run_apart = [&](std::string_view view) {
+    run_view(*ops.find(view), stack);
+    for_each_tensor(last(*stack, 1), [](const at::Tensor& t) { as_fake(t)->view->apart = true; });
+  };
+  if (name == "aten::unsafe_split.Tensor") return run_apart("aten::split.Tensor");
+  if (name == "aten::unsafe_split_with_sizes") return run_apart("aten::split_with_sizes");
+  // One that gradients go through is a tensor of its own to autograd, and mostly of memory that nobody else has.
+  if (name == "aten::_unsafe_view") {
+    if (args[0].toTensor().requires_grad() && as_fake(fake_of(args[0].toTensor()))->view->storage->input < 0) return run_pure(info, stack);
+    run_apart("aten::view");
+    as_fake(stack->back().toTensor())->view->step.op = &info;  // as users get it
+    return;
+  }
 
   if (name == "aten::index.Tensor") {
     for (const IValue& e : args[1].toListRef())

@@ -133,19 +133,14 @@ void take_as(ir::Graph& g, size_t i, const Saved& kept) {
   reads_input->args[0] = v;
 }
 
-// Of the views that `n` reads, those that were there before the gradients were.
-void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late, const ir::NodeSet& detached) {
+// Of the views that `n` reads, those that were there before the gradients were. For what was detached then an alias stands
+// (Tracer::Impl::read_noted).
+void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late) {
   ir::for_each_input(*n, [&](Value& v) {
-    if ((v.node->op->flags & ir::kView) && (!late.contains(v.node) || detached.contains(v.node))) v = as.of(v, n);
+    if (!(v.node->op->flags & ir::kView)) return;
+    const bool detached = v.node->op->name == "aten::alias" && !late.contains(std::get<Value>(v.node->args[0]).node);
+    if (detached || !late.contains(v.node)) v = as.of(v, n);
   });
-}
-
-ir::NodeSet detached_in(const JointProgram& j, const ir::Graph& copy, const ir::ValueMap<Value>& copies) {
-  ir::NodeSet r(copy);
-  if (j.tape)
-    for (const Value v : j.tape->detached)
-      if (const Value* c = copies.find(v)) r.insert(c->node);
-  return r;
 }
 
 // Which derivative, of those that this one differentiates, has computed it: each reads what was kept as it is by its time. A view is of the value
@@ -171,7 +166,6 @@ struct Splitter {
   ir::ValueMap<Value> snapshots;  // of what users can change, as the backward computes again with it: what it is in the forward
   ir::NodeSet held;               // of the copy: not computed again, since eager has saved the result itself, or since it is a copy to be kept
   ir::ValueMap<Normalized> rows;  // what rows of layer norms can be made of
-  ir::NodeSet detached;           // of the copy: Tape::detached
   ir::ValueMap<Value> memories;   // of what is given, where eager reads it as it is by then and by way of views of what it was: those
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
@@ -206,7 +200,6 @@ struct Splitter {
         ir::for_each_input(*n, [&](Value& v) {
           if (late.contains(v.node)) late.insert(n);
         });
-    detached = detached_in(j, *joint, copies);
     returned = returned_outputs(j.program, j.num_forward);
     find_reads(j, j.backward, out.backward);
     ir::NodeSet users(*joint);  // theirs, and eager keeps nothing of it: what computes the same may be kept
@@ -319,11 +312,17 @@ struct Splitter {
 
   // Assigning to the .data of a tensor changes neither what was made of it nor views of it.
   void find_memories(const std::vector<ir::Node*>& order) {
-    const std::vector<Hold>& holds = j.tape ? j.tape->holds : std::vector<Hold>();
+    if (!j.tape) return;
+    const std::vector<Hold>&holds = j.tape->holds, &results = j.tape->holds_results;
     const bool twice = options.memory_budget < 1;  // calls read it too
-    if (std::ranges::none_of(holds, [&](Hold h) { return h == Hold::Both || (twice && h == Hold::Tensor); })) return;
+    const auto matters = [&](Hold h) { return h == Hold::Both || (twice && h == Hold::Tensor); };
+    if (std::ranges::none_of(holds, matters) && std::ranges::none_of(results, matters)) return;
+    const auto how = [&](Value v) {
+      if (!is_input(*v.node)) return result_of(v) < results.size() ? results[result_of(v)] : Hold::Memory;
+      return input_index(*v.node) < holds.size() ? holds[input_index(*v.node)] : Hold::Memory;
+    };
     Snapshots of_memory(*joint, {}, [&](Value v, ir::Node* before) -> Value {
-      if (!is_input(*v.node) || input_index(*v.node) >= holds.size() || holds[input_index(*v.node)] == Hold::Memory) return {};
+      if (how(v) == Hold::Memory) return {};
       const Value w = copy_before(*joint, before, v);
       memories.emplace(w, v);
       held.insert(w.node);
@@ -332,7 +331,7 @@ struct Splitter {
     });
     for (ir::Node* n : order)
       if (late.contains(n))
-        read_early_views(of_memory, n, late, detached);
+        read_early_views(of_memory, n, late);
       else if (twice && !recomputable(*n) && !n->op->name.starts_with("graph::"))
         of_memory.redirect(n);
   }
@@ -476,8 +475,9 @@ struct Splitter {
         else if (!written[s.index] && !fixed.contains(v))
           s.kind = Saved::Kind::Given;  // else: what it was before
       } else if (const Value* of = memories.find(v)) {
-        s.kind = Saved::Kind::Given;
-        s.index = input_index(*of->node);
+        const bool input = is_input(*of->node);
+        s.kind = input ? Saved::Kind::Given : Saved::Kind::Result;
+        s.index = input ? input_index(*of->node) : result_of(*of);
         s.snapshot = true;
       } else if (output < j.num_forward) {
         s.kind = Saved::Kind::Result;
@@ -579,7 +579,7 @@ Split split(const JointProgram& j, const Options& options) { return Splitter{j, 
 namespace {
 
 // As Splitter::find_snapshots, with what is kept. `given`: values of `saved`, which become those that stand for them.
-void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late, const ir::NodeSet& detached) {
+void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
   ir::ValueMap<Value> kept(g), memories(g);
   std::unordered_set<Value> results;
   const std::vector<ir::Node*> order = g.nodes();
@@ -590,7 +590,7 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
                                                : std::next(std::ranges::find(order, given[k].node));
     if (next == order.end()) continue;
     const Value was = copy_before(g, *next, given[k]);
-    (saved[k].kind == Saved::Kind::Given ? memories : kept).emplace(given[k], was);
+    (saved[k].kind == Saved::Kind::Private ? kept : memories).emplace(given[k], was);
     given[k] = was;
   }
   Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
@@ -604,7 +604,7 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
   });
   for (ir::Node* n : order)
     if (late.contains(n))
-      read_early_views(of_memory, n, late, detached);
+      read_early_views(of_memory, n, late);
     else
       as_it_was.redirect(n);
 }
@@ -646,7 +646,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
   // A user's own formula may read what it does not read where all results have gradients.
   const size_t kept = saved.size() + j.given.size();
-  read_snapshots(*whole, saved, given, late, detached_in(j, *whole, copies));
+  read_snapshots(*whole, saved, given, late);
   for (Value v : tangents)
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;

@@ -84,14 +84,29 @@ class Sources {
 // Of a tensor that is read while gradients are computed. One that was detached before is another tensor, of the same elements.
 Value Tracer::Impl::read_noted(View& v) {
   const Value value = read(v);
-  if (!in_backward || v.storage->input < 0 || v.storage->generation) return value;
+  const int32_t key = in_backward ? memory_key(v.storage) : -1;
+  if (key == -1) return value;
+  (counts_writes(v, round) ? read_counted : read_uncounted).emplace(running.get(), key);
+  if (v.storage->generation) return value;
   const View* at = &v;
   while (at->parent && at->round == round) at = at->parent.get();
-  (at->parent ? read_memory : read_itself).insert(v.storage->input);
-  if (!at->parent || !is_input(*value.node)) return value;
-  auto [known, fresh] = detached.try_emplace(v.storage->input);
+  (at->parent ? read_memory : read_itself).insert(key);
+  if (!at->parent || (value.node->op->flags & ir::kView)) return value;
+  auto [known, fresh] = detached.try_emplace(key);
   if (fresh) known->second = append("aten::alias", {value}, {value.type()})->out();
   return known->second;
+}
+
+int32_t Tracer::Impl::memory_key(const std::shared_ptr<StorageState>& s) const {
+  if (s->input >= 0) return s->input;
+  const auto at = result_memory.find(s);
+  return at == result_memory.end() ? -1 : result_key(at->second);
+}
+
+bool Tracer::Impl::counts_writes(const View& v, uint32_t round) {
+  for (const View* at = &v; at; at = at->parent.get())
+    if ((at->apart || at->own_versions) && (!round || at->round != round)) return false;
+  return true;
 }
 
 // A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.
@@ -169,6 +184,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (at == known.end()) continue;
     const uint32_t begin = ran == ends.begin() ? std::max(j.backward, backward_begin) : std::prev(ran)->second;
     Tape::Step& s = tape->steps[at->second];
+    s.draws = s.draws || (n->op->flags & ir::kRandom) || is_side_effect(*n);
     ir::for_each_input(*n, [&](Value& v) {
       if (v.node->id >= begin || !sources.is_saved(v)) return;
       s.saves = true;
@@ -176,10 +192,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
+  auto counted = read_counted, uncounted = read_uncounted;
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
     for (const at::Tensor& saved : capture::saved_by(*s.node)) {
       const auto* f = capture::as_fake(saved);
+      if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const auto met = by_real.find(saved.unsafeGetTensorImpl());
       const int32_t input = f ? f->view->storage->input : met != by_real.end() ? met->second->input : -1;
       if (const auto* which = input >= 0 ? given.find(graph->inputs[static_cast<size_t>(input)].value) : nullptr)
@@ -189,12 +207,15 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     }
   }
   tape->holds.resize(j.given.size(), Hold::Memory);
-  for (const auto& [input, value] : detached) tape->detached.push_back(value);
   for (uint32_t i = 0; i < j.given.size(); ++i) {
     const int32_t input = is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1;
     if (read_itself.contains(input) && std::ranges::find(j.program.mutations, i, &Mutation::input) == j.program.mutations.end())
       tape->holds[i] = read_memory.contains(input) ? Hold::Both : Hold::Tensor;
   }
+  tape->holds_results.resize(j.num_forward, Hold::Memory);
+  if (j.level == 0)
+    for (const auto& [memory, o] : result_memory)
+      if (read_itself.contains(result_key(o))) tape->holds_results[o] = read_memory.contains(result_key(o)) ? Hold::Both : Hold::Tensor;
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
     const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
@@ -232,6 +253,20 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
         s.found_outputs = std::exchange(s.reads_outputs, {});
       }
     }
+  for (Tape::Step& s : tape->steps) {
+    const auto take_out = [&](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, auto&& key) {
+      const auto rest = std::ranges::stable_partition(
+          reads, [&](uint32_t i) { return counted.contains({s.node, key(i)}) || !uncounted.contains({s.node, key(i)}); });
+      found.insert(found.end(), rest.begin(), rest.end());
+      reads.erase(rest.begin(), rest.end());
+    };
+    take_out(s.reads_given, s.found_given,
+             [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; });
+    take_out(s.reads_outputs, s.found_outputs, [&](uint32_t o) {
+      const auto write = std::ranges::find(j.program.mutations, o, &Mutation::output);
+      return write == j.program.mutations.end() ? result_key(o) : static_cast<int32_t>(input_index(*j.given[write->input].node));
+    });
+  }
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {
       const ir::NodeSet behind = nodes_behind(*graph, {j.outputs[r.output]});

@@ -27,6 +27,7 @@ struct Tape {
     std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
     bool saves = false;                 // tensors, without which it cannot run again
     bool holds = false;                 // tensors that nothing frees
+    bool draws = false;                 // or has effects: it matters that all gradients come to it at once
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;
     // What a checkpoint's function finds by itself, or a user's own node has as attributes of its ctx, and reads as it is by then.
@@ -43,7 +44,7 @@ struct Tape {
   std::vector<std::vector<uint32_t>> behind;         // by root, where there are several: those of JointProgram::given that it follows from
 
   std::vector<Hold> holds;          // by JointProgram::given
-  std::vector<ir::Value> detached;  // what stands in the trace for those that the program has detached, as eager has saved them
+  std::vector<Hold> holds_results;  // the same of the forward's outputs
 
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
   // backward asks for all.

@@ -106,7 +106,6 @@ class Tracer {
   void note_checkpoint(const at::Tensor& result, size_t args);
   void note_saved(const std::vector<at::Tensor>& args);  // by a checkpoint that is not, whose function is about to run
   bool note_refusal(const std::string& of_grad);         // what eager raises there; false: the program's own grad() is under way
-  bool past_checkpoints() const;                         // they give no gradients now
   // Without a history of their own; undefined where there are none.
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
 

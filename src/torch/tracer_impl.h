@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -58,8 +59,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<Source*> inputs;  // graph input -> source
   uint32_t num_args = 0;
   bool is_argument(const Source& s) const { return s.input >= 0 && s.input < static_cast<int32_t>(num_args); }
-  std::vector<std::shared_ptr<StorageState>> input_storages;  // one per distinct input tensor
-  std::unordered_map<std::string, ir::Value> scalars;         // scalar constants made so far
+  std::vector<std::shared_ptr<StorageState>> input_storages;          // one per distinct input tensor
+  std::unordered_map<const StorageState*, ir::Value> writes_counted;  // how often custom ops have written to them, as each run counts it
+  std::unordered_map<std::string, ir::Value> scalars;                 // scalar constants made so far
   std::shared_ptr<Numbers> numbers = std::make_shared<Numbers>();
   std::unordered_map<uint32_t, ir::Value> number_values;     // steps of `numbers` as operands: graph inputs, or what follows from
   std::vector<ir::Value> traced;                             // values read with item(), and
@@ -257,7 +259,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<SavedArguments> saved_arguments;
   const void* const outer_hooks = capture::hooks_on_saved();
   std::string no_grad;            // what eager raises where grad() comes to one
-  bool past_checkpoints = false;  // in a backward: they give none
+  bool past_checkpoints = false;  // in a backward: it goes round them
   void find_checkpoints(JointProgram&, const Level&) const;
   // A node that raises when a backward comes to it, as eager's does: what is recorded goes round it.
   struct Raising {
@@ -270,16 +272,29 @@ struct Tracer::Impl final : capture::ModeHandler {
   compat::NodePtr running;      // in a backward
   uint32_t backward_begin = 0;  // ids of the last one, from here on
   uint32_t round = 0;           // counts them
-  // Graph inputs that it read: the tensors themselves, or by way of views that were there before.
+  // Whose memory it read, by memory_key(): of the tensors themselves, or by way of views that were there before.
   std::unordered_set<int32_t> read_itself, read_memory;
-  std::map<int32_t, ir::Value> detached;  // by graph input: what it stands for where it was detached before
+  std::map<int32_t, ir::Value> detached;  // what that stands for where it was detached before
+  // Which nodes read it where writes to it are counted, and where they are not.
+  std::set<std::pair<const torch::autograd::Node*, int32_t>> read_counted, read_uncounted;
+  std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
+  // Of a graph input: its number. Of a result: result_key(). -1: of nobody else.
+  int32_t memory_key(const std::shared_ptr<StorageState>&) const;
+  static int32_t result_key(uint32_t output) { return -2 - static_cast<int32_t>(output); }
+  static bool counts_writes(const View&, uint32_t round);  // versions of what autograd sees there are those of the memory
   uint32_t round_of_view() const { return in_backward ? round : 0; }
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }
+  bool is_checkpoint(const torch::autograd::Node* n) const {
+    return std::ranges::any_of(checkpoints, [&](const Checkpoint& c) { return c.node.get() == n; });
+  }
+  bool goes_round(const torch::autograd::Node* n) const { return raises(n) || (past_checkpoints && is_checkpoint(n)); }
   bool note_raising(std::string says);
   void find_past_raising(JointProgram&, const Level&) const;
   void find_parts(JointProgram&, Level&, const std::vector<at::Tensor>& outputs);  // parts.cpp
+  void find_nodes(JointProgram&, const Level&) const;
+  void find_below(JointProgram&, Level&, const JointProgram& below, const Level& of_below) const;
   class Round;
   class Stops;
   class Nodes;

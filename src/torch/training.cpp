@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <numeric>
 #include <unordered_set>
 
 #include "torch/derivatives.h"
@@ -64,20 +65,40 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       rebase(*given[r.written], Edge(node, node->add_input_metadata(*given[r.written])), before[k]);
     }
   };
+  const auto set_histories = [&](const compat::NodePtr& node, const std::vector<uint32_t>& places, bool last) {
+    if (!last || joint_.nodes.empty()) {
+      for (uint32_t k : places) set_history(k, node);
+      return;
+    }
+    for (uint32_t k : places) {
+      const JointProgram::Root& r = joint_.roots[k];
+      node->add_input_metadata(r.written < 0 ? values[r.output] : *given[r.written]);
+    }
+    for (const std::vector<uint32_t>& own : joint_.nodes) {
+      const auto in_front = compat::make_node<ResultNode>(call);
+      torch::autograd::edge_list next;
+      for (uint32_t k : own) next.emplace_back(node, static_cast<uint32_t>(std::ranges::find(places, k) - places.begin()));
+      in_front->set_next_edges(std::move(next));
+      for (uint32_t k : own) set_history(k, in_front);
+    }
+  };
   if (joint_.parts.empty()) {
     nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, 0));
     nodes[0]->set_next_edges(std::move(edges));
-    for (size_t k = 0; k < joint_.roots.size(); ++k) set_history(k, nodes[0]);
+    std::vector<uint32_t> places(joint_.roots.size());
+    std::iota(places.begin(), places.end(), 0);
+    set_histories(nodes[0], places, true);
   }
   for (size_t p = 0; p < joint_.parts.size(); ++p) {
     nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, p));
     torch::autograd::edge_list own(joint_.edge_to(joint_.places()));
     for (uint32_t e : joint_.parts[p].edges) own[e] = edges[e];
-    for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out);
+    for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out, origin);
     nodes[p]->set_next_edges(std::move(own));
-    for (uint32_t k : joint_.parts[p].places) set_history(k, nodes[p]);
+    set_histories(nodes[p], joint_.parts[p].places, p + 1 == joint_.parts.size());
     results_.make(values, given, out, static_cast<uint32_t>(p) + 1);
   }
+  for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[0]->sequence_nr();
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
@@ -160,7 +181,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     else if (s.kind == Saved::Kind::Given)
       call.kept[k] = s.snapshot ? Kept(*given[s.index]) : of_given(s.index);
     else if (s.kind == Saved::Kind::Result)
-      call.kept[k] = Kept(value);
+      call.kept[k] = Kept(value, s.snapshot || s.index >= tape().holds_results.size() ? Hold::Memory : tape().holds_results[s.index]);
     else
       call.kept[k].tensor = std::move(value);
   }
@@ -170,10 +191,11 @@ variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
   variable_list tangents = by_place(std::move(given));
-  if (part_ + 1 < call_->joint.parts.size() && std::ranges::none_of(tangents, &at::Tensor::defined)) {
+  const size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
+  if (std::ranges::none_of(tangents, &at::Tensor::defined)) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
     variable_list none(num_outputs());
-    skip_unreached(*this, none, edges_out());
+    skip_unreached(*this, none, edges_skipped);
     return none;
   }
   find_stops(tangents);
@@ -188,6 +210,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   for (const RegionCall::Raised& r : call_->raised) {
     if (!on(path, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
+    TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
+                "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
     if (r.version)
       refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "",
                      static_cast<int64_t>(r.version->current_version()), r.expected);
@@ -216,13 +240,13 @@ variable_list RegionNode::apply(variable_list&& given) {
   free();
   grads.resize(num_outputs());  // those past what raises have none
   describe_inner(grads);
-  skip_unreached(*this, grads, edges_out());
+  skip_unreached(*this, grads, edges_skipped);
   return grads;
 }
 
 void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!freed_ && call_->joint.parts.empty()) call_->free_all();  // of several, others may go on
+  if (!freed_ && call_->joint.parts.size() <= 1) call_->free_all();  // of several, others may go on
 }
 
 std::shared_ptr<CompiledGraph> compile_training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options) {

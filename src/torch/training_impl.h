@@ -206,10 +206,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return how;
   }
   Edge edge_to_place(size_t place, const std::vector<compat::NodePtr>& nodes, const std::vector<at::Tensor>& values,
-                     const std::vector<const at::Tensor*>& given, const std::vector<at::Tensor>& results) const {
+                     const std::vector<const at::Tensor*>& given, const std::vector<at::Tensor>& results, const Origin* origin) const {
     if (place >= joint_.roots.size()) {
-      const int32_t view = joint_.inner[place - joint_.roots.size()].view;
-      if (view >= 0) return torch::autograd::impl::gradient_edge(results[static_cast<size_t>(view)]);
+      const JointProgram::Inner& inner = joint_.inner[place - joint_.roots.size()];
+      if (inner.view >= 0) return torch::autograd::impl::gradient_edge(results[static_cast<size_t>(inner.view)]);
+      if (inner.below >= 0) return origin->places[static_cast<size_t>(inner.below)];
       const auto [part, input] = input_of_.at(place);
       return Edge(nodes[part], input);
     }

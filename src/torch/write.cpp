@@ -1,4 +1,6 @@
 // Ops that write to their arguments are recorded as pure ones, and the writes as values that the memory has then.
+#include <ATen/core/PythonFallbackKernel.h>
+
 #include "ops/shapes.h"
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
@@ -8,6 +10,7 @@
 #include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -15,6 +18,7 @@ using c10::IValue;
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
+using capture::OpInfo;
 using compat::Stack;
 using ir::Arg;
 using ir::TensorType;
@@ -33,6 +37,14 @@ std::pair<std::vector<sym::Int>, std::vector<sym::Int>> memory_order(const Tenso
     from[order[i]] = static_cast<int64_t>(i);
   }
   return {to, from};
+}
+
+// Writes of its kernel are counted one by one, unless the op counts its own before that.
+bool kernel_counts_writes(const OpInfo& info) {
+  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  if (info.name.starts_with("aten::") || !(info.flags & ir::kEffect) || info.op.hasKernelForDispatchKey(kKey)) return false;
+  const at::impl::RestorePythonTLSSnapshot as_called;
+  return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }
 
 }  // namespace
@@ -89,8 +101,20 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
   }
   const size_t first = types.size();
   for (const at::Tensor& t : targets) types.push_back(read(*as_fake(t)->view).type());
+  TensorType count;
+  count.dtype = DType::I64;
+  const bool counted = kernel_counts_writes(info);
+  if (counted) types.insert(types.end(), targets.size(), count);
   ir::Node* node = append(info, std::move(converted), std::move(types));
-  for (size_t i = 0; i < targets.size(); ++i) write(*as_fake(targets[i])->view, node->out(static_cast<uint32_t>(first + i)), info.name);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    View& v = *as_fake(targets[i])->view;
+    write(v, node->out(static_cast<uint32_t>(first + i)), info.name);
+    if (!counted || !counts_writes(v, 0)) continue;
+    if (counts_versions(targets[i])) targets[i].unsafeGetTensorImpl()->bump_version();  // as if once: what has saved it before raises
+    Value& all = writes_counted[v.storage.get()];
+    const Value times = node->out(static_cast<uint32_t>(first + targets.size() + i));
+    all = all ? append("aten::add.Tensor", {all, times, sym::Int(1)}, {count})->out() : times;
+  }
   drop(*stack, n);
   uint32_t next = 0;
   for (const auto& r : returns) {

@@ -44,7 +44,8 @@ WAYS = {
 
 
 @pytest.mark.parametrize("reseed", [False, True], ids=["", "seeded before the backward"])
-@pytest.mark.parametrize("name, way", [(p, w) for p in PROGRAMS for w in WAYS if (p, w) != ("in a checkpoint", "again")])  # test_known_differences.py
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_call(name, way, reseed):
     compiled = vitrify.compile(PROGRAMS[name], fullgraph=True)
     for seed in (0, 0, 1):
@@ -57,3 +58,30 @@ def test_every_call(name, way, reseed):
                 torch.manual_seed(seed)
             results.append([*WAYS[way](a, b, x), torch.rand(2)])
         torch.testing.assert_close(results[1], results[0])
+
+
+AGAIN = {
+    "in a checkpoint": lambda x: checkpoint(lambda t: torch.dropout(t.sin(), 0.5, True).exp(), Noise.apply(x), use_reentrant=False),
+    "before a result that is saved": lambda x: torch.dropout(Noise.apply(x).sin(), 0.5, True).exp(),
+    "twice": lambda x: Noise.apply(Noise.apply(x).sin()).exp(),
+    "in two ways": lambda x: (lambda n: n.sin() * n.exp())(Noise.apply(x)),
+    "saves its result": lambda x: Noise.apply(x.exp()).exp(),
+}
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("program", AGAIN)
+def test_gradients_of_gradients_that_come_there_in_two_ways(program, hooked):
+    """Back through the result, which what follows has saved, and back from its derivative: in eager they meet before anything is drawn."""
+    results = []
+    for f in (vitrify.compile(AGAIN[program], fullgraph=True), AGAIN[program]):
+        for _ in range(2):
+            torch.manual_seed(0)
+            x = torch.full((50,), 0.3, dtype=torch.float64, requires_grad=True)
+            y = f(x)
+            if hooked:
+                y.register_hook(lambda g: g * 2)
+            first, = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+            second, = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+            results.append([y.detach(), first.detach(), second.detach(), *torch.autograd.grad(second.sum() + y.sum(), x), torch.rand(2)])
+    torch.testing.assert_close(results[:2], results[2:])

@@ -157,3 +157,38 @@ def test_weights_of_a_network(budget):
         out.sum().backward()
         results.append([x.grad, *(p.grad for p in m.parameters())])
     torch.testing.assert_close(*results)
+
+
+def two(x):
+    a = x.exp()
+    return a, a * a
+
+
+RESULTS = {
+    "saved twice": two,
+    "saved by itself": lambda x: (lambda a: (a, a.sin()))(x * 2),
+    "saved by what made it": lambda x: (lambda a: (a, a * 2))(x.exp()),
+    "a view of it": lambda x: (lambda a: (a, a.view(-1).sin()))(x.exp()),
+    "all of them": lambda x: (lambda a: (a, (a.view(-1) * a.view(-1)).sum() + (a * a).sum() + (a @ a.t()).sum()))(x.exp()),
+    "made again": lambda x: (lambda a: (a, (a + 1).relu() * (a.exp() + x)))(x.sigmoid()),
+    "no gradient": lambda x: (lambda a: (a, a * x))(x.detach().exp()),
+}
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["", "gradients of gradients"])
+@pytest.mark.parametrize("budget", [1.0, 0.0], ids=["", "budget"])
+@pytest.mark.parametrize("fn", RESULTS)
+def test_results_that_others_have_saved(fn, budget, twice):
+    """What they were was read. Where a node has saved its own result, that is what it was. A gradient of a gradient that reads both is refused."""
+    results = []
+    for f in (vitrify.compile(RESULTS[fn], fullgraph=True, options={"memory_budget": budget}), RESULTS[fn]):
+        x, = leafs((4, 8))
+        a, b = f(x)
+        a.data = other(a)
+        if twice and fn in ("saved twice", "all of them") and f is not RESULTS[fn]:
+            with pytest.raises(RuntimeError, match="a gradient of a gradient reads the tensor and a view of what it was"):
+                torch.autograd.grad(b.sum(), x, create_graph=True)
+            return
+        first, = torch.autograd.grad(b.sum(), x, create_graph=twice)
+        results.append([first.detach(), *(torch.autograd.grad(first.square().sum(), x) if first.requires_grad else [])])
+    torch.testing.assert_close(*results)

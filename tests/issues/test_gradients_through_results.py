@@ -470,3 +470,88 @@ def test_a_write_to_a_result_that_another_has_saved():
         with pytest.raises(RuntimeError, match="modified by an inplace operation.* at version 1; expected version 0"):
             b.sum().backward()
     check(fn, program)
+
+
+def alone(x):
+    return x.exp(),
+
+
+def beside(x):
+    return x.sin(), x.cos(), (x * 2).tanh()
+
+
+AGAIN = [two, chain, apart, views, of_input, pieces, sliced, alone, beside]
+again = pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
+
+
+@again
+@pytest.mark.parametrize("which", [[0], [-1], None], ids=["first", "last", "all"])
+def test_hooks_that_gradients_of_gradients_come_to(fn, which):
+    """What a derivative has saved is a result, whose hooks see the gradient that comes back through it: they were gone past."""
+    def program(f, seen, x):
+        outs = f(x)
+        for i in range(len(outs)) if which is None else which:
+            outs[i].register_hook(lambda g, i=i: (seen.append((i, g.detach().clone())), g * 10)[1])
+        first, = torch.autograd.grad(total(outs), x, create_graph=True)
+        seen.sort(key=lambda s: s[0])
+        first.square().sum().backward()
+        seen[:] = sorted(seen, key=lambda s: s[0])
+    check(fn, program)
+
+
+@again
+@pytest.mark.parametrize("retained", [False, True])
+def test_gradients_of_gradients_up_to_the_results(fn, retained):
+    def program(f, seen, x):
+        outs = f(x)
+        first, = torch.autograd.grad(total(outs), x, create_graph=True)
+        if not retained:
+            return torch.autograd.grad(first.square().sum(), [*outs, x], allow_unused=True)
+        for o in outs:
+            o.retain_grad()
+        first.square().sum().backward()
+        return [o.grad for o in outs]
+    check(fn, program)
+
+
+@again
+def test_hooks_of_gradients_of_gradients_of_gradients(fn):
+    def program(f, seen, x):
+        outs = f(x)
+        outs[0].register_hook(lambda g: g * 2)
+        first, = torch.autograd.grad(total(outs), x, create_graph=True)
+        first.register_hook(lambda g: g * 3)
+        second, = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.sum(), [x, first, *outs], allow_unused=True)
+    check(fn, program)
+
+
+def test_a_hook_of_one_result_where_gradients_of_gradients_come_through_another():
+    def program(f, seen, x):
+        a, b = f(x)
+        a.register_hook(lambda g: g * 10)
+        first, = torch.autograd.grad(b.sum(), x, create_graph=True)
+        first.square().sum().backward()
+    check(lambda x: (lambda a: (a, a * x))(x.sin()), program)
+
+
+def test_a_hook_of_a_result_that_no_gradient_comes_to():
+    """One node stood for independent results: its hooks ran for each of them, with None."""
+    def program(f, seen, x):
+        a, b = f(x)
+        a.register_hook(lambda g: (seen.append("a"), g * 10)[1])
+        b.register_hook(lambda g: (seen.append("b"), g * 2)[1])
+        b.sum().backward(retain_graph=True)
+        a.sum().backward(retain_graph=True)
+        (a + b).sum().backward()
+    check(lambda x: (x.sin(), x.cos()), program)
+
+
+def test_hooks_of_gradients_of_several_arguments():
+    def program(f, seen, x, w):
+        firsts = torch.autograd.grad(f(x, w).sum(), [x, w], create_graph=True)
+        for i, g in enumerate(firsts):
+            g.register_hook(lambda g, i=i: (seen.append(i), g * (i + 2))[1])
+        firsts[1].sum().backward(retain_graph=True)
+        (firsts[0] + firsts[1]).sum().backward()
+    check(lambda x, w: (x * w).sin(), program, lambda: [R(4, requires_grad=True), R(4, requires_grad=True)])

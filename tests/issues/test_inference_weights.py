@@ -62,3 +62,23 @@ def test_views_within_composites():
         return net(x, x, x, need_weights=False)[0] + 1
     with torch.inference_mode():
         torch.testing.assert_close(vitrify.compile(f)(x), f(x))
+
+
+FNS = {"clone": lambda x: x.clone(), "sum": lambda x: x + 1, "sine": lambda x: x.sin(), "view": lambda x: x.view(2, 3) * 1, "copied": lambda x: torch.empty(6).copy_(x),
+       "double": lambda x: x.double()}
+
+
+@pytest.mark.eager("on an inference tensor that needs gradients", some=True)
+@pytest.mark.compiled("ATen computes it")
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("fn", FNS)
+def test_one_that_needs_gradients(fn):
+    """Autograd does not see an op that takes nothing else, but sees what its kernel calls, as copy_() of clone()."""
+    results = []
+    for f in (vitrify.compile(FNS[fn]), FNS[fn]):
+        with torch.inference_mode():
+            x = torch.ones(6).requires_grad_()
+        y = f(x)
+        results.append([y.requires_grad, y.detach(), torch.autograd.grad(y.sum(), x) if y.requires_grad else None])
+    assert results[0][0] == results[1][0]
+    torch.testing.assert_close(results[0][1:], results[1][1:])

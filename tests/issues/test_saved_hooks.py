@@ -44,6 +44,33 @@ def test_something_else(fn, unpack, dynamic):
         torch.testing.assert_close(ours, eager)
 
 
+CHANGED = {"scaled": lambda t: t * 2, "zero": lambda t: torch.zeros_like(t), "rounded": lambda t: t.round()}
+
+
+@pytest.mark.parametrize("create_graph", [False, True], ids=["", "create_graph"])
+@pytest.mark.parametrize("unpack", CHANGED)
+@pytest.mark.parametrize("fn", FNS)
+def test_other_values(fn, unpack, create_graph):
+    def run(f):
+        x, w = (torch.arange(48.).view(s).div(48).requires_grad_() for s in ((8, 6), (6, 8)))
+        with saved_tensors_hooks(lambda t: t.detach(), lambda t: CHANGED[unpack](t) if t.dim() == 2 else t):
+            y = f(x, w)
+        first = torch.autograd.grad(y.sum(), [x, w], create_graph=create_graph)
+        return [*first, *(torch.autograd.grad(sum(g.square().sum() for g in first), [x, w]) if create_graph else [])]
+    torch.testing.assert_close(run(vitrify.compile(FNS[fn], fullgraph=True)), run(FNS[fn]))
+
+
+@pytest.mark.eager("what they read has another size or dtype than in the forward")
+@pytest.mark.parametrize("fn", ["mul"])
+def test_something_else_that_is_differentiated_again(fn):
+    """Its derivative is of the record's sizes: the engine refuses, and eager runs the calls after that."""
+    compiled = vitrify.compile(FNS[fn])
+    with pytest.raises(RuntimeError, match="what they read has another size or dtype than in the forward; calls from now on run eagerly"):
+        raise outcome(compiled, OTHERS["smaller"], True)
+    ours, eager = (outcome(f, OTHERS["smaller"], True) for f in (compiled, FNS[fn]))
+    assert isinstance(eager, RuntimeError) and repr(ours) == repr(eager)
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("shape", [(6, 3), (0,), (4, 6), (6, 6), (12, 12)], ids=str)
 def test_frozen_after_the_call(shape, dynamic):

@@ -1,0 +1,91 @@
+"""Writes of custom ops: where the op itself counts none, eager counts those that its kernel makes, however many that are in a call."""
+import pytest
+import torch
+import vitrify
+
+lib = torch.library.Library("versions_of_custom_ops", "DEF")
+lib.define("times(Tensor(a!) x, int n) -> ()")
+lib.define("by_content(Tensor(a!) x, Tensor n) -> Tensor")
+lib.define("each(Tensor(a!)[] x) -> ()")
+lib.define("below(Tensor(a!) x) -> ()")
+
+
+def times(x, n):
+    for _ in range(n):
+        x.add_(1)
+
+
+def by_content(x, n):
+    times(x, int(n))
+    return x.sum()
+
+
+lib.impl("times", times, "CPU")
+lib.impl("by_content", by_content, "CPU")
+lib.impl("each", lambda x: [times(t, i) for i, t in enumerate(x)] and None, "CPU")
+lib.impl("below", lambda x: x.numpy().fill(3) and None, "CPU")
+for name, meta in {"times": lambda x, n: None, "by_content": lambda x, n: x.new_empty(()), "each": lambda x: None, "below": lambda x: None}.items():
+    lib.impl(name, meta, "Meta")
+
+
+@torch.library.custom_op("versions_of_custom_ops::own", mutates_args=["x"])
+def own(x: torch.Tensor) -> None:
+    times(x, 3)
+
+
+ops = torch.ops.versions_of_custom_ops
+FNS = {
+    "one": lambda x, y: (ops.times(x, 1), x + 1)[1],
+    "several": lambda x, y: (ops.times(x, 3), x + 1)[1],
+    "none": lambda x, y: (ops.times(x, 0), x + 1)[1],
+    "twice": lambda x, y: (ops.times(x, 2), ops.times(x, 1), x + y)[2],
+    "beside others": lambda x, y: (x.mul_(2), ops.times(x, 2), x.sin_())[2] + 1,
+    "through a view": lambda x, y: (ops.times(x[1:], 2), x + 1)[1],
+    "through .data": lambda x, y: (ops.times(x.data, 2), x + 1)[1],
+    "by content": lambda x, y: ops.by_content(x, y.sum()) + x,
+    "a list": lambda x, y: (ops.each([x, y]), x + y)[1],
+    "no op": lambda x, y: (ops.below(x), x + 1)[1],
+    "counted by the op": lambda x, y: (own(x), x + 1)[1],
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("fn", FNS)
+def test_each_call(fn, mode):
+    compiled, results = vitrify.compile(FNS[fn], fullgraph=True), []
+    for f in (FNS[fn], compiled):
+        counts = []
+        for n in (2, 2, 4):
+            x, y = torch.ones(3), torch.full((3,), float(n))
+            with mode():
+                out = f(x, y)
+            counts.append((out, x, y, torch.tensor([x._version, y._version])))
+        results.append(counts)
+    torch.testing.assert_close(*results)
+
+
+def test_what_a_gradient_reads_was_written():
+    """x has been saved, and was written to since: a backward raises, in eager by the versions that the kernel's writes have counted."""
+    def fn(x, w):
+        out = x * w
+        ops.times(x, 2)
+        return out, x + 1
+    results = []
+    for f in (vitrify.compile(fn), fn):
+        x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        out, rest = f(x, w)
+        with pytest.raises(RuntimeError) as e:
+            out.sum().backward()
+        results.append((str(e.value).partition("\n")[0], rest.tolist(), x._version))
+    assert results[0] == results[1]
+
+
+def test_written_between_forward_and_backward():
+    write = vitrify.compile(lambda x: (ops.times(x, 2), x + 1)[1], fullgraph=True)
+    f = vitrify.compile(lambda x, w: x * w, fullgraph=True)
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    out = f(x, w)
+    with torch.no_grad():
+        write(x)
+    with pytest.raises(RuntimeError, match="is at version 2; expected version 0"):
+        out.sum().backward()
