@@ -8,8 +8,9 @@ namespace vitrify::sym {
 
 namespace {
 
-// a = b*q + g*u + rest with b = g*b2 and 0 <= rest < g, so that
+// a = b*q + g*u + rest with b = g*b2 and either rest = 0, or 0 <= rest < g and b2 > 0, so that
 //   a // b = q + u // b2   and   a % b = g*(u % b2) + rest.
+// A negative b2 would round the rest the other way.
 struct Reduced {
   Int q, u, b2, g = 1, rest = 0;
   bool factored() const { return !g.is(1); }
@@ -136,8 +137,11 @@ Reduced reduce(Int a, Int b) {
     auto k = constant_quotient(rest, g);
     if (!k) continue;
     split_by(pb, f, bq, br);
+    rest = rest - g * *k;
+    const Int b2 = from_poly(ctx, std::move(bq));
+    if (!rest.is(0) && !prove_nonneg(b2)) continue;  // no divisor is zero
     q.k = checked_add(q.k, *k);
-    return {out.q, from_poly(ctx, std::move(q)), from_poly(ctx, std::move(bq)), g, rest - g * *k};
+    return {out.q, from_poly(ctx, std::move(q)), b2, g, rest};
   }
   return out;
 }

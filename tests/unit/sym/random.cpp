@@ -43,6 +43,21 @@ struct Gen {
   }
   int64_t pick(int64_t lo, int64_t hi) { return lo + static_cast<int64_t>(rng() % static_cast<uint64_t>(hi - lo + 1)); }
 
+  static Tree constant(int64_t v) { return {'c', v, -1, -1, v}; }
+  int keep(Tree t) {
+    trees.push_back(t);
+    return static_cast<int>(trees.size()) - 1;
+  }
+  Tree node(char op, int l, int r) const {
+    const Int a = trees[static_cast<size_t>(l)].sym, b = trees[static_cast<size_t>(r)].sym;
+    return {op, 0, l, r, op == '*' ? a * b : a + b};
+  }
+  // 2 * size + an odd number
+  Tree odd(int64_t k) {
+    const int twice = keep(node('*', keep({'s', 0, -1, -1, symbols[0]}), keep(constant(2))));
+    return node('+', twice, keep(constant(2 * k + 1)));
+  }
+
   int make(int depth) {
     Tree t;
     const int64_t k = depth == 0 ? pick(0, 1) : pick(0, 9);
@@ -56,9 +71,9 @@ struct Gen {
     } else {
       t.l = make(depth - 1);
       Int a = trees[static_cast<size_t>(t.l)].sym;
-      if (k >= 6) {  // divisors: constants, sizes, their products
+      if (k >= 6) {  // divisors: constants, sizes, their products, and sums that may be negative but are never zero
         Tree d;
-        const int64_t which = pick(0, 3);
+        const int64_t which = pick(0, 5);
         if (which <= 1) {
           d.value = pick(0, 9) == 0 ? -pick(1, 4) : pick(1, 12);
           d.sym = d.value;
@@ -66,6 +81,9 @@ struct Gen {
           d.op = 's';
           d.value = pick(0, 1);
           d.sym = symbols[static_cast<size_t>(d.value)];
+        } else if (which >= 4) {
+          d = odd(pick(-9, 5));
+          if (which == 5) d = node('*', keep(d), keep(constant(pick(0, 1) ? 2 : -3)));
         } else {
           Tree x{'s', 0, -1, -1, symbols[0]}, y{'s', 1, -1, -1, symbols[1]};
           trees.push_back(x);
