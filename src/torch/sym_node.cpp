@@ -1,6 +1,10 @@
 #include "torch/sym_node.h"
 
+#include <cmath>
+
 #include "torch/convert.h"
+#include "torch/numbers.h"
+#include "torch/tracer.h"
 
 namespace vitrify::capture {
 namespace {
@@ -8,16 +12,33 @@ namespace {
 using c10::SymNode;
 using Ctx = std::shared_ptr<sym::Context>;
 
+// Also where the program catches the exception. Eager then raises what Python raises.
+[[noreturn]] void refuse(const std::string& why) {
+  if (Tracer* t = Tracer::current()) t->note_failure(why);
+  throw CaptureError(why);
+}
+
+// Python's arithmetic of floats.
+double compute(Numbers::Op op, double x, double y) {
+  Numbers n;
+  const auto a = n.add({Numbers::Op::Constant, 0, 0, x}), b = n.add({Numbers::Op::Constant, 0, 0, y});
+  const auto r = n.add({op, *a, *b});
+  if (!r) refuse("computes of its sizes what is no float: a division by zero, or a power");
+  return n.seen[*r];
+}
+
 // An integer expression, a comparison of two, or a number. Whatever is asked beyond integer arithmetic is answered with the value, guarded: sound,
 // merely static.
 class Node final : public c10::SymNodeImpl {
  public:
   enum class Kind { Int, Eq, Ne, Lt, Le, Bool, Float };
-  Node(Ctx c, Kind k, sym::Int a, sym::Int b = 0, double number = 0) : ctx(std::move(c)), kind(k), a(a), b(b), number(number) {}
+  Node(Ctx c, Kind k, sym::Int a, sym::Int b = 0, double number = 0, std::optional<double> whole = {})
+      : ctx(std::move(c)), kind(k), a(a), b(b), number(number), whole(whole) {}
   Ctx ctx;
   Kind kind;
   sym::Int a, b;
   double number;
+  std::optional<double> whole;  // of a quotient of floats: what Python's // gives
 
   bool is_int() override { return kind == Kind::Int; }
   bool is_bool() override { return kind != Kind::Int && kind != Kind::Float; }
@@ -25,7 +46,7 @@ class Node final : public c10::SymNodeImpl {
 
   SymNode make(Kind k, sym::Int x, sym::Int y = 0) const { return c10::make_intrusive<Node>(ctx, k, x, y); }
   SymNode make(sym::Int x) const { return make(Kind::Int, x); }
-  SymNode make(double x) const { return c10::make_intrusive<Node>(ctx, Kind::Float, 0, 0, x); }
+  SymNode make(double x, std::optional<double> whole = {}) const { return c10::make_intrusive<Node>(ctx, Kind::Float, 0, 0, x, whole); }
   static sym::Int expr(const SymNode& n) {
     if (auto* o = dynamic_cast<Node*>(n.get()); o && o->kind == Kind::Int) return o->a;
     return n->guard_int(__FILE__, __LINE__);
@@ -37,30 +58,26 @@ class Node final : public c10::SymNodeImpl {
     return n->is_int() ? double(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__);
   }
 
-#define ARITHMETIC(name, integer, floating) \
-  SymNode name(const SymNode& o) override { return is_int() && integral(o) ? make(integer) : make(floating); }
-  ARITHMETIC(add, sum(a, expr(o)), real() + real(o))
-  ARITHMETIC(sub, sum(a, -expr(o)), real() - real(o))
-  ARITHMETIC(mul, product(a, expr(o)), real() * real(o))
-  ARITHMETIC(sym_min, sym::min(a, expr(o)), std::min(real(), real(o)))
-  ARITHMETIC(sym_max, sym::max(a, expr(o)), std::max(real(), real(o)))
-  SymNode floordiv(const SymNode& o) override {
-    if (!is_int() || !integral(o)) return make(std::floor(real() / real(o)));
-    return make(sym::floordiv(a, nonzero(o)));
-  }
+#define ARITHMETIC(name, op, integer) \
+  SymNode name(const SymNode& o) override { return is_int() && integral(o) ? make(integer) : floats(Numbers::Op::op, o); }
+  ARITHMETIC(add, Add, sum(a, expr(o)))
+  ARITHMETIC(sub, Sub, sum(a, -expr(o)))
+  ARITHMETIC(mul, Mul, product(a, expr(o)))
+  ARITHMETIC(sym_min, Min, sym::min(a, expr(o)))
+  ARITHMETIC(sym_max, Max, sym::max(a, expr(o)))
+  ARITHMETIC(floordiv, FloorDiv, sym::floordiv(a, nonzero(o)))
+  ARITHMETIC(mod, Mod, sym::mod(a, nonzero(o)))
+  SymNode floats(Numbers::Op op, const SymNode& o) { return make(compute(op, real(), real(o))); }
   SymNode int_floordiv(const SymNode& o) override { return floordiv(o); }
-  SymNode mod(const SymNode& o) override {
-    if (!is_int() || !integral(o)) return make(real() - std::floor(real() / real(o)) * real(o));
-    return make(sym::mod(a, nonzero(o)));
+  SymNode truediv(const SymNode& o) override {
+    const double x = real(), y = real(o), limit = 0x1p53;  // of larger integers Python rounds the quotient only
+    if (is_int() && integral(o) && (std::abs(x) > limit || std::abs(y) > limit)) refuse("divides integers that no float holds");
+    return make(compute(Numbers::Op::Div, x, y), compute(Numbers::Op::FloorDiv, x, y));
   }
-  SymNode truediv(const SymNode& o) override { return make(real() / real(o)); }
-  SymNode float_truediv(const SymNode& o) override { return make(real() / real(o)); }
-  SymNode int_truediv(const SymNode& o) override { return make(real() / real(o)); }
-  SymNode pow(const SymNode& o) override {
-    if (is_int() && integral(o)) return pow_by_natural(o);
-    return make(std::pow(real(), real(o)));
-  }
-  SymNode float_pow(const SymNode& o) override { return make(std::pow(real(), real(o))); }
+  SymNode float_truediv(const SymNode& o) override { return truediv(o); }
+  SymNode int_truediv(const SymNode& o) override { return truediv(o); }
+  SymNode pow(const SymNode& o) override { return is_int() && integral(o) ? pow_by_natural(o) : float_pow(o); }
+  SymNode float_pow(const SymNode& o) override { return floats(Numbers::Op::Pow, o); }
   SymNode pow_by_natural(const SymNode& o) override {
     int64_t n = o->guard_int(__FILE__, __LINE__);
     TORCH_CHECK(n >= 0, "a size to a negative power");
@@ -80,12 +97,23 @@ class Node final : public c10::SymNodeImpl {
   template <class F>
   sym::Int exact(sym::Int x, sym::Int y, F f) const {
     const auto r = f(__int128{ctx->specialize(x)}, __int128{ctx->specialize(y)});
-    if (r != static_cast<int64_t>(r)) throw CaptureError("computes with an integer of more than 64 bits");
+    if (r != static_cast<int64_t>(r)) refuse("computes with an integer of more than 64 bits");
     return static_cast<int64_t>(r);
   }
   SymNode neg() override { return is_int() ? make(-a) : make(-number); }
-  SymNode ceil() override { return is_int() ? make(a) : make(sym::Int(int64_t(std::ceil(number)))); }
-  SymNode floor() override { return is_int() ? make(a) : make(sym::Int(int64_t(std::floor(number)))); }
+  static sym::Int integer(double x) {
+    if (!(x >= -0x1p63 && x < 0x1p63)) refuse("computes with an integer of more than 64 bits");
+    return static_cast<int64_t>(x);
+  }
+  SymNode ceil() override { return is_int() ? make(a) : make(integer(std::ceil(number))); }
+  // torch writes x // y of floats as floor(x / y), which is another number where the quotient was rounded up to it, and has no negative zero.
+  SymNode floor() override {
+    if (is_int()) return make(a);
+    const double r = std::floor(number);
+    if (whole && (*whole != r || std::signbit(*whole) != std::signbit(r) || (r == 0 && std::signbit(r))))
+      refuse("divides floats that sizes make, rounding down");
+    return make(integer(r));
+  }
   SymNode sym_float() override { return make(real()); }
 
 #define COMPARE(name, integer, op) \
@@ -115,7 +143,7 @@ class Node final : public c10::SymNodeImpl {
   }
   SymNode sym_ite(const SymNode& t, const SymNode& f) override { return decide() ? t : f; }
 
-  SymNode clone() override { return c10::make_intrusive<Node>(ctx, kind, a, b, number); }
+  SymNode clone() override { return c10::make_intrusive<Node>(ctx, kind, a, b, number, whole); }
   SymNode wrap_int(int64_t n) override { return make(sym::Int(n)); }
   SymNode wrap_float(double n) override { return make(n); }
   SymNode wrap_bool(bool n) override { return truth(n); }
@@ -155,7 +183,7 @@ class Node final : public c10::SymNodeImpl {
         return r;
     }
   }
-  int64_t guard_int(const char*, int64_t) override { return is_int() ? ctx->specialize(a) : int64_t(real()); }
+  int64_t guard_int(const char*, int64_t) override { return is_int() ? ctx->specialize(a) : integer(real()).value(); }
   bool guard_bool(const char*, int64_t) override { return decide(); }
   double guard_float(const char*, int64_t) override { return real(); }
   bool statically_known_true(const char*, int64_t) override { return proved().value_or(false); }
