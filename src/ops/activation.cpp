@@ -101,7 +101,7 @@ bool lower_softshrink(const Args& a, std::vector<Tensor>& r) {
 bool lower_hardshrink(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(1);
   const auto& out = a.out();
-  if (!l || !is_float(out.dtype)) return false;
+  if (!l || !is_float(out.dtype) || !number_converts(a.n.args[1], out.dtype)) return false;
   const auto f = [l = *l, type = out.dtype](Body& b, Val* v) {  // eager rounds the number too
     const auto number = [&](double k) { return b.op(LOp::cast, type, v[0].lit(k)); };
     return where((v[0] >= number(-l)) & (v[0] <= number(l)), v[0].lit(0), v[0]);
@@ -177,9 +177,11 @@ Shape shape_dropout(sym::Context& ctx, ArgSpan args) {
 
 // A negative or unknown threshold is an error of eager's to raise.
 Shape shape_softshrink(sym::Context& ctx, ArgSpan args) {
-  auto* d = args.size() > 1 ? std::get_if<double>(&args[1]) : nullptr;
-  auto* n = args.size() > 1 ? std::get_if<Int>(&args[1]) : nullptr;
-  const bool known = (d && *d >= 0 && *d < 3e38) || (n && n->is_const() && n->value() >= 0);
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || args.size() < 2 || !number_converts(args[1], x->dtype)) return {};
+  auto* d = std::get_if<double>(&args[1]);
+  auto* n = std::get_if<Int>(&args[1]);
+  const bool known = (d && *d >= 0 && std::isfinite(*d)) || (n && n->is_const() && n->value() >= 0);
   return known ? float1(ctx, args) : Shape();
 }
 

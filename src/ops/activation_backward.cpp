@@ -95,7 +95,8 @@ bool lower_log_sigmoid_backward(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_shrink_backward(const Args& a, std::vector<Tensor>& r) {
   auto l = a.scalar(2);
-  return l && activation<2>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[1] < v[1].lit(-l)) | (v[1] > v[1].lit(l)), v[0], v[0].lit(0)); });
+  if (!l || !number_converts(a.n.args[2], a.out().dtype)) return false;
+  return activation<2>(a, r, 3, [l = *l](Body&, Val* v) { return where((v[1] < v[1].lit(-l)) | (v[1] > v[1].lit(l)), v[0], v[0].lit(0)); });
 }
 bool lower_dropout_backward(const Args& a, std::vector<Tensor>& r) {
   auto scale = a.scalar(2);

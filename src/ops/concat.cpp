@@ -46,7 +46,7 @@ bool lower_constant_pad(const Args& a, std::vector<Tensor>& r) {
   auto pad = a.ints(1);
   const ir::Arg value = a.n.args[2];
   const DType out = a.out().dtype, t = compute_type(out);
-  if (!is_number(value) || !number_fits(value, out) || pad.size() % 2 || pad.size() / 2 > x.sizes.size()) return false;
+  if (!is_number(value) || !number_converts(value, out) || pad.size() % 2 || pad.size() / 2 > x.sizes.size()) return false;
   r.push_back(a.L.map(
       out, a.out().sizes,
       [=](Body& b, const Index& i) {

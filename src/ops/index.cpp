@@ -173,7 +173,7 @@ bool scatter_along(const Args& a, std::vector<Tensor>& r, bool accumulate, const
 }
 bool lower_scatter_value(const Args& a, std::vector<Tensor>& r) {
   const ir::Arg& v = a.n.args[3];
-  if (!is_number(v) || !number_fits(v, a.out().dtype)) return false;
+  if (!is_number(v) || !number_converts(v, a.out().dtype)) return false;
   return scatter_along(a, r, false, [v](Body& b, const Index&, DType t) { return number(b, v, t); });
 }
 bool lower_scatter_add(const Args& a, std::vector<Tensor>& r) {
@@ -200,7 +200,7 @@ bool lower_index_add(const Args& a, std::vector<Tensor>& r) {
 bool lower_index_fill(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   const ir::Arg v = a.n.args[3];
-  if (i.dtype != DType::I64 || i.sizes.size() != 1 || x.sizes.empty() || !is_number(v) || !number_fits(v, x.dtype)) return false;
+  if (i.dtype != DType::I64 || i.sizes.size() != 1 || x.sizes.empty() || !is_number(v) || !number_converts(v, x.dtype)) return false;
   const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
   Dims space = x.sizes;
   space[d] = i.sizes[0];

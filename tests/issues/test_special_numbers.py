@@ -252,3 +252,13 @@ def test_integers_beyond_a_half_type_are_converted_to_it_first(dtype):
     big, half = T([-(2**31), 2**31 - 1, 70000, 5]).to(dtype), T([2.0, 0.5, -3.0, 7.0], dtype=torch.float16)
     for f in (lambda a, b: torch.div(a, b, rounding_mode="floor"), lambda a, b: a * b, lambda a, b: b / a, lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.addcmul(b, a, b)):
         same(lambda a, b: f(a, b).isfinite(), big, half)
+
+
+@pytest.mark.no_kernels("the program raises", some=True)
+@pytest.mark.parametrize("s", [70000, -70000, 65519, 2**62, 65504, 3])
+def test_integers_that_half_does_not_hold(s):
+    i, aten = T([1]), torch.ops.aten
+    for f in (lambda x: x.scatter(0, i, s), lambda x: x.scatter_(0, i, s), lambda x: x.index_fill(0, i, s), lambda x: F.hardshrink(x, s), lambda x: F.softshrink(x, s), lambda x: torch.constant_pad_nd(x, (1, 1), s),
+              lambda x: aten.hardshrink_backward(x, x, s), lambda x: aten.softshrink_backward(x, x, s)):
+        same(f, T([1.0, -1.0, 3.0, 0.5], dtype=torch.float16))
+        same(lambda x: (f(x), x + 1)[1], T([1.0, -1.0, 3.0, 0.5], dtype=torch.float16))
