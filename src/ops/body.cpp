@@ -151,7 +151,7 @@ Int Body::indirect(Val v, Int bound) {
   for (auto& [s, id] : indirects)
     if (id == v.id) return s;
   sym::Range r{0, std::numeric_limits<int64_t>::max()};
-  if (auto b = sym::bounds(bound)) r.hi = std::max<int64_t>(b->hi, 1) - 1;  // of nothing: every index is out of range
+  if (auto b = sym::bounds(bound); b && b->hi != r.hi) r.hi = std::max<int64_t>(b->hi, 1) - 1;  // of nothing: every index is out of range
   Int s = ctx->symbol(sym::SymbolKind::Indirect, {}, r);
   indirects.emplace_back(s, v.id);
   return s;

@@ -7,12 +7,12 @@ namespace vitrify::sym {
 
 int64_t checked_add(int64_t a, int64_t b) {
   int64_t r;
-  if (__builtin_add_overflow(a, b, &r)) throw Error(fmt::format("integer overflow in a size: {} + {}", a, b));
+  if (__builtin_add_overflow(a, b, &r)) throw Overflow(fmt::format("integer overflow in a size: {} + {}", a, b));
   return r;
 }
 int64_t checked_mul(int64_t a, int64_t b) {
   int64_t r;
-  if (__builtin_mul_overflow(a, b, &r)) throw Error(fmt::format("integer overflow in a size: {} * {}", a, b));
+  if (__builtin_mul_overflow(a, b, &r)) throw Overflow(fmt::format("integer overflow in a size: {} * {}", a, b));
   return r;
 }
 int64_t floordiv_const(int64_t a, int64_t b) {
@@ -269,7 +269,7 @@ Int operator-(Int a, Int b) {
   if (a == b) return 0;
   if (a.is_const() && b.is_const()) {
     int64_t r;
-    if (__builtin_sub_overflow(a.value(), b.value(), &r)) throw Error(fmt::format("integer overflow in a size: {} - {}", a.value(), b.value()));
+    if (__builtin_sub_overflow(a.value(), b.value(), &r)) throw Overflow(fmt::format("integer overflow in a size: {} - {}", a.value(), b.value()));
     return r;
   }
   return a + -b;

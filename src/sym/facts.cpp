@@ -261,15 +261,19 @@ bool prove_nonneg(Int e) {
   Context::Impl* ctx = e.node()->ctx;
   if (ctx->proof_depth > 4) return false;
   Proof proof(ctx);  // around the guards too: the sums with them may hold quotients, which ask for proofs
-  for (const Guard& g : ctx->guards) {
-    if (g.kind == Guard::Kind::NeZero || g.expr.is_const()) continue;
-    const uint64_t mask = g.expr.node()->symbols_mask;
-    if (mask != e.node()->symbols_mask) continue;
-    Int d = e - g.expr;
-    if (d.is_const() && d.value() >= 0) return true;
-    if (g.kind == Guard::Kind::EqZero && (d = e + g.expr).is_const() && d.value() >= 0) return true;
+  try {
+    for (const Guard& g : ctx->guards) {
+      if (g.kind == Guard::Kind::NeZero || g.expr.is_const()) continue;
+      const uint64_t mask = g.expr.node()->symbols_mask;
+      if (mask != e.node()->symbols_mask) continue;
+      Int d = e - g.expr;
+      if (d.is_const() && d.value() >= 0) return true;
+      if (g.kind == Guard::Kind::EqZero && (d = e + g.expr).is_const() && d.value() >= 0) return true;
+    }
+    return ctx->proof_depth <= 4 && range_of(extreme(e, false, true)).lo >= 0;
+  } catch (const Overflow&) {  // a bound of more than 64 bits is none
+    return false;
   }
-  return ctx->proof_depth <= 4 && range_of(extreme(e, false, true)).lo >= 0;
 }
 
 std::optional<Range> bounds(Int e) {

@@ -93,7 +93,10 @@ void add_term(Poly&, const Term&);
 Atoms multiply_atoms(const Atoms&, const Atoms&);
 bool divide_atoms(const Atoms& a, const Atoms& b, Atoms& quotient);  // a / b as multisets
 bool divide_atom(const Atoms& a, const Node* by, Atoms& quotient);
-int64_t checked_add(int64_t, int64_t);  // throw Error on overflow
+struct Overflow : Error {
+  using Error::Error;
+};
+int64_t checked_add(int64_t, int64_t);  // throw Overflow
 int64_t checked_mul(int64_t, int64_t);
 int64_t floordiv_const(int64_t, int64_t);
 int64_t mod_const(int64_t, int64_t);
