@@ -175,26 +175,54 @@ Shape shape_scalar_tensor(sym::Context&, ArgSpan args) {
   auto t = with_options(args, 1, default_float(), {}, {});
   return t.dtype == DType::Opaque ? Shape{} : one(t);
 }
-// Integer ranges only: the length of a float range depends on rounding.
-Shape arange_type(sym::Context& ctx, ArgSpan args, Int start, Int end, Int step, size_t options) {
+// A number that has a value now; sizes are specialized.
+std::optional<double> value_of(sym::Context& ctx, const ir::Arg& a) {
+  if (auto* i = std::get_if<Int>(&a)) return static_cast<double>(ctx.specialize(*i));
+  auto* d = std::get_if<double>(&a);
+  return d && number_converts(a, DType::F32) && std::isfinite(*d) ? std::optional<double>(*d) : std::nullopt;
+}
+// From `start` to `end` by `step`. Of integers as an expression; of floats the length depends on rounding, and is counted in double as ATen does.
+Shape arange_type(sym::Context& ctx, ArgSpan args, const ir::Arg& start, const ir::Arg& end, const ir::Arg& step, size_t options) {
+  if (args.size() < options + 4) return {};
   auto* d = std::get_if<DType>(&args[options]);
-  if (!ctx.guard_lt(0, step) || !ctx.guard_le(start, end)) return {};
   if (d && (!is_native(*d) || *d == DType::Bool)) return {};
-  return one(with_options(args, options, DType::I64, {}, Dims{sym::ceildiv(end - start, step)}));
+  auto *s = std::get_if<Int>(&start), *e = std::get_if<Int>(&end), *k = std::get_if<Int>(&step);
+  const auto large = [](const Int* i) { return i->is_const() && std::abs(static_cast<double>(i->value())) > 0x1p53; };
+  const bool integers = s && e && k;
+  if (integers && !(d && is_float(*d) && (large(s) || large(e) || large(k)))) {
+    if (!ctx.guard_lt(0, *k) || !ctx.guard_le(*s, *e)) return {};
+    return one(with_options(args, options, DType::I64, {}, Dims{sym::ceildiv(*e - *s, *k)}));
+  }
+  if (!is_number(start) || !is_number(end) || !is_number(step) || (d && !is_float(*d))) return {};
+  const auto x = value_of(ctx, start), y = value_of(ctx, end), by = value_of(ctx, step);
+  if (!x || !y || !by || !(static_cast<float>(*by) > 0) || !(static_cast<float>(*y) >= static_cast<float>(*x)) || !(*y >= *x)) return {};
+  const double length = std::ceil((*y - *x) / *by);
+  if (!(length < 0x1p53)) return {};
+  return one(with_options(args, options, default_float(), {}, Dims{static_cast<int64_t>(length)}));
 }
-Shape shape_arange(sym::Context& ctx, ArgSpan args) {
-  auto* e = args.size() > 4 ? std::get_if<Int>(&args[0]) : nullptr;
-  return e ? arange_type(ctx, args, 0, *e, 1, 1) : Shape{};
+Shape shape_arange(sym::Context& ctx, ArgSpan args) { return arange_type(ctx, args, Int(0), args[0], Int(1), 1); }
+Shape shape_arange_start(sym::Context& ctx, ArgSpan args) { return arange_type(ctx, args, args[0], args[1], Int(1), 2); }
+Shape shape_arange_step(sym::Context& ctx, ArgSpan args) { return arange_type(ctx, args, args[0], args[1], args[2], 3); }
+
+template <size_t dims>
+Shape shape_eye(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < dims + 3) return {};
+  Dims sizes;
+  for (size_t i = 0; i < 2; ++i) {
+    auto* n = std::get_if<Int>(&args[std::min(i, dims - 1)]);
+    if (!n || !ctx.guard_le(0, *n)) return {};
+    sizes.push_back(*n);
+  }
+  auto t = with_options(args, dims, default_float(), {}, sizes);
+  return is_native(t.dtype) ? one(t) : Shape{};
 }
-Shape shape_arange_start(sym::Context& ctx, ArgSpan args) {
-  if (args.size() < 5) return {};
-  auto *s = std::get_if<Int>(&args[0]), *e = std::get_if<Int>(&args[1]);
-  return s && e ? arange_type(ctx, args, *s, *e, 1, 2) : Shape{};
-}
-Shape shape_arange_step(sym::Context& ctx, ArgSpan args) {
+Shape shape_linspace(sym::Context& ctx, ArgSpan args) {
   if (args.size() < 6) return {};
-  auto *s = std::get_if<Int>(&args[0]), *e = std::get_if<Int>(&args[1]), *k = std::get_if<Int>(&args[2]);
-  return s && e && k ? arange_type(ctx, args, *s, *e, *k, 3) : Shape{};
+  auto* steps = std::get_if<Int>(&args[2]);
+  if (!steps || !ctx.guard_le(0, *steps)) return {};
+  auto t = with_options(args, 3, default_float(), {}, Dims{*steps});
+  if (!is_native(t.dtype) || t.dtype == DType::Bool || !number_converts(args[0], t.dtype) || !number_converts(args[1], t.dtype)) return {};
+  return one(t);
 }
 
 const OpRow kRows[] = {
@@ -219,8 +247,9 @@ const OpRow kRows[] = {
     {"aten::arange", 0, shape_arange, lower<lower_arange>},
     {"aten::arange.start", 0, shape_arange_start, lower<lower_arange_start>},
     {"aten::arange.start_step", 0, shape_arange_step, lower<lower_arange_step>},
-    {"aten::eye", 0, nullptr, lower<lower_eye>},
-    {"aten::eye.m", 0, nullptr, lower<lower_eye>},
+    {"aten::eye", 0, shape_eye<1>, lower<lower_eye>},
+    {"aten::eye.m", 0, shape_eye<2>, lower<lower_eye>},
+    {"aten::linspace", 0, shape_linspace, nullptr},
     {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},
     {"aten::triu", 0, shape_triangle, lower<lower_triangle<false>>},
     {"aten::rand", ir::kRandom, shape_new<1>, nullptr},

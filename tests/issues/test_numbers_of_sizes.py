@@ -76,3 +76,28 @@ def test_floats(f):
 ], ids=range(11))
 def test_floats_that_only_python_makes(f):
     same(f, *SHAPES)
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: (lambda y: y[torch.arange(y.shape[0]) * 3 % y.shape[0]] * 1)(x.reshape(-1, x.shape[1] // 2, 2).flatten(1)),
+    lambda x: (lambda y: y[torch.arange(y.shape[0]) * 5 % y.shape[0]] * 1)(torch.cat(x.chunk(2, 1)).reshape(-1, 2)),
+], ids=range(2))
+def test_indices_without_a_bound(f):
+    same(f, (6, 8), (3, 4), (5, 12))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("numbers", [(2.5,), (0.0,), (1, 2.7), (0.5, 4, 0.3), (0, 1, 0.1), (3, 10, 2.0), (-1.5, 1.5), (2**62, 2**62 + 3)], ids=str)
+def test_ranges(numbers, dtype):
+    dtype = torch.float64 if dtype is None and numbers[-1] > 2**53 else dtype  # of integers by themselves the length is exact
+    same(lambda x: torch.arange(*numbers, dtype=dtype) * 2 + x[0, 0], (2, 3))
+    same(lambda x: torch.arange(0, x.shape[0] * 0.5, 0.5, dtype=dtype) * x[0, 0], *SHAPES)
+
+
+def test_matrices_and_steps_of_sizes():
+    for dtype in None, torch.float64, torch.int32, torch.bool:
+        same(lambda x: torch.eye(x.shape[0], dtype=dtype) * 2, *SHAPES)
+        same(lambda x: torch.eye(x.shape[0], x.shape[1] - 1, dtype=dtype) * x[0, 0], *SHAPES)
+    for dtype in None, torch.float64, torch.int32:
+        same(lambda x: torch.linspace(-1, 1, x.shape[1], dtype=dtype) * x, *SHAPES)
+        same(lambda x: torch.linspace(0.5, x.shape[0], 5, dtype=dtype) * x[0, 0], *SHAPES)
