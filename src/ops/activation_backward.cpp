@@ -80,8 +80,8 @@ bool lower_elu_backward(const Args& a, std::vector<Tensor>& r) {
 bool lower_softplus_backward(const Args& a, std::vector<Tensor>& r) {
   auto beta = a.scalar(2), threshold = a.scalar(3);
   return beta && threshold && activation<2>(a, r, 14, [b = *beta, t = *threshold](Body&, Val* v) {
-           Val z = v[1] * b;
-           return where(z > z.lit(t), v[0], v[0] * sigmoid(z));
+           Val z = v[1] * b, e = unary(LOp::exp, z);  // which overflows below large thresholds
+           return where(z > z.lit(t), v[0], v[0] * e / (e + 1.0));
          });
 }
 bool lower_log_sigmoid_backward(const Args& a, std::vector<Tensor>& r) {
