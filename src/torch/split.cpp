@@ -286,7 +286,7 @@ struct Splitter {
     for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     ir::NodeSet visible(*joint);
     for (size_t i = 0; i < num_given(); ++i)
-      if (!written[i] && is_input(*j.given[i].node)) visible.insert(given(i).node);
+      if (!written[i] && (is_input(*j.given[i].node) || std::ranges::find(j.results, j.given[i]) != j.results.end())) visible.insert(given(i).node);
     for (uint32_t o = 0; o < j.num_forward; ++o)
       if (const Value v = joint->outputs[o];
           v && returned[o] && !fixed.contains(v) && v == root_of(v) && !is_input(*v.node) && recorded_as.contains(v)) {
