@@ -130,9 +130,11 @@ _SAVES = "_NoopSaveInputs" if hasattr(checkpoint, "_NoopSaveInputs") else "_Chec
 
 
 def _noting(real):
-    """The checkpoints that are not reentrant: by what they save their arguments."""
+    """The checkpoints that are not reentrant: by what they save their arguments. One inside another has none of its own: the outer one's hooks take
+    what it saves, and its backward makes them again."""
     def note(args):
-        if _C.capturing():
+        around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if _C.capturing() and (around is None or getattr(around[0], "__module__", None) != checkpoint.__name__):
             _C.note_saved([a for a in args if isinstance(a, torch.Tensor)])
 
     def save_inputs(self, *args):
