@@ -24,6 +24,26 @@ if(_gomp)
   target_link_libraries(vt_torch_libs INTERFACE ${_gomp})
 endif()
 
+# Which tensors each of autograd's nodes has saved, as the header of this torch declares them: a row for each struct.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${VITRIFY_TORCH_DIR}/include/torch/csrc/autograd/generated/Functions.h)
+set(_saved "")
+set(_node "")
+file(STRINGS ${VITRIFY_TORCH_DIR}/include/torch/csrc/autograd/generated/Functions.h _lines
+     REGEX "^struct TORCH_API |^ *(std::vector<)?SavedVariable>? [A-Za-z0-9_]+_[ ]*;")
+foreach(_line IN LISTS _lines)
+  if(_line MATCHES "^struct TORCH_API ([A-Za-z0-9_]+)")
+    set(_node ${CMAKE_MATCH_1})
+    set(_separator "\nVT_SAVED(${_node}")
+  elseif(_line MATCHES "SavedVariable>? ([A-Za-z0-9_]+)")
+    string(APPEND _saved "${_separator}, &generated::${_node}::${CMAKE_MATCH_1}")
+    set(_separator "")
+  endif()
+endforeach()
+string(REPLACE "\nVT_SAVED" ")\nVT_SAVED" _saved "${_saved})\n")
+string(REGEX REPLACE "^\\)\n" "" _saved "${_saved}")
+file(CONFIGURE OUTPUT generated/saved_variables.inc CONTENT "${_saved}" @ONLY)
+set_source_files_properties(src/torch/derivatives.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/generated)
+
 file(GLOB _torch_sources CONFIGURE_DEPENDS src/torch/*.cpp src/torch/passes/*.cpp)
 if(_torch_sources)
   # What steady calls run lies side by side: they need few pages of the rest, which leave memory after a first call (src/support/resident.h).

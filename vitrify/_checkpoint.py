@@ -128,9 +128,11 @@ _SAVES = "_NoopSaveInputs" if hasattr(checkpoint, "_NoopSaveInputs") else "_Chec
 
 
 def _noting(real):
-    """The checkpoints that are not reentrant: by what they save their arguments."""
+    """The checkpoints that are not reentrant: by what they save their arguments. One inside another has none of its own: the outer one's hooks take
+    what it saves, and its backward makes them again."""
     def note(args):
-        if _C.capturing():
+        around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if _C.capturing() and (around is None or getattr(around[0], "__module__", None) != checkpoint.__name__):
             _C.note_saved([a for a in args if isinstance(a, torch.Tensor)])
 
     def save_inputs(self, *args):
@@ -143,36 +145,47 @@ def _noting(real):
     return type(real.__name__, (real,), {"save_inputs": save_inputs} if hasattr(real, "save_inputs") else {"apply": staticmethod(apply)})
 
 
+def _reentrant(real):
+    def apply(function, preserve, *args):
+        trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        return _captured(real, function, preserve, args) if trains and _C.capturing() else real.apply(function, preserve, *args)
+    return type(real.__name__, (real,), {"apply": staticmethod(apply)})
+
+
+def _caching(real):
+    """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again."""
+    def enter(self):
+        if _C.capturing():
+            if not hasattr(self, "_cached"):
+                self._cached = {op: list(made) for op, made in self.storage.items()}
+            self.storage = {op: list(made) for op, made in self._cached.items()}
+        return real.__enter__(self)
+    return type(real.__name__, (real,), {"__enter__": enter})
+
+
 class _Replaced:
-    """torch's CheckpointFunction is ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
+    """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
+
+    MADE = {"CheckpointFunction": _reentrant, _SAVES: _noting, "_CachedTorchDispatchMode": _caching}
 
     def __init__(self):
-        self.lock, self.users, self.ours, self.saves = threading.Lock(), set(), None, None
+        self.lock, self.users, self.ours, self.real = threading.Lock(), set(), {}, {}
 
     def begin(self, user):
         with self.lock:
             self.users.add(user)
-            if checkpoint.CheckpointFunction is not self.ours:
-                real = self.real = checkpoint.CheckpointFunction
-
-                def apply(function, preserve, *args):
-                    trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-                    return _captured(real, function, preserve, args) if trains and _C.capturing() else real.apply(function, preserve, *args)
-
-                self.ours = type(real.__name__, (real,), {"apply": staticmethod(apply)})
-                checkpoint.CheckpointFunction = self.ours
-            if getattr(checkpoint, _SAVES) is not self.saves:
-                self.real_saves = getattr(checkpoint, _SAVES)
-                self.saves = _noting(self.real_saves)
-                setattr(checkpoint, _SAVES, self.saves)
+            for name, make in self.MADE.items():
+                found = getattr(checkpoint, name)
+                if found is not self.ours.get(name):
+                    self.real[name], self.ours[name] = found, make(found)
+                    setattr(checkpoint, name, self.ours[name])
 
     def end(self, user):
         with self.lock:
             self.users.discard(user)
-            if not self.users and checkpoint.CheckpointFunction is self.ours:
-                checkpoint.CheckpointFunction = self.real
-            if not self.users and getattr(checkpoint, _SAVES) is self.saves:
-                setattr(checkpoint, _SAVES, self.real_saves)
+            for name, ours in self.ours.items():
+                if not self.users and getattr(checkpoint, name) is ours:
+                    setattr(checkpoint, name, self.real[name])
 
 
 REPLACED = _Replaced()

@@ -6,7 +6,11 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <typeindex>
+#include <unordered_map>
 
 #include "vitrify/error.h"
 
@@ -161,37 +165,34 @@ bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("
 
 namespace {
 
-// Of nodes whose formula need not read all that they have saved, and which eager unpacks all the same.
-template <class F>
-bool each_saved(const Node& node, F&& f) {
-  const auto of = [&](const auto* n, auto&&... members) {
-    if (n) (f(n->*members), ...);
-    return n != nullptr;
+using Visit = std::function<void(const torch::autograd::SavedVariable&)>;
+
+void visit(const torch::autograd::SavedVariable& s, const Visit& f) { f(s); }
+void visit(const std::vector<torch::autograd::SavedVariable>& all, const Visit& f) { std::ranges::for_each(all, f); }
+
+template <class N, auto... members>
+void visit_members(const Node& n, const Visit& f) {
+  (visit(static_cast<const N&>(n).*members, f), ...);
+}
+
+// Eager unpacks all that a node has saved, whether its formula reads it or not.
+void each_saved(const Node& node, const Visit& f) {
+  using Members = void (*)(const Node&, const Visit&);
+  static const std::unordered_map<std::type_index, Members> members{
+#define VT_SAVED(N, ...) {typeid(generated::N), &visit_members<generated::N, __VA_ARGS__>},
+#include "saved_variables.inc"
+#undef VT_SAVED
   };
-  using namespace generated;
-  return of(as<MulBackward0>(node), &MulBackward0::self_, &MulBackward0::other_) ||
-         of(as<DivBackward0>(node), &DivBackward0::self_, &DivBackward0::other_) ||
-         of(as<DivBackward2>(node), &DivBackward2::self_, &DivBackward2::other_) || of(as<PowBackward0>(node), &PowBackward0::self_) ||
-         of(as<PowBackward1>(node), &PowBackward1::self_, &PowBackward1::exponent_, &PowBackward1::result_) ||
-         of(as<PowBackward2>(node), &PowBackward2::exponent_, &PowBackward2::result_) ||
-         of(as<LdexpBackward0>(node), &LdexpBackward0::other_, &LdexpBackward0::result_) ||
-         of(as<AddcdivBackward0>(node), &AddcdivBackward0::tensor1_, &AddcdivBackward0::tensor2_) ||
-         of(as<SgnBackward0>(node), &SgnBackward0::self_, &SgnBackward0::result_) ||
-         of(as<CummaxBackward0>(node), &CummaxBackward0::self_, &CummaxBackward0::indices_) ||
-         of(as<CumminBackward0>(node), &CumminBackward0::self_, &CumminBackward0::indices_) ||
-         of(as<NormBackward0>(node), &NormBackward0::self_, &NormBackward0::result_) ||
-         of(as<NormBackward1>(node), &NormBackward1::self_, &NormBackward1::result_) ||
-         of(as<NormBackward2>(node), &NormBackward2::self_, &NormBackward2::result_) ||
-         of(as<NormBackward3>(node), &NormBackward3::self_, &NormBackward3::result_) ||
-         of(as<LinalgVectorNormBackward0>(node), &LinalgVectorNormBackward0::self_, &LinalgVectorNormBackward0::result_);
+  if (const auto* slices = as<torch::autograd::CopySlices>(node)) return slices->fn ? each_saved(*slices->fn, f) : void();
+  if (const auto at = members.find(typeid(node)); at != members.end()) at->second(node, f);
 }
 
 }  // namespace
 
-bool saves_unread(const Node& n) {
-  bool any = false;
-  if (each_saved(n, [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); })) return any;
-  return as<torch::autograd::CopySlices>(n);
+bool saves(const Node& n) {
+  bool any = as<torch::autograd::CopySlices>(n) != nullptr;
+  each_saved(n, [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); });
+  return any;
 }
 
 std::vector<Tensor> saved_by(const Node& n) {

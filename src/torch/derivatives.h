@@ -9,9 +9,9 @@ namespace vitrify::capture {
 
 bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mode is on
 bool of_python(const torch::autograd::Node&);        // Python code may ask for the mode, or put one of its own above it
-// What is no operand of its formula: a number, or a tensor of which the formula reads nothing here.
-bool saves_unread(const torch::autograd::Node&);
-// Those tensors: as far as versions go, they are read.
+// It has saved tensors, whether its formula reads them here or not.
+bool saves(const torch::autograd::Node&);
+// Those: as far as versions go, they are read.
 std::vector<at::Tensor> saved_by(const torch::autograd::Node&);
 
 // Its formula reads truth values, and does nothing but raise where they are false.

@@ -42,6 +42,7 @@ struct JointProgram {
   size_t level = 0;
   Program program;               // inputs count `given`; `graph` is as recorded and may still grow
   std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
+  std::vector<ir::Value> results;  // of `given`: what the programs of the levels below have returned, and users can change
   std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
   uint32_t num_forward = 0;        // outputs before the gradients'
   uint32_t begin = 0;              // ids from here on: nodes recorded by what it computes (above level 0)

@@ -131,6 +131,9 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     const Taking taking(*this, assumed_, sizes);
     try {
       JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node));
+      j.results = joint_.results;
+      for (const Saved& s : saved_)
+        if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);
       auto program = std::make_shared<Training>(std::move(j), trace_, options_, gave_up_);
       const JointProgram& made = program->joint_;
       Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);

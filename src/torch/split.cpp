@@ -160,7 +160,8 @@ struct Splitter {
   ir::ValueMap<Value> recorded_as;   // from values of the copy
   ir::NodeSet late;                  // of the copy: recorded while gradients were computed
   ir::NodeSet layouts;               // of the copy: copies that change the layout of what they read
-  std::vector<char> returned;        // by output: users see it
+  std::vector<char> returned;        // by output: it is given to users
+  std::vector<char> seen;            // and what is written to what they have, as all of it
   std::unordered_set<Value> fixed;   // users see it, and eager's backward would not keep it
   std::unordered_set<Value> sizes_only;
   ir::ValueMap<Value> snapshots;  // of what users can change, as the backward computes again with it: what it is in the forward
@@ -200,7 +201,9 @@ struct Splitter {
         ir::for_each_input(*n, [&](Value& v) {
           if (late.contains(v.node)) late.insert(n);
         });
-    returned = returned_outputs(j.program, j.num_forward);
+    seen = returned = returned_outputs(j.program, j.num_forward);
+    for (const Mutation& m : j.program.mutations)
+      if (!m.metadata_only && j.outputs[m.output] && has_memory(j.outputs[m.output].type(), j.given[m.input].type())) seen[m.output] = 1;
     find_reads(j, j.backward, out.backward);
     ir::NodeSet users(*joint);  // theirs, and eager keeps nothing of it: what computes the same may be kept
     for_each_unread([&](Value v) {
@@ -257,11 +260,15 @@ struct Splitter {
     });
   }
 
+  static bool has_memory(const ir::TensorType& value, const ir::TensorType& given) {
+    return value.dtype == given.dtype && value.sizes == given.sizes && value.strides == given.strides;
+  }
+
   template <class F>
   void for_each_unread(F&& f) const {
     const std::unordered_set<uint32_t> read(out.backward.reads_outputs.begin(), out.backward.reads_outputs.end());
     for (uint32_t o = 0; o < j.num_forward; ++o)
-      if (returned[o] && j.outputs[o] && !read.contains(o)) f(joint->outputs[o]);
+      if (seen[o] && j.outputs[o] && !read.contains(o)) f(joint->outputs[o]);
   }
 
   // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
@@ -279,10 +286,9 @@ struct Splitter {
     for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     ir::NodeSet visible(*joint);
     for (size_t i = 0; i < num_given(); ++i)
-      if (!written[i] && is_input(*j.given[i].node)) visible.insert(given(i).node);
+      if (!written[i] && (is_input(*j.given[i].node) || std::ranges::find(j.results, j.given[i]) != j.results.end())) visible.insert(given(i).node);
     for (uint32_t o = 0; o < j.num_forward; ++o)
-      if (const Value v = joint->outputs[o];
-          v && returned[o] && !fixed.contains(v) && v == root_of(v) && !is_input(*v.node) && recorded_as.contains(v)) {
+      if (const Value v = joint->outputs[o]; v && seen[o] && !fixed.contains(v) && v == root_of(v) && !is_input(*v.node) && recorded_as.contains(v)) {
         visible.insert(v.node);
         held.insert(v.node);
       }
@@ -351,7 +357,7 @@ struct Splitter {
   // Which of the forward's outputs it is, as far as users see them; num_forward: none.
   uint32_t result_of(Value v) const {
     uint32_t o = 0;
-    while (o < j.num_forward && !(joint->outputs[o] == v && returned[o])) ++o;
+    while (o < j.num_forward && !(joint->outputs[o] == v && seen[o])) ++o;
     return o;
   }
   bool keeps_bits(Value v) const {

@@ -160,7 +160,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
         for (auto [input, gradient] : at->second)
           if (input == e.input_nr && gradient >= 0) s.gradients.push_back(static_cast<uint32_t>(gradient));
     }
-    s.saves = capture::saves_unread(*s.node);
+    s.saves = capture::saves(*s.node);
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
   }
   for (const Raising& r : raising)
@@ -200,8 +200,8 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const auto met = by_real.find(saved.unsafeGetTensorImpl());
       const int32_t input = f ? f->view->storage->input : met != by_real.end() ? met->second->input : -1;
-      if (const auto* which = input >= 0 ? given.find(graph->inputs[static_cast<size_t>(input)].value) : nullptr)
-        s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
+      const Value memory = input >= 0 ? graph->inputs[static_cast<size_t>(input)].value : f ? root_of(f->view->storage->base) : Value();
+      if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     }

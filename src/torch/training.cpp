@@ -174,7 +174,9 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       call.kept[k] = Kept::sizes_of(*given[s.index]);
       continue;
     }
-    at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : values[s.index];
+    at::Tensor in_given;
+    if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = given[static_cast<size_t>(written_[s.index])]->detach();
+    at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : in_given.defined() ? in_given : values[s.index];
     if (hooks)
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
                                                     : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));

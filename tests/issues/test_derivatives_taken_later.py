@@ -1,8 +1,11 @@
 """Derivatives that are taken after the program's trace: of batches, of gradients, for some results. Each is eager's, and for the calls that it was taken for."""
+import functools
+
 import pytest
 import torch
 import vitrify
 from torch.autograd.functional import hessian, jacobian
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 FIRST = torch.tensor([0])
 
@@ -229,3 +232,26 @@ def test_what_formulas_check_is_raised(fn, create_graph):
             torch.autograd.grad(y, x, create_graph=create_graph)
         said.append(str(e.value).partition("\n")[0])
     assert said[0] == said[1]
+
+
+def save_products(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("tangent", ["as recorded", "expanded", "transposed", "differentiable"])
+def test_selective_checkpoints(tangent):
+    """What one has cached was gone after the first derivative: the next came to a checkpoint that had none."""
+    def program(x, w):
+        return checkpoint(lambda x, w: (x @ w).tanh() @ w.t(), x, w, use_reentrant=False, context_fn=functools.partial(create_selective_checkpoint_contexts, save_products))
+
+    def run(f):
+        args = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (4, 5)]
+        y = f(*args)
+        if tangent == "as recorded":
+            return torch.autograd.grad(y, args, torch.ones(4, 5))
+        if tangent == "transposed":
+            return torch.autograd.grad(y, args, torch.arange(20.0).view(5, 4).t())
+        return torch.autograd.grad(y.sum(), args, create_graph=tangent == "differentiable")
+    compiled = vitrify.compile(program, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(run(compiled), run(program))

@@ -170,3 +170,55 @@ def test_enable_grad_that_writes_an_input():
         assert h.requires_grad
         results.append(torch.autograd.grad(h.sum(), w)[0])
     torch.testing.assert_close(*results)
+
+
+ROWS = torch.tensor([2, 0, 1])
+SAVED = {
+    "index_add": lambda x, w: x.index_add(0, ROWS, w), "index_copy": lambda x, w: x.index_copy(0, ROWS, w), "gather": lambda x, w: w.gather(0, torch.zeros(3, 2, dtype=torch.long)) + x,
+    "complex": lambda x, w: torch.complex(x, w), "scatter": lambda x, w: x.scatter(0, torch.tensor([[0, 1], [2, 0], [1, 2]]), w), "sort": lambda x, w: w.sort(0).values + x,
+    "where": lambda x, w: torch.where(x > 0.5, x, w), "lerp": lambda x, w: torch.lerp(x, w, 0.3), "cdist": lambda x, w: torch.cdist(x, w),
+    "masked_scatter": lambda x, w: x.masked_scatter(x > 0.5, w), "index_put": lambda x, w: x.index_put((ROWS,), w, accumulate=True), "take": lambda x, w: w.take(torch.tensor([0, 1])) + x[0],
+    "fmod": lambda x, w: torch.fmod(x, w), "copysign": lambda x, w: torch.copysign(x, w), "a row written": lambda x, w: (lambda y: (y[0].mul_(w[0]), y)[1])(x * 1),
+    "cat": lambda x, w: torch.cat([x, w]), "expand_as": lambda x, w: x + w.sum(0).expand_as(x), "unfold": lambda x, w: w.unfold(0, 2, 1).sum() + x,
+}
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("name", SAVED)
+def test_what_eager_saves_is_watched_whether_it_is_read_or_not(name, which):
+    def program(x, w):
+        return SAVED[name](x, w), x.exp()
+
+    def run(f):
+        args = [torch.rand(3, 2, generator=torch.Generator().manual_seed(i)).add_(0.1).requires_grad_() for i in range(2)]
+        out, _ = f(*args)
+        with torch.no_grad():
+            args[which].mul_(2)
+        try:
+            return torch.autograd.grad(out.abs().sum(), args, allow_unused=True)
+        except RuntimeError as e:
+            return str(e).partition(":")[0]
+    expected, given = run(program), run(vitrify.compile(program, fullgraph=True))
+    if isinstance(expected, str):
+        assert given == expected
+    else:
+        torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("name", ["prelu", "mse_loss"])
+def test_what_the_gradient_saves_is_watched(name):
+    def run(f):
+        x, w = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(), torch.rand(4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        grads = torch.autograd.grad(f(x, w).sum(), (x, w), create_graph=True)
+        with torch.no_grad():
+            w.mul_(2)
+        try:
+            return torch.autograd.grad(sum(g.square().sum() for g in grads), x)
+        except RuntimeError as e:
+            return str(e).partition(":")[0]
+    f = {"prelu": torch.nn.functional.prelu, "mse_loss": lambda x, w: torch.nn.functional.mse_loss(x, w.expand(3, 4), reduction="none")}[name]
+    expected, given = run(f), run(vitrify.compile(f, fullgraph=True))
+    if isinstance(expected, str):
+        assert given == expected
+    else:
+        torch.testing.assert_close(given, expected)
