@@ -169,10 +169,10 @@ variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
   variable_list tangents = by_place(std::move(given));
-  if (part_ + 1 < call_->joint.parts.size() && std::ranges::none_of(tangents, &at::Tensor::defined)) {
+  if (!call_->joint.parts.empty() && std::ranges::none_of(tangents, &at::Tensor::defined)) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
     variable_list none(num_outputs());
-    skip_unreached(*this, none, edges_out());
+    skip_unreached(*this, none, edges_out(), {});
     return none;
   }
   find_stops(tangents);
@@ -213,7 +213,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   free();
   grads.resize(num_outputs());  // those past what raises have none
   describe_inner(grads);
-  skip_unreached(*this, grads, edges_out());
+  if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_out()), [](const at::Tensor& t) { return !t.defined(); }))
+    skip_unreached(*this, grads, edges_out(), region_->tape().edges_on(path, edges_out()));
   return grads;
 }
 
