@@ -384,7 +384,7 @@ void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs
   };
   for (size_t i = 0; i < outputs.size() && i < p.results.size(); ++i) {
     const ResultSpec& r = p.results[i];
-    if (r.kind == Kind::Value || r.kind == Kind::Undefined || !outputs[i].defined() || !outputs[i].requires_grad()) continue;
+    if (r.kind == Kind::Value || r.kind == Kind::Undefined || !outputs[i].defined() || !outputs[i].grad_fn()) continue;
     const bool of_input = r.kind == Kind::Input || r.kind == Kind::ViewOfInput;
     const Edge base = base_of(i);
     std::vector<Edge> todo{torch::autograd::impl::gradient_edge(outputs[i])};
