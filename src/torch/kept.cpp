@@ -260,10 +260,14 @@ bool Call::spent(const Path& path) const {
   return false;
 }
 
-void Call::mark(size_t step) {
+void Call::mark(size_t step, bool from_above) {
+  if (from_above) {
+    held_.resize(tape_->steps.size(), kNone);
+    held_[step] = torch::autograd::get_current_graph_task_id();
+  }
   if (const int32_t b = tape_->steps[step].below; below_ && b >= 0) {
     std::lock_guard lock(below_->mutex_);
-    return below_->mark(static_cast<size_t>(b));
+    return below_->mark(static_cast<size_t>(b), true);
   }
   freed_.resize(tape_->steps.size(), kNone);
   freed_[step] = torch::autograd::get_current_graph_task_id();
@@ -275,17 +279,24 @@ void Call::free(const Path& path) {
     if (on(path, i)) mark(i);
   let_go();
   if (!below_) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([call = below_] {  // its own node may be about to run
-    std::lock_guard lock(call->mutex_);
-    call->let_go();
-  });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [call = below_, task = torch::autograd::get_current_graph_task_id()] { call->end_backward(task); });
+}
+
+void Call::end_backward(int task) {
+  {
+    std::lock_guard lock(mutex_);
+    std::ranges::replace(held_, task, kNone);
+    let_go();
+  }
+  if (below_) below_->end_backward(task);
 }
 
 // Of what no root needs any more from which there is still a way to a node that was not freed.
 void Call::let_go() {
   std::vector<char> leads(tape_->steps.size()), live, needed(kept.size());
   for (size_t i = leads.size(); i-- > 0;)
-    leads[i] = tape_->steps[i].holds || (tape_->steps[i].saves && freed_by(i) == kNone) ||
+    leads[i] = tape_->steps[i].holds || (tape_->steps[i].saves && (freed_by(i) == kNone || (!held_.empty() && held_[i] != kNone))) ||
                std::ranges::any_of(tape_->steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
   for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
   const bool any = std::ranges::find(live, 1) != live.end();

@@ -72,13 +72,15 @@ class Call {
  private:
   static constexpr int kNone = -2;
   int freed_by(size_t step) const;
-  void mark(size_t step);
+  void mark(size_t step, bool from_above = false);
   void let_go();
+  void end_backward(int task);
   std::shared_ptr<const Tape> tape_;
   std::shared_ptr<const ir::Graph> derivative_;
   std::shared_ptr<Call> below_;
   mutable std::mutex mutex_;
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
+  std::vector<int> held_;   // by step: a level above has freed it, in this backward, in which a node of this one may be about to run; or kNone
 };
 
 // Where a call that computes gradients of another's results comes from.

@@ -291,3 +291,48 @@ def test_what_is_saved_and_not_read(name, written):
     ours, eager = told(vitrify.compile(UNREAD[name], fullgraph=True)), told(UNREAD[name])
     for a, b in zip(ours, eager):
         assert a == b if isinstance(a, str) or isinstance(b, str) else torch.equal(a, b)
+
+
+WRITTEN = {
+    "exp_": lambda h: (h.exp_(), h + 1)[1], "relu_": lambda h: (h.relu_(), h * 2)[1], "tanh_": lambda h: (h.tanh_(), h + 1)[1], "sigmoid_": lambda h: (h.sigmoid_(), h.sin())[1],
+    "a row": lambda h: (h[0].exp_(), h.cos())[1], "mul_": lambda h: (h.mul_(h.detach().clone()), h.sin())[1],
+}
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_gradients_of_gradients_beside_the_gradient_of_a_written_argument(name, order, retain):
+    """One backward comes to what the gradient is made of and to the nodes of the program: the one freed what the other, in the same backward, had still to read."""
+    def run(f):
+        x = torch.tensor([0.5, -1.0], requires_grad=True)
+        h = x * 1
+        y = f(h)
+        g, = torch.autograd.grad((y * h).sum(), x, create_graph=True)
+        for _ in range(order - 2):
+            g, = torch.autograd.grad((g * y).sum(), x, create_graph=True)
+        result = torch.autograd.grad((g * y).sum() + h.sum(), x, retain_graph=retain)
+        try:
+            return [*result, *torch.autograd.grad(y.sum(), x)]
+        except RuntimeError as e:
+            return [*result, str(e).partition(".")[0]]
+    expected, given = run(WRITTEN[name]), run(vitrify.compile(WRITTEN[name], fullgraph=True))
+    assert isinstance(expected[1], str) == isinstance(given[1], str) and (not isinstance(expected[1], str) or given[1] == expected[1]), (given, expected)
+    for a, b in zip(given, expected):
+        if not isinstance(b, str):
+            torch.testing.assert_close(a, b)
+
+
+def test_parts_of_a_complex_number():
+    """Its node has saved tensors of which its formula reads nothing."""
+    def run(f):
+        x, w = leaf(2), leaf(2, seed=2)
+        a, b = f(x, w)
+        a.sum().backward()
+        try:
+            b.sum().backward()
+        except RuntimeError as e:
+            return str(e).partition(".")[0]
+    parts = lambda x, w: (lambda z: (z.real, z.imag))(torch.complex(x, w))  # noqa: E731
+    assert "second time" in run(parts)
+    assert run(vitrify.compile(parts, fullgraph=True)) == run(parts)
