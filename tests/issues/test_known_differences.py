@@ -62,15 +62,6 @@ def test_a_hook_of_one_result_where_gradients_of_gradients_come_through_another(
     check(two, program, lambda: [torch.randn(4, requires_grad=True)])
 
 
-def test_a_hook_of_a_result_that_no_gradient_comes_to():
-    def program(f, x):
-        a, b = f(x)
-        a.register_hook(lambda g: g * 10)
-        b.sum().backward()
-        return x.grad
-    check(lambda x: (x.sin(), x.cos()), program, lambda: [torch.randn(4, requires_grad=True)])
-
-
 # ---- gradients, of the first and second order
 
 class Noise(torch.autograd.Function):
