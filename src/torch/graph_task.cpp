@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -71,9 +72,14 @@ static bool is_nothing(GraphTask& task, Node* n) {
   return at == task.not_ready_.end() || std::ranges::none_of(at->second.buffer, [](const at::Tensor& t) { return t.defined(); });
 }
 
+struct TakenOff {
+  std::unordered_set<Node*> nodes;  // that nothing leads to any more
+  std::vector<Node*> ready;         // they have gradients, and wait for one thing more, which is to be given to them: see go_on_to
+};
+
 // Eager does not come to `n`, to which this backward comes by `edges` edges that are still to be gone along: takes off what those behind it wait for
-// on its account. Gives the nodes that nothing leads to then; none, where something else comes to it.
-static std::unordered_set<Node*> take_off(GraphTask& task, Node* n, int edges) {
+// on its account. None, where something else comes to it, or where some are ready and cannot be gone on to.
+static std::optional<TakenOff> take_off(GraphTask& task, Node* n, int edges, bool can_go_on) {
   const auto is_to_run = [&](Node* n) {
     if (task.exec_info_.empty()) return true;
     const auto at = task.exec_info_.find(n);
@@ -81,27 +87,32 @@ static std::unordered_set<Node*> take_off(GraphTask& task, Node* n, int edges) {
   };
   std::lock_guard lock(task.mutex_);
   const auto waits = task.dependencies_.find(n);
-  if (waits == task.dependencies_.end() || waits->second != edges) return {};
-  std::unordered_set<Node*> off{n};
+  if (waits == task.dependencies_.end() || waits->second != edges || !is_nothing(task, n)) return {};
+  TakenOff off{{n}, {}};
   std::unordered_map<Node*, int> less;
   std::vector<Node*> open{n};
   while (!open.empty()) {
     Node* of = open.back();
     open.pop_back();
-    if (!is_nothing(task, of)) return {};
     for (const Edge& e : of->next_edges()) {
       if (!e.function || !is_to_run(e.function.get())) continue;
       const auto at = task.dependencies_.find(e.function.get());
       if (at == task.dependencies_.end()) return {};
-      if (++less[at->first] == at->second && off.insert(at->first).second) open.push_back(at->first);
+      if (++less[at->first] != at->second) continue;
+      if (!is_nothing(task, at->first))
+        off.ready.push_back(at->first);
+      else if (off.nodes.insert(at->first).second)
+        open.push_back(at->first);
     }
   }
+  if (!off.ready.empty() && !can_go_on) return {};
   for (auto [of, count] : less)
-    if (off.contains(of))
+    if (off.nodes.contains(of))
       task.dependencies_.erase(of);
     else
       task.dependencies_[of] -= count;
-  for (Node* o : off) task.not_ready_.erase(o);
+  for (Node* of : off.ready) task.dependencies_[of] = 1;
+  for (Node* o : off.nodes) task.not_ready_.erase(o);
   return off;
 }
 
@@ -151,9 +162,10 @@ namespace {
 struct Cut {
   compat::NodePtr node;
   std::vector<std::pair<size_t, Edge>> edges;
-  ~Cut() {
-    for (auto& [i, e] : edges) node->next_edges()[i] = std::move(e);
+  void restore() {
+    for (auto& [i, e] : std::exchange(edges, {})) node->next_edges()[i] = std::move(e);
   }
+  ~Cut() { restore(); }
 };
 
 void cut(Node& node, const std::vector<size_t>& edges) {
@@ -162,6 +174,47 @@ void cut(Node& node, const std::vector<size_t>& edges) {
   c->node = node.getptr();
   for (size_t i : edges) c->edges.emplace_back(i, std::exchange(node.next_edges()[i], Edge()));
   torch::autograd::Engine::get_default_engine().queue_callback([c] {});
+}
+
+// Has nothing to give: what it leads to goes on with what it has.
+struct GoOn final : Node {
+  explicit GoOn(torch::autograd::edge_list&& next) : Node(/*sequence_nr=*/UINT64_MAX, std::move(next)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    if (const auto c = instead_of.lock()) c->restore();
+    return torch::autograd::variable_list(num_outputs());
+  }
+  std::weak_ptr<Cut> instead_of;
+};
+
+// Edge `i` of `node`, which runs, leads to all of these until they have gone on. The engine keeps what is ready to itself.
+void go_on_to(GraphTask& task, Node& node, size_t i, const std::vector<Node*>& ready) {
+  torch::autograd::edge_list next;
+  for (Node* n : ready) next.emplace_back(n->getptr(), 0);
+  auto between = compat::make_node<GoOn>(std::move(next));
+  between->add_input_metadata(Node::undefined_input());
+  {
+    std::lock_guard lock(task.mutex_);
+    task.dependencies_[between.get()] = 1;
+    if (!task.exec_info_.empty()) task.exec_info_[between.get()].needed_ = true;
+  }
+  auto c = std::make_shared<Cut>();
+  between->instead_of = c;
+  c->node = node.getptr();
+  c->edges.emplace_back(i, std::exchange(node.next_edges()[i], Edge(std::move(between), 0)));
+  torch::autograd::Engine::get_default_engine().queue_callback([c] {});
+}
+
+// Takes these edges of `node` out of the backward under way, with what they alone lead to; `others` lead there by way of other nodes.
+bool leave_out(GraphTask& task, Node& node, Node* n, std::vector<size_t> edges, int others, std::vector<size_t>& to_cut) {
+  const auto off = take_off(task, n, static_cast<int>(edges.size()) + others, !edges.empty());
+  if (!off) return false;
+  const bool kept = keep_from_running(task, off->nodes);
+  if (!off->ready.empty()) {
+    go_on_to(task, node, edges.front(), off->ready);
+    edges.erase(edges.begin());
+  }
+  if (!kept) to_cut.insert(to_cut.end(), edges.begin(), edges.end());
+  return true;
 }
 
 bool is_observed(Node& n, const Task* task) {
@@ -186,19 +239,19 @@ bool is_shared(const Node& node, const Edge& e) {
 }
 
 // Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
-void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count) {
+void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count, const std::vector<char>& come) {
   std::vector<size_t> edges;
   GraphTask* task = current_task();
   std::unordered_set<const Node*> met;
   for (size_t i = 0; i < count && task; ++i) {
     const Edge& e = node.next_edge(i);
-    if (grads[i].defined() || !comes_to(e) || is_silent(*e.function) || !met.insert(e.function.get()).second) continue;
+    const auto reached = [&](size_t k) { return k >= grads.size() || grads[k].defined() || (k < come.size() && come[k]); };
+    if (reached(i) || !comes_to(e) || is_silent(*e.function) || !met.insert(e.function.get()).second) continue;
     std::vector<size_t> all;
     for (size_t k = 0; k < node.num_outputs(); ++k)
       if (node.next_edge(k).function == e.function) all.push_back(k);
-    if (std::ranges::any_of(all, [&](size_t k) { return k >= grads.size() || grads[k].defined(); })) continue;
-    if (const auto off = take_off(*task, e.function.get(), static_cast<int>(all.size())); !off.empty() && !keep_from_running(*task, off))
-      edges.insert(edges.end(), all.begin(), all.end());
+    if (std::ranges::any_of(all, reached)) continue;
+    leave_out(*task, node, e.function.get(), std::move(all), 0, edges);
   }
   cut(node, edges);
 }
@@ -245,11 +298,9 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
       continue;
     }
     if (alone && !ahead.is_reached(*n) && (edges.size() == static_cast<size_t>(by_it[n]) || can_keep_from_running(*task))) {
-      if (const auto off = take_off(*task, n, by_it[n]); !off.empty()) {
-        if (!keep_from_running(*task, off))
-          for (size_t i : edges) passed.push_back(ahead.first + i);
-        continue;
-      }
+      std::vector<size_t> own;
+      for (size_t i : edges) own.push_back(ahead.first + i);
+      if (leave_out(*task, node, n, std::move(own), by_it[n] - static_cast<int>(edges.size()), passed)) continue;
     }
     for (size_t i : edges) give[i] = 1;
   }

@@ -12,8 +12,8 @@ bool comes_to(const torch::autograd::Edge&);
 // From another node, or from several roots: a single one is where it begins.
 bool comes_to_node(const torch::autograd::Node*);
 // Eager never comes to what no gradient leads to: nor does this backward from `node`, which gives `grads`, where someone would notice. Where edges
-// are taken off for that they are back when it is done. Of its first edges.
-void skip_unreached(torch::autograd::Node& node, const torch::autograd::variable_list& grads, size_t edges);
+// are taken off for that they are back when it is done. Of its first edges; eager's may `come` along some of them without a gradient.
+void skip_unreached(torch::autograd::Node& node, const torch::autograd::variable_list& grads, size_t edges, const std::vector<char>& come);
 // Whether the strides of the gradients that `node` gives along its first edges can be seen: a .grad has those of its tensor.
 bool strides_show(const torch::autograd::Node& node, size_t edges);
 // A leaf without a gradient takes it in its own strides, but for those of dims of one element.

@@ -366,21 +366,41 @@ void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs,
   }
 }
 
-// What a derivative of the user's gives for what it was given, or for a view of that, is made of the input again: its gradient would go past it.
+// What is in the memory of another tensor is made again as a view of it, and its gradient goes to that one. A derivative of the user's may give such
+// a view without being that of a view: its gradient would go past it.
 void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs, const Program& p) const {
+  using Kind = ResultSpec::Kind;
+  const auto base_of = [&](size_t i) -> Edge {
+    const ResultSpec& r = p.results[i];
+    if (r.kind == Kind::ViewOfOutput) {
+      at::Tensor base;
+      base = outputs[i]._base();
+      return torch::autograd::impl::gradient_edge(base);
+    }
+    if (r.kind == Kind::ViewOfValue) return torch::autograd::impl::gradient_edge(outputs[r.index]);
+    const Source& s = *inputs[r.index];
+    const bool written = std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; });
+    return written ? torch::autograd::impl::gradient_edge(seen_by_autograd(s)) : s.edge;  // gradients follow the write
+  };
   for (size_t i = 0; i < outputs.size() && i < p.results.size(); ++i) {
     const ResultSpec& r = p.results[i];
-    if ((r.kind != ResultSpec::Kind::ViewOfInput && r.kind != ResultSpec::Kind::Input) || !outputs[i].defined()) continue;
-    if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return m.input == r.index; })) continue;  // gradients follow the write
-    std::vector<const Node*> todo{outputs[i].grad_fn().get()};
+    if (r.kind == Kind::Value || r.kind == Kind::Undefined || !outputs[i].defined() || !outputs[i].grad_fn()) continue;
+    const bool of_input = r.kind == Kind::Input || r.kind == Kind::ViewOfInput;
+    const Edge base = base_of(i);
+    std::vector<Edge> todo{torch::autograd::impl::gradient_edge(outputs[i])};
     std::unordered_set<const Node*> seen;
+    bool reached = false;
     while (!todo.empty()) {
-      const Node* n = todo.back();
+      const Edge e = todo.back();
       todo.pop_back();
-      if (!n || n == inputs[r.index]->edge.function.get() || !seen.insert(n).second) continue;
-      if (capture::of_python(*n)) fail("returns what it was given, or a view of it, by a derivative of its own");
-      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+      reached = reached || e == base;
+      if (!e.function || e == base || !seen.insert(e.function.get()).second) continue;
+      if (capture::of_python(*e.function))
+        fail(of_input ? "returns what it was given, or a view of it, by a derivative of its own"
+                      : "returns a view of what it made, by a derivative of its own");
+      for (const Edge& next : e.function->next_edges()) todo.push_back(next);
     }
+    if (!reached) fail("returns a view of a tensor that its gradient does not go to");
   }
 }
 

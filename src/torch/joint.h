@@ -72,7 +72,7 @@ struct JointProgram {
     int32_t below = -1;  // or this place of the level below, whose gradients may stop where someone looks at them
   };
   // What autograd sees as one node. It begins at the roots of one of eager's nodes to which others lead, or where gradients meet that come from
-  // several parts; the last: at all roots to which none leads.
+  // several parts; those in front, the last: at roots to which none leads, all whose gradients meet in the program.
   struct Part {
     std::vector<uint32_t> places;  // its inputs
     std::vector<uint32_t> edges;   // where its gradients go: of `gradients`, then `past_raising`

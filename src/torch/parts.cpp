@@ -113,8 +113,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   };
   for (const auto& [input, _] : behind.entered)
     if (roots.contains(input.first) || drawing.contains(input.first)) begins[finished.at(input.first)] = input.first;
+  std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: one of those in front
   if (!begins.empty()) {
-    std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: the last
     std::unordered_set<const Node*> meets, views_made;  // those are nodes by themselves, in front of what they are views of
     for (size_t i = 0; i < outputs.size(); ++i)
       if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
@@ -180,11 +180,40 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     }
     if (seen) add_inner(e, static_cast<int32_t>(i), capture::as_fake(fake_of(outputs[i]))->view->type);
   }
-  if (parts.empty() && j.inner.empty()) return;
-
-  JointProgram::Part& last = parts.emplace_back();
+  // Those in front, to which none leads: where gradients of two meet, they go on together.
+  std::vector<uint32_t> front, together;
   for (uint32_t k = 0; k < j.roots.size(); ++k)
-    if (!part_of.contains(k)) last.places.push_back(k);
+    if (!part_of.contains(k)) front.push_back(k);
+  std::unordered_map<const Node*, uint32_t> met_by;
+  for (uint32_t f = 0; f < front.size(); ++f) {
+    together.push_back(f);
+    std::vector<const Node*> todo{level.from[front[f]].function.get()};
+    while (!todo.empty()) {
+      const Node* n = todo.back();
+      todo.pop_back();
+      if (!n || !finished.contains(n)) continue;
+      if (const auto of = part.find(n); of != part.end() && of->second) continue;
+      if (const auto [at, fresh] = met_by.try_emplace(n, f); !fresh) {
+        const uint32_t from = together[at->second];
+        for (uint32_t& t : together)
+          if (t == from) t = together[f];
+        continue;
+      }
+      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+    }
+  }
+  std::map<uint32_t, std::vector<uint32_t>> apart;
+  for (uint32_t f = 0; f < front.size(); ++f) apart[together[f]].push_back(front[f]);
+  if (parts.empty() && j.inner.empty() && apart.size() < 2) return;
+
+  std::vector<std::pair<uint64_t, JointProgram::Part>> in_front;
+  for (auto& [_, of] : apart) {
+    uint64_t made = 0;
+    for (uint32_t k : of) made = std::max(made, level.from[k].function->sequence_nr());
+    in_front.emplace_back(made, JointProgram::Part{std::move(of), {}, {}});
+  }
+  std::ranges::stable_sort(in_front, {}, [](const auto& p) { return p.first; });
+  for (auto& [_, p] : in_front) parts.push_back(std::move(p));
   const size_t first_edge = j.places();
   std::unordered_map<const Node*, Bits> leads_to;  // places, then edges
   std::map<Input, std::vector<uint32_t>> edges;
@@ -212,6 +241,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   for (JointProgram::Part& part : parts) {
     Bits all(first_edge + num_edges);
     for (uint32_t k : part.places) {
+      if (const auto to = edges.find({level.at(k).function.get(), level.at(k).input_nr}); to != edges.end())  // it is that of an input
+        for (uint32_t i : to->second) all.set(first_edge + i);
       const auto at = leads_to.find(level.at(k).function.get());
       if (at == leads_to.end()) continue;
       all.add(at->second);

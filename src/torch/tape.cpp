@@ -39,6 +39,14 @@ Path Tape::path(const std::function<bool(size_t)>& has_gradient, const std::func
   return path;
 }
 
+std::vector<char> Tape::edges_on(const Path& path, size_t edges) const {
+  std::vector<char> r(edges);
+  for (size_t i = 0; i < steps.size(); ++i)
+    for (uint32_t g : steps[i].gradients)
+      if (on(path, i) && g < edges) r[g] = 1;
+  return r;
+}
+
 bool Tape::finds(const Path& path, bool is_output, uint32_t index) const {
   bool found = false;
   for (size_t i = 0; i < steps.size(); ++i)

@@ -197,7 +197,7 @@ variable_list RegionNode::apply(variable_list&& given) {
   if (std::ranges::none_of(tangents, &at::Tensor::defined)) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
     variable_list none(num_outputs());
-    skip_unreached(*this, none, edges_skipped);
+    skip_unreached(*this, none, edges_skipped, {});
     return none;
   }
   find_stops(tangents);
@@ -242,7 +242,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   free();
   grads.resize(num_outputs());  // those past what raises have none
   describe_inner(grads);
-  skip_unreached(*this, grads, edges_skipped);
+  if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_skipped), [](const at::Tensor& t) { return !t.defined(); }))
+    skip_unreached(*this, grads, edges_skipped, region_->tape().edges_on(path, edges_out()));
   return grads;
 }
 

@@ -181,3 +181,85 @@ def test_what_is_behind_a_reentrant_checkpoint_that_is_gone_past(last, beside):
     compiled = vitrify.compile(fn, fullgraph=True)
     for create_graph in (False, True):
         torch.testing.assert_close(run_with(compiled, create_graph), run_with(fn, create_graph))
+
+
+class Materialized(torch.autograd.Function):
+    """Cannot be called without a gradient."""
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+@pytest.mark.parametrize("asks", ["all", "some", "with h"])
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("of", ["formula", "function", "function behind"])
+def test_what_is_behind_has_gradients_by_another_way(of, ways, asks):
+    """Nothing leads to h, and x behind it waits for h alone when the call's node runs: h was run without a gradient."""
+    def fn(h, w):
+        k = w.exp()
+        return k.sin(), h * k
+    results, saw = [], []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        x, y, w, ran = leaf(0), leaf(1), leaf(2), []
+        h = x * 2 if ways == 1 else x * y
+        h = Materialized.apply(h) if of == "function" else Materialized.apply(h) * 3 if of == "function behind" else h
+        h.register_hook(lambda g: ran.append("hook"))
+        h.grad_fn.register_prehook(lambda g: ran.append("before"))
+        x.register_hook(lambda g: ran.append("x"))
+        for _ in range(2):
+            a, _ = f(h, w)
+            loss = a.sum() + (x * 3).sum() + (y.sin() * 3).sum()
+            if asks == "all":
+                loss.backward(retain_graph=True)
+            elif asks == "some":
+                loss.backward(inputs=[x, w], retain_graph=True)
+            else:
+                ran.append([g is None for g in torch.autograd.grad(loss, [x, h, w], allow_unused=True, retain_graph=True)])
+        gradients = [t.grad.clone() for t in (x, y, w) if t.grad is not None]
+        f(h, w)[1].sum().backward()  # all edges are back
+        results.append([gradients, [t.grad for t in (x, y, w) if t.grad is not None]])
+        saw.append(ran)
+    torch.testing.assert_close(*results)
+    assert saw[0] == saw[1]
+
+
+def test_what_is_behind_a_reentrant_checkpoint_has_gradients_by_another_way():
+    from torch.utils.checkpoint import checkpoint
+
+    def fn(h, w):
+        k = w.exp()
+        return k.sin(), h * k
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        x, w = leaf(0), leaf(1)
+        a, _ = f(checkpoint(torch.sin, x * 1, use_reentrant=True), w)
+        results.append(torch.autograd.grad(a.sum() + (x * 3).sum(), [x, w]))
+    torch.testing.assert_close(*results)
+
+
+class NoneForTheFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, g * 2
+
+
+def test_what_a_function_gives_no_gradient_to_is_come_to():
+    """Eager's backward comes there without one, and runs hooks."""
+    ran = []
+    for f in (vitrify.compile(lambda x, w: NoneForTheFirst.apply(x * 1, w), fullgraph=True), lambda x, w: NoneForTheFirst.apply(x * 1, w)):
+        x, w, seen = leaf(0), leaf(1), []
+        used = f(x, w).exp()
+        torch.autograd.graph.register_multi_grad_hook([used, x, w], lambda gs: seen.append([g is not None for g in gs]))
+        x.register_hook(lambda g: seen.append("x" if g is not None else "x without"))
+        used.sum().backward()
+        ran.append(seen)
+    assert ran[0] == ran[1]
