@@ -63,16 +63,6 @@ bool called_otherwise(const ExternCall& e, const std::vector<const at::Tensor*>&
 thread_local uint64_t effects_begun_here = 0;
 thread_local std::shared_ptr<const Effects> given_here, failed_here;
 
-// A call of oneDNN with an op after the product: its maxima make zero of NaN.
-bool hides_nan(const ir::Node& n) {
-  if (n.op->name == "vitrify::convolution_in_chains") return std::get<bool>(n.args.back());
-  if (!n.op->name.starts_with("mkldnn::")) return false;
-  return std::ranges::any_of(n.args, [](const ir::Arg& a) {
-    const auto* s = std::get_if<std::string>(&a);
-    return s && !s->empty() && *s != "none" && *s != "add";
-  });
-}
-
 // Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN
 // given to a maximum. The processor notes it.
 bool met_invalid() {
@@ -146,9 +136,9 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
-    hides_.push_back(originals_ && hides_nan(*e.node));
+    hides_.push_back(originals_ ? hidden_by(*e.node) : Hides::Nothing);
   }
-  shifts_.resize(calls_.size());
+  folds_.resize(calls_.size());
   first_write_ = plan_->steps.size();
   for (size_t k = plan_->steps.size(); k-- > 0;) {
     if (plan_->steps[k].kind != Step::Kind::Launch) continue;
@@ -486,14 +476,14 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   // What a library does not do, though ATen does, is no error of the user's.
   if (!failed_.empty())
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
-  if (!shifts_finite(i, s, inputs) && run_originals(f, i, inputs)) return;
+  if (!folds_alike(i, s, inputs) && run_originals(f, i, inputs)) return;
   bool for_good = true;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
   try {
-    if (!hides_[i]) return call_extern(f, i);
+    if (hides_[i] == Hides::Nothing) return call_extern(f, i);
     met_invalid();
     call_extern(f, i);
-    if (!met_invalid()) return;
+    if (!met_invalid() && !(hides_[i] == Hides::Overflow && result_is_large(f, i))) return;
     if (gives_up_operand) {  // it is gone, perhaps: eager knows
       if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
       return;
@@ -519,35 +509,21 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   std::rethrow_exception(failure);
 }
 
-// Weights into which a norm is folded that is not finite, or nearly not, make other NaNs and infinities than it does: what is added to channels then
-// shows it.
-bool PlanRun::shifts_finite(uint32_t call, const ExternState& s, const at::Tensor* const* inputs) {
-  Shift& known = shifts_[call];
-  for (auto [k, input] : s.inputs) {
-    const at::Tensor& t = *inputs[input];
-    if (input < originals_->num_inputs() || t.layout() != at::kStrided || t.dim() != 1 || !t.is_floating_point()) continue;
-    if (!t.is_same(known.of)) known = {t, t.abs().lt(1e30).all().item<bool>()};
-    return known.finite;
-  }
-  return true;
-}
-
 // The ops that the call stands for, in its place.
 bool PlanRun::run_originals(Frame& f, uint32_t i, const at::Tensor* const* inputs) {
   const ExternCall& e = plan_->externs[i];
   ExternState& s = f.externs[i];
-  Failed& failed = failed_[i];
-  if (!failed.ops) failed.ops = originals_->behind(*e.node, first_kept_);
-  if (!failed.ops) return false;
+  const Originals::Ops* ops = originals_of(i);
+  if (!ops) return false;
   results_.clear();
   std::vector<at::Tensor> args;
-  for (const Originals::Ops::Source& from : failed.ops->sources) args.push_back(from.operand ? *s.pointers[from.index] : *inputs[from.index]);
+  for (const Originals::Ops::Source& from : ops->sources) args.push_back(from.operand ? *s.pointers[from.index] : *inputs[from.index]);
   if (std::ranges::any_of(args, [](const at::Tensor& t) { return !t.defined(); })) return false;
-  std::vector<at::Tensor> results = interpret(*failed.ops->graph, args);
+  std::vector<at::Tensor> results = interpret(*ops->graph, args);
   for (uint32_t r = 0; r < e.results.size(); ++r) {
     if (e.results[r] < 0) continue;
-    VT_CHECK(failed.ops->results[r] >= 0, "{} result {} stands for nothing", e.node->op->name, r);
-    at::Tensor& t = results[static_cast<size_t>(failed.ops->results[r])];
+    VT_CHECK(ops->results[r] >= 0, "{} result {} stands for nothing", e.node->op->name, r);
+    at::Tensor& t = results[static_cast<size_t>(ops->results[r])];
     store_result(f, e, r, t.reshape(f.slots[static_cast<uint32_t>(e.results[r])].sizes), s);
   }
   return true;

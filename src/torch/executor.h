@@ -152,7 +152,9 @@ class PlanRun {
   bool take_effect(Frame&, uint32_t ext);  // of an earlier run
   void store_results(Frame&, uint32_t ext);
   bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
-  bool shifts_finite(uint32_t call, const ExternState&, const at::Tensor* const* inputs);
+  bool folds_alike(uint32_t call, const ExternState&, const at::Tensor* const* inputs);
+  bool result_is_large(const Frame&, uint32_t ext) const;
+  const Originals::Ops* originals_of(uint32_t call);  // null: none can run in its place
   void check_described(const Frame&, const runtime::ExternCall&) const;
   void store_result(Frame&, const runtime::ExternCall&, uint32_t result, at::Tensor, const ExternState&);
   void make_outputs(Frame&, const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs);
@@ -166,13 +168,15 @@ class PlanRun {
     std::shared_ptr<const Originals::Ops> ops;
     bool for_good = false;
   };
+  enum class Hides : char { Nothing, NaN, Overflow };  // Overflow: NaNs too
+  static Hides hidden_by(const ir::Node& call);
   std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
-  struct Shift {
-    at::Tensor of;
-    bool finite = true;
+  struct Fold {
+    at::Tensor shift, weight;
+    bool alike = true;
   };
-  std::vector<Shift> shifts_;                        // calls by number: what was last known to be added to their channels
-  std::vector<char> hides_;                          // calls by number: see hides_nan
+  std::vector<Fold> folds_;                          // calls by number: into what a norm was folded when that was last looked at
+  std::vector<Hides> hides_;                         // calls by number: what eager would show that they do not
   uint64_t effects_before_ = 0;                      // this run
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read
   std::vector<uint32_t> launch_run_;                 // by step: how many launches follow each other from here

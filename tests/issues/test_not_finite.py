@@ -137,7 +137,7 @@ POINT = frozen(nn.Conv2d(32, 32, 1))
 @AFTER
 @pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
 def test_post_ops_of_convolutions(after, value):
-    value = 1e37 if value == 3.4e38 else value  # eager's hardswish overflows from 5.6e37 on
+    value = 1e37 if value == 3.4e38 else value  # sums of what is as large depend on their order
     same(lambda x: after(POINT(x)), with_value((2, 32, 9, 9), value, (0, 3, 5, 5), (1, 4, 0, 0)))
 
 
@@ -205,3 +205,39 @@ def test_norms_folded_into_convolutions(where, value, after):
             for make in with_value((2, 32, 9, 9), 1.0), with_value((2, 32, 9, 9), INF, (0, 1, 4, 4)):
                 x, = make()
                 torch.testing.assert_close(compiled(x), after(norm(conv(x)), x), equal_nan=True, **bounds.DEEP_CONVOLUTIONS)
+
+
+@pytest.mark.compiled("oneDNN's call, or ATen's in its place")
+@pytest.mark.parametrize("net", [
+    nn.Sequential(nn.Conv2d(16, 32, 1), nn.Hardswish()),
+    nn.Sequential(nn.Conv2d(16, 32, 3, groups=2), nn.Hardswish(), nn.Conv2d(32, 8, 1)),
+    nn.Sequential(nn.Linear(128, 256), nn.Hardswish(), nn.Linear(256, 128), nn.Hardswish()),
+], ids=["convolution", "two", "linear"])
+def test_hardswish_overflows_as_in_eager(net):
+    shape = (200, 128) if isinstance(net[0], nn.Linear) else (1, 16, 20, 20)
+    first = torch.nn.Sequential(*list(frozen(net))[:2])
+    for value in 1e38, 0.5, 6e37, 5e37, -1e38, 0.5:
+        same(first, lambda: [torch.full(shape, value)])
+        x = torch.full(shape, value)
+        with torch.no_grad():
+            ours, theirs = vitrify.compile(net)(x), net(x)
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+
+
+@pytest.mark.compiled("a convolution and what follows it are one call")
+@pytest.mark.parametrize("after", [lambda y: y, F.relu, F.hardswish, F.silu], ids=["alone", "relu", "hardswish", "silu"])
+@pytest.mark.parametrize("weight, scale, image", [(1e20, 1e30, 1.0), (1e20, 1e-25, 1e19), (1e30, 1e-30, 1e10), (1.0, 1e36, 1e5), (1e25, 0.0, 1e15)])
+def test_norms_that_add_nothing(weight, scale, image, after):
+    """What is added to channels is zero then, whatever the norm multiplies them by."""
+    torch.manual_seed(0)
+    conv, norm = frozen(nn.Conv2d(16, 32, 3, bias=False)), frozen(nn.BatchNorm2d(32))
+    compiled = vitrify.compile(lambda x: after(norm(conv(x))))
+    plain = conv.weight.clone()
+    for w, s, v in (1.0, 1.0, 1.0), (weight, scale, image), (1.0, 1.0, 1.0), (weight, 1.0, 1.0), (1.0, scale, image), (1.0, 1.0, 1.0):
+        with torch.no_grad():
+            conv.weight.copy_(plain).sign_().mul_(w) if w != 1 else conv.weight.copy_(plain)
+            norm.weight.fill_(s)
+            x = torch.full((2, 16, 9, 9), v)
+            ours, theirs = compiled(x), after(norm(conv(x)))
+            assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
+            torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)

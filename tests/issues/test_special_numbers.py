@@ -266,6 +266,6 @@ def test_integers_that_half_does_not_hold(s):
 
 @pytest.mark.parametrize("beta, threshold", [(70000, 70000), (1, 20), (2, 200), (0.5, 90)])
 def test_softplus_whose_exponential_overflows(beta, threshold):
-    x = T([1.0, 2.0, -3.0, 0.5, 88.0, 95.0, -200.0, 0.0])
+    x = T([1.0, 2.0, -3.0, 0.5, 88.0, 95.0, -30.0, 0.0])
     same(lambda x: torch.ops.aten.softplus_backward(x + 1, x, beta, threshold), x)
     same(lambda x: F.softplus(x, beta, threshold), x)
