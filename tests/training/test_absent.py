@@ -21,7 +21,7 @@ ADDED = [
     ("a = x.exp(); b = a.sin(); c = (b * a).sum(); return a, b, c", (2,), True),  # a's gradient has three terms: the first two decide the layout
     ("a = x.exp(); b = a.sin(); c = (b * b).sum(); return a, b, c", (2,), True),  # b*b: three terms as well
     ("a = x.exp(); b = a.sin(); c = b.cos().sum(); return a, b, c", (2,), False),
-    ("a = x.exp(); b = a.sin() * y; c = b.cos(); return c, b, x * y", (0, 2), False),
+    ("a = x.exp(); b = a.sin() * y; c = b.cos(); return c, b, x * y", (0, 2), True),  # x * y has a node of its own
     ("z = x * y; return z, z.sum()", (1,), True),  # an expanded gradient is laid out otherwise than a sum
     ("z = x * y; return z, z.cos().sum()", (0,), True),
     ("z = x * y; return z.t(), z.cos().sum()", (1,), False),

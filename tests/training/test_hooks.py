@@ -201,7 +201,7 @@ def test_saved_tensor_hooks_see_what_is_saved():
         a, b = TWO()
         gradients.backward(fn(a, b), [a, b])
         torch.testing.assert_close([x.grad, y.grad], [a.grad, b.grad])
-    assert vitrify.counters["compiled_calls"] == 4
+    assert vitrify.counters["compiled_calls"] == 5  # independent results each have a backward
 
 
 def test_saved_tensor_hooks_change_the_gradient(compiles):
