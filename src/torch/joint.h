@@ -81,7 +81,8 @@ struct JointProgram {
   std::vector<Root> roots;                   // empty: nothing needs gradients, `program` is all there is
   std::vector<Inner> inner;                  // places are counted through roots and these
   std::vector<Part> parts;                   // each behind those that lead to it; empty: one has all roots, and nothing to be seen behind them
-  std::vector<std::vector<uint32_t>> nodes;  // of the last part's roots: those of one of eager's nodes each, in the order in which those were made
+  uint32_t first_front = 0;                  // of the parts: nothing leads to the roots of those from here on
+  std::vector<std::vector<uint32_t>> nodes;  // of a part in front: its roots of one of eager's nodes each, in the order in which those were made
   std::vector<Gradient> gradients;           // only where eager has one
   std::vector<uint32_t> past_raising;        // of `given`: steps lead to them that give them none, or raise
   std::string no_grad;                       // what grad() raises where it is barred

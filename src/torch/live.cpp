@@ -240,7 +240,8 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   };
   auto times = [&](const at::Tensor& t, size_t i) {
     if (!t.is_floating_point() && !t.is_complex()) refuse();
-    return is_live(a[i]) ? t.mul(fitting(i, t.scalar_type())) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
+    const bool known = is_live(a[i]) && !numbers->steps[*capture::step_of(a[i].toSymFloat())].traced;  // one that is not passes for one that fits
+    return is_live(a[i]) ? t.mul(known ? fitting(i, t.scalar_type()) : T(i)) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
   };
   const bool out = schema.is_mutable() && !in_place;
   if (out) refuse();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -213,6 +214,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     in_front.emplace_back(made, JointProgram::Part{std::move(of), {}, {}});
   }
   std::ranges::stable_sort(in_front, {}, [](const auto& p) { return p.first; });
+  j.first_front = static_cast<uint32_t>(parts.size());
   for (auto& [_, p] : in_front) parts.push_back(std::move(p));
   const size_t first_edge = j.places();
   std::unordered_map<const Node*, Bits> leads_to;  // places, then edges
@@ -257,16 +259,19 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   j.parts = std::move(parts);
 }
 
-// Independent results each have a node in front of the last part's, since eager's backward comes to those only that are given gradients.
+// Results that share a part have a node each in front of it, since eager's backward comes to those only that are given gradients.
 void Tracer::Impl::find_nodes(JointProgram& j, const Level& level) const {
-  std::map<std::pair<uint64_t, const Node*>, std::vector<uint32_t>> nodes;
-  for (uint32_t k = 0; k < j.roots.size(); ++k) {
-    if (!j.parts.empty() && std::ranges::find(j.parts.back().places, k) == j.parts.back().places.end()) continue;
-    const Node* n = level.from[k].function.get();
-    nodes[{n->sequence_nr(), n}].push_back(k);
-  }
-  if (nodes.size() > 1)
-    for (auto& [n, of] : nodes) j.nodes.push_back(std::move(of));
+  std::vector<uint32_t> all(j.roots.size());
+  std::iota(all.begin(), all.end(), 0);
+  const auto find = [&](const std::vector<uint32_t>& places) {
+    std::map<std::pair<uint64_t, const Node*>, std::vector<uint32_t>> nodes;
+    for (uint32_t k : places)
+      if (const Node* n = k < j.roots.size() ? level.from[k].function.get() : nullptr) nodes[{n->sequence_nr(), n}].push_back(k);
+    if (nodes.size() > 1)
+      for (auto& [n, of] : nodes) j.nodes.push_back(std::move(of));
+  };
+  if (j.parts.empty()) find(all);
+  for (size_t p = j.first_front; p < j.parts.size(); ++p) find(j.parts[p].places);
 }
 
 // Gradients of gradients come to results of the level below, which derivatives have saved.

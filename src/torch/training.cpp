@@ -65,8 +65,9 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       rebase(*given[r.written], Edge(node, node->add_input_metadata(*given[r.written])), before[k]);
     }
   };
-  const auto set_histories = [&](const compat::NodePtr& node, const std::vector<uint32_t>& places, bool last) {
-    if (!last || joint_.nodes.empty()) {
+  const auto set_histories = [&](const compat::NodePtr& node, const std::vector<uint32_t>& places) {
+    const auto in = [&](const std::vector<uint32_t>& own) { return std::ranges::find(places, own[0]) != places.end(); };
+    if (std::ranges::none_of(joint_.nodes, in)) {
       for (uint32_t k : places) set_history(k, node);
       return;
     }
@@ -75,6 +76,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       node->add_input_metadata(r.written < 0 ? values[r.output] : *given[r.written]);
     }
     for (const std::vector<uint32_t>& own : joint_.nodes) {
+      if (!in(own)) continue;
       const auto in_front = compat::make_node<ResultNode>(call);
       torch::autograd::edge_list next;
       for (uint32_t k : own) next.emplace_back(node, static_cast<uint32_t>(std::ranges::find(places, k) - places.begin()));
@@ -87,7 +89,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     nodes[0]->set_next_edges(std::move(edges));
     std::vector<uint32_t> places(joint_.roots.size());
     std::iota(places.begin(), places.end(), 0);
-    set_histories(nodes[0], places, true);
+    set_histories(nodes[0], places);
   }
   for (size_t p = 0; p < joint_.parts.size(); ++p) {
     nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, p));
@@ -95,7 +97,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     for (uint32_t e : joint_.parts[p].edges) own[e] = edges[e];
     for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out, origin);
     nodes[p]->set_next_edges(std::move(own));
-    set_histories(nodes[p], joint_.parts[p].places, p + 1 == joint_.parts.size());
+    set_histories(nodes[p], joint_.parts[p].places);
     results_.make(values, given, out, static_cast<uint32_t>(p) + 1);
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
@@ -242,7 +244,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   free();
   grads.resize(num_outputs());  // those past what raises have none
   describe_inner(grads);
-  if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_skipped), [](const at::Tensor& t) { return !t.defined(); }))
+  if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_skipped),
+                          [](const at::Tensor& t) { return !t.defined(); }))
     skip_unreached(*this, grads, edges_skipped, region_->tape().edges_on(path, edges_out()));
   return grads;
 }
