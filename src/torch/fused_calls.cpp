@@ -1,7 +1,4 @@
 // Calls that stand for several ops, and the numbers of which they make other infinities and NaNs than those ops make: the ops run in their place.
-#include <ATen/Parallel.h>
-
-#include <atomic>
 #include <cstring>
 #include <limits>
 
@@ -35,17 +32,13 @@ bool PlanRun::result_is_large(const Frame& f, uint32_t i) const {
   const auto* data = static_cast<const char*>(in_arena ? f.pointers[slot] : t.const_data_ptr());
   const int64_t count = in_arena ? f.slots[slot].bytes / int64_t{sizeof(float)} : t.numel();
   const float limit = std::numeric_limits<float>::max() / 6;
-  std::atomic<bool> large{false};
-  at::parallel_for(0, count, 1 << 15, [&](int64_t begin, int64_t end) {
-    int32_t any = 0, least, bits;  // positive floats are in the order of their bits, negative ones below them
-    std::memcpy(&least, &limit, sizeof(least));
-    for (int64_t k = begin; k < end; ++k) {
-      std::memcpy(&bits, data + k * int64_t{sizeof(float)}, sizeof(bits));
-      any |= bits > least;
-    }
-    if (any) large = true;
-  });
-  return large;
+  int32_t least, bits, any = 0;  // positive floats are in the order of their bits, negative ones below them
+  std::memcpy(&least, &limit, sizeof(least));
+  for (int64_t k = 0; k < count; ++k) {
+    std::memcpy(&bits, data + k * int64_t{sizeof(float)}, sizeof(bits));
+    any |= bits > least;
+  }
+  return any;
 }
 
 namespace {

@@ -240,4 +240,4 @@ def test_norms_that_add_nothing(weight, scale, image, after):
             x = torch.full((2, 16, 9, 9), v)
             ours, theirs = compiled(x), after(norm(conv(x)))
             assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
-            torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP_CONVOLUTIONS)
