@@ -424,19 +424,31 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
   const auto edge = [&](uint32_t g) {
     return level.to[static_cast<size_t>(std::ranges::find(level.of, j.given[j.gradients[g].given]) - level.of.begin())];
   };
-  std::vector<uint32_t> order(j.gradients.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto others = std::ranges::stable_partition(
-      order, [&](uint32_t g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
-  const auto leaves = order.size() - others.size();
-  std::ranges::stable_sort(order.begin(), others.begin(), {}, [&](uint32_t g) { return ready[edge(g).function.get()]; });
-  using Task = std::pair<bool, size_t>;
-  const auto before = [](const Task& a, const Task& b) { return a.first < b.first; };
-  std::priority_queue<Task, std::vector<Task>, decltype(before)> heap(before);
-  const size_t behind = j.parts.size() > 1;  // a node that is ready as well
-  for (size_t i = 0; i < order.size() + behind; ++i) heap.emplace(i < leaves, i);
-  std::vector<uint32_t> placed = order;
-  for (size_t i = 0; i < leaves; ++i, heap.pop()) placed[heap.top().second] = order[i];
+  std::vector<uint32_t> placed;
+  // `waiting`: so many other nodes are ready when that of these runs, and `behind` when it has.
+  const auto place = [&](std::vector<uint32_t> order, size_t waiting, size_t behind) {
+    const auto others = std::ranges::stable_partition(
+        order, [&](uint32_t g) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge(g).function.get()) != nullptr; });
+    const auto leaves = order.size() - others.size();
+    std::ranges::stable_sort(order.begin(), others.begin(), {}, [&](uint32_t g) { return ready[edge(g).function.get()]; });
+    using Task = std::pair<bool, size_t>;
+    const auto before = [](const Task& a, const Task& b) { return a.first < b.first; };
+    std::priority_queue<Task, std::vector<Task>, decltype(before)> heap(before);
+    for (size_t i = 0; i < waiting; ++i) heap.emplace(false, order.size());
+    for (size_t i = 0; i < order.size() + behind; ++i) heap.emplace(i < leaves, i);
+    std::vector<uint32_t> now = order;
+    for (size_t i = 0; i < leaves; ++i, heap.pop()) now[heap.top().second] = order[i];
+    placed.insert(placed.end(), now.begin(), now.end());
+  };
+  std::vector<uint32_t> rest(j.gradients.size());
+  std::iota(rest.begin(), rest.end(), 0);
+  for (size_t p = j.parts.size(); p > j.first_front + 1; --p) {  // each in front runs by itself, the last made first
+    std::vector<uint32_t> its;
+    for (uint32_t g : j.parts[p - 1].edges)
+      if (std::erase(rest, g)) its.push_back(g);
+    place(std::move(its), p - 1 - j.first_front, j.parts[p - 1].stops.empty() ? 0 : 1);
+  }
+  place(std::move(rest), 0, j.first_front > 0);
   std::vector<Gradient> gradients;
   std::vector<uint32_t> now(placed.size());
   for (uint32_t g : placed) {

@@ -226,8 +226,8 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!is_live(a[i]) || type == at::kDouble || type == at::kBool) return T(i);
     const uint32_t w = *capture::step_of(a[i].toSymFloat());
     const Numbers::Step s = numbers->steps[w];
-    if (s.traced) {
-      if (s.op != Numbers::Op::Traced || traced[s.a].type().dtype != to_dtype(type)) refuse();
+    if (s.traced) {  // only the graph knows it: few programs come near the end of float's range
+      if (type != at::kFloat) refuse();
       return T(i);
     }
     using enum Numbers::Compare;
@@ -240,8 +240,7 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   };
   auto times = [&](const at::Tensor& t, size_t i) {
     if (!t.is_floating_point() && !t.is_complex()) refuse();
-    const bool known = is_live(a[i]) && !numbers->steps[*capture::step_of(a[i].toSymFloat())].traced;  // one that is not passes for one that fits
-    return is_live(a[i]) ? t.mul(known ? fitting(i, t.scalar_type()) : T(i)) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
+    return is_live(a[i]) ? t.mul(fitting(i, t.scalar_type())) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
   };
   const bool out = schema.is_mutable() && !in_place;
   if (out) refuse();
