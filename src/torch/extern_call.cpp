@@ -61,6 +61,9 @@ at::Tensor copy_in_place_of(const at::Tensor& t) {
   return at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t.detach());
 }
 
+// The same memory, as a tensor that is made in inference mode.
+at::Tensor of_inference(const at::Tensor& t) { return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides()); }
+
 }  // namespace
 
 bool writes_first(const c10::FunctionSchema& s) {
@@ -99,7 +102,7 @@ void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vecto
   }
   for (size_t i = 0; i < returns.size(); ++i)
     if (!returns[i].alias_info()) flatten_results({stack[i]}, results);
-  results.insert(results.end(), copies.begin(), copies.end());
+  for (const at::Tensor& t : copies) results.push_back(c10::InferenceMode::is_enabled() && t.defined() ? of_inference(t) : t);
   for (size_t i = 0; counts && i < copies.size(); ++i)
     results.push_back(at::detail::scalar_tensor_static(version_of(copies[i]) - before[i], at::kLong, at::kCPU));
   stack.clear();

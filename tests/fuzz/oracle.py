@@ -112,6 +112,8 @@ def in_another_order(func, args, kwargs, single=False):
     if name in REDUCTIONS and func._overloadname in ("dim_IntList", "dim", "correction"):
         x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
         return func(x.flip(tuple(dims)), *args[1:], **kwargs)
+    if name == "prod" and func._overloadname == "dim_int":  # what vanishes on the way meets an infinity or not
+        return func(args[0].flip(args[1]), *args[1:], **kwargs)
     if name == "gelu" and kwargs.get("approximate") == "tanh" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
         x = args[0].float() if args[0].element_size() < 4 else args[0]
         t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3))

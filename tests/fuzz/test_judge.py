@@ -184,7 +184,7 @@ def test_what_a_rounding_decides():
 def test_another_order_is_the_same_but_for_roundings():
     x, y = torch.randn(7, 600, dtype=torch.float64), torch.randn(600, 5)
     aten = torch.ops.aten
-    for func, args in ((aten.sum.dim_IntList, (x, [1])), (aten.mean.dim, (x, [0, 1])), (aten.var.correction, (x, [-1])), (aten.std.correction, (x, None)), (aten.var_mean.correction, (x, [0])),
+    for func, args in ((aten.sum.dim_IntList, (x, [1])), (aten.mean.dim, (x, [0, 1])), (aten.var.correction, (x, [-1])), (aten.std.correction, (x, None)), (aten.var_mean.correction, (x, [0])), (aten.prod.dim_int, (x / 8 + 1, 1)),
                        (aten.mm.default, (x.float(), y))):
         args = args if args[1] is not None else args[:1]
         torch.testing.assert_close(oracle.in_another_order(func, list(args), {}), func(*args))

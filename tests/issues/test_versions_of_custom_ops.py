@@ -89,3 +89,15 @@ def test_written_between_forward_and_backward():
         write(x)
     with pytest.raises(RuntimeError, match="is at version 2; expected version 0"):
         out.sum().backward()
+
+
+def test_what_is_written_is_of_its_mode():
+    """What a call gives in inference mode is an inference tensor, written by a custom op or not."""
+    def fn(x):
+        y = x * 2
+        torch.ops.versions_of_custom_ops.times(y, 2)
+        return y
+    with torch.inference_mode():
+        got, expected = vitrify.compile(fn, fullgraph=True)(torch.ones(3)), fn(torch.ones(3))
+    torch.testing.assert_close(got, expected)
+    assert got.is_inference() and expected.is_inference()
