@@ -26,6 +26,10 @@ void verify(const Graph& g, const std::vector<uint32_t>* effect_order_before) {
         // of what sizes make together, as the last of some chunks, only the hint may show it
         if (!sym::known_le(0, s).value_or(!sym::is_symbol(s) && sym::has_hint(s) && sym::hint(s) >= 0))
           fail(fmt::format("size {} may be negative", sym::str(s)));
+      // Elements that share memory are a view's: what a node makes has one place for each.
+      for (size_t d = 0; d < t.sizes.size(); ++d)
+        if (!(n->op->flags & kView) && !n->op->name.starts_with("graph::") && t.strides[d].is(0) && !t.sizes[d].is(1) && !t.sizes[d].is(0))
+          fail("makes elements that share memory");
     }
     if (n->op->name.starts_with("graph::")) {
       if (body) fail("inputs and constants come first");

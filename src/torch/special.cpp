@@ -1,6 +1,7 @@
 // Ops the tracer knows by name.
 #include "ops/shapes.h"
 #include "torch/convert.h"
+#include "torch/overlap.h"
 #include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -77,9 +78,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   };
   if (name == "aten::unsafe_split.Tensor") return run_apart("aten::split.Tensor");
   if (name == "aten::unsafe_split_with_sizes") return run_apart("aten::split_with_sizes");
-  // One that gradients go through is a tensor of its own to autograd, and mostly of memory that nobody else has.
+  // One that gradients go through is a tensor of its own to autograd, and mostly of memory that nobody else has. What is expanded has no such memory.
   if (name == "aten::_unsafe_view") {
-    if (args[0].toTensor().requires_grad() && as_fake(fake_of(args[0].toTensor()))->view->storage->input < 0) return run_pure(info, stack);
+    const View& of = *as_fake(fake_of(args[0].toTensor()))->view;
+    if (args[0].toTensor().requires_grad() && of.storage->input < 0 && !overlaps_itself(of.type)) return run_pure(info, stack);
     run_apart("aten::view");
     as_fake(stack->back().toTensor())->view->step.op = &info;  // as users get it
     return;

@@ -56,3 +56,20 @@ def test_written_by_the_program():
         f(a, b).sum().backward()
         results.append((a.grad, b.grad, a.detach()))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("lies", [lambda t: t[:, None].expand(2, 2), lambda t: t.expand(3, 2), lambda t: t.repeat(2, 2)[:, ::2], lambda t: t.repeat(3, 1).t()],
+                         ids=["expanded", "expanded in front", "with gaps", "transposed"])
+@pytest.mark.parametrize("seen", [lambda v: torch.kron(v, v), lambda v: torch.ops.aten._unsafe_view(v, (v.shape[0], 1, v.shape[1])).exp()], ids=["kron", "_unsafe_view"])
+def test_of_what_the_program_made(lies, seen):
+    def fn(a, b):
+        v = lies(a * 2)
+        return v, seen(v) * b
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        a, b = torch.tensor([1., 2.], requires_grad=True), torch.tensor(3., requires_grad=True)
+        out = f(a, b)
+        sum(t.square().sum() for t in out).backward()
+        results.append((out, a.grad, b.grad))
+    torch.testing.assert_close(*results)
+    assert [t.stride() for t in results[0][0]] == [t.stride() for t in results[1][0]]
