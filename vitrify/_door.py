@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, _effects, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
+from . import _C, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
 from ._marks import UNBOUNDED
 from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer
@@ -90,7 +90,7 @@ class Door:
             if hit is not None:
                 return hit[0]
         failed = verdict if isinstance(verdict, Failed) else None
-        why, effects = _C.state_refused(state) or (None, None)
+        why = _C.state_refused(state)
         if why:
             _C.state_settle(state)
         if failed and failed.ours and self.fullgraph and not why:
@@ -98,7 +98,7 @@ class Door:
         _C.count("eager_calls")
         if why:
             _C.note_eager(why)
-        result = _effects.call(effects, self.original, *args, **kwargs)  # an error of the user's comes from here, as eager raises it
+        result = _C.state_call_eagerly(state, args, kwargs)  # an error of the user's comes from here, as eager raises it
         if failed and not (why and self.fullgraph):
             self.refuse(failed.reason, failed.place, failed.exc)
         return result

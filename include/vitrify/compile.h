@@ -152,8 +152,11 @@ class Engine {
   using Trace = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& placeholders, std::any& blueprint)>;
   // The entry for this call, compiled now if there is none; null: run the callable itself.
   std::shared_ptr<Entry> find(const Flat&, const Trace&);
-  // False: nothing was written, run the callable itself. `live`: numbers that the program reads anew.
-  bool run(const std::shared_ptr<Entry>&, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, at::ArrayRef<double> live = {});
+  // While it is held, custom ops that have run for a call give what they gave.
+  using Rest = std::shared_ptr<void>;
+  // False: nothing was written, run the callable itself, holding `rest`. `live`: numbers that the program reads anew.
+  bool run(const std::shared_ptr<Entry>&, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, Rest& rest,
+           at::ArrayRef<double> live = {});
   const std::any& blueprint(const Entry&) const;
   void reset();
   std::string explain() const;
@@ -253,7 +256,8 @@ class Compiled {
       return out;
     });
     std::vector<at::Tensor> out;
-    if (!entry || !engine_->run(entry, flat.tensors, out)) return f_(std::forward<Args>(args)...);
+    detail::Engine::Rest rest;
+    if (!entry || !engine_->run(entry, flat.tensors, out, rest)) return f_(std::forward<Args>(args)...);
     if constexpr (!is_void) {
       Result r = std::any_cast<const Result&>(engine_->blueprint(*entry));
       size_t next = 0;

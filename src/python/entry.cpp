@@ -192,21 +192,18 @@ bool settle(const Attempt& attempt) {
   return true;
 }
 
+// What has run of the call gives what it gave.
+PyObject* call_after(const std::shared_ptr<const Effects>& effects, PyObject* f, const Call& c) {
+  if (!effects) return call_target(f, c);
+  const Ref door = checked(PyImport_ImportModule("vitrify._door")), mode = checked(PyObject_CallMethod(door.get(), "_CaptureMode", nullptr));
+  const Resumed resumed(effects, mode.get());
+  return call_target(f, c);
+}
+
 PyObject* run_eagerly(State& s, const Call& c, const Attempt& attempt) {
   if (!attempt.why.empty()) note_eager(attempt.why);
   counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
-  if (!attempt.effects) return call_target(s.original.get(), c);
-  const Ref effects = checked(PyImport_ImportModule("vitrify._effects")), with = checked(PyObject_GetAttrString(effects.get(), "call"));
-  const Ref list = effects_list(*attempt.effects);
-  std::vector<PyObject*> args{list.get(), s.original.get()};
-  if (!c.tuple) {
-    args.insert(args.end(), c.args, c.args + c.nargs + c.nkw());
-    return PyObject_Vectorcall(with.get(), args.data(), 2 + c.nargs, c.kwnames);
-  }
-  for (size_t i = 0; i < c.nargs; ++i) args.push_back(c.args[i]);
-  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(args.size())));
-  for (size_t i = 0; i < args.size(); ++i) PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
-  return PyObject_Call(with.get(), tuple.get(), c.dict);
+  return call_after(attempt.effects, s.original.get(), c);
 }
 
 // Null without an exception: no entry matches.
@@ -570,34 +567,10 @@ void settle(PyObject* self) {
 
 Attempt* attempt_of(PyObject* self) { return attempt_here && attempt_here->state == &state_of(self) ? attempt_here : nullptr; }
 
-// The Python exception that it is to the program.
-Ref exception_of(const std::exception_ptr& error) {
-  const auto set = [&]() -> PyObject* {
-    HANDLE_TH_ERRORS
-    std::rethrow_exception(error);
-    END_HANDLE_TH_ERRORS
-  };
-  set();
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  Py_XDECREF(type);
-  Py_XDECREF(trace);
-  return Ref::steal(value);
-}
-
-Ref effects_list(const Effects& effects) {
-  Ref list = checked(PyList_New(0));
-  for (const Effects::One& one : effects.all) {
-    Ref results = checked(PyList_New(0));
-    auto wrap = [](const at::Tensor& t) { return t.defined() ? checked(THPVariable_Wrap(t)) : Ref::borrow(Py_None); };
-    for (const at::Tensor& t : one.results)
-      if (PyList_Append(results.get(), wrap(t).get()) < 0) throw PythonError();
-    const Ref error = one.error ? exception_of(one.error) : Ref::borrow(Py_None);
-    const Ref item = checked(Py_BuildValue("(sOOO)", one.op.c_str(), results.get(), wrap(one.random).get(), error.get()));
-    if (PyList_Append(list.get(), item.get()) < 0) throw PythonError();
-  }
-  return list;
+PyObject* call_eagerly(PyObject* self, PyObject* args, PyObject* kwargs) {
+  Call c{((PyTupleObject*)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), nullptr, args, PyDict_GET_SIZE(kwargs) ? kwargs : nullptr};
+  const Attempt* a = attempt_of(self);
+  return call_after(a ? a->effects : nullptr, state_of(self).original.get(), c);
 }
 
 bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {

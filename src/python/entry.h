@@ -8,7 +8,7 @@
 #include "python/live.h"
 #include "python/tree.h"
 #include "torch/compiled.h"
-#include "torch/executor.h"
+#include "torch/effects.h"
 
 namespace vitrify::python {
 
@@ -81,8 +81,8 @@ struct Attempt {
 };
 Attempt* attempt_of(PyObject* state_object);
 void settle(PyObject* state_object);  // no more plans for what the call has been refused for
-// (op, results, random state or none) of each, as vitrify._effects takes them.
-Ref effects_list(const Effects&);
+// The call under way by the callable itself; what its custom ops have given they give again.
+PyObject* call_eagerly(PyObject* state_object, PyObject* args, PyObject* kwargs);
 
 // Runs a matching entry; `hit` says whether there was one.
 PyObject* call_entries(PyObject* state, PyObject* args, PyObject* kwargs, bool& hit);

@@ -60,6 +60,7 @@ struct Session {
       o.refused = true;
       o.effects = a->effects;
     }
+    o.resumes = true;
     o.name = name;
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
@@ -519,14 +520,18 @@ void bind_states(py::module_& m) {
     get(h);
     return has_entry(h.ptr(), args.ptr(), kwargs.ptr());
   });
-  // Of the call under way: why a plan has refused it, and what the custom ops of that run gave.
+  // Why a plan has refused the call under way.
   m.def("state_refused", [get](py::handle h) -> py::object {
     get(h);
     const Attempt* a = attempt_of(h.ptr());
-    if (!a || a->refused.empty()) return py::none();
-    py::object effects = py::none();
-    if (a->effects) effects = py::reinterpret_steal<py::object>(effects_list(*a->effects).release());
-    return py::make_tuple(a->why, effects);
+    return a && !a->refused.empty() ? py::object(py::str(a->why)) : py::object(py::none());
+  });
+  // The call under way, eagerly: what its custom ops have given they give again.
+  m.def("state_call_eagerly", [get](py::handle h, py::tuple args, py::dict kwargs) {
+    get(h);
+    PyObject* r = call_eagerly(h.ptr(), args.ptr(), kwargs.ptr());
+    if (!r) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(r);
   });
   m.def("state_settle", [get](py::handle h) {
     get(h);

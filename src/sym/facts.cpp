@@ -282,10 +282,27 @@ std::optional<Range> bounds(Int e) {
   return r;
 }
 
+namespace {
+
+// None of more than 64 bits.
+std::optional<Int> less(Int a, Int b) {
+  try {
+    return a - b;
+  } catch (const Overflow&) {
+    return {};
+  }
+}
+
+}  // namespace
+
 std::optional<bool> known_eq(Int a, Int b) {
   if (a == b) return true;
   if (a.is_const() && b.is_const()) return false;
-  Int d = a - b;
+  const Range of_a = range_of(a), of_b = range_of(b);
+  if (of_a.lo > of_b.hi || of_a.hi < of_b.lo) return false;
+  const std::optional<Int> difference = less(a, b);
+  if (!difference) return {};
+  Int d = *difference;
   if (d.is_const()) return d.is(0);
   Range r = range_of(d);
   if (r.lo == 0 && r.hi == 0) return true;
@@ -306,9 +323,13 @@ std::optional<bool> known_eq(Int a, Int b) {
 std::optional<bool> known_le(Int a, Int b) {
   if (a == b) return true;
   if (a.is_const() && b.is_const()) return a.value() <= b.value();
-  Int d = b - a;
-  if (prove_nonneg(d)) return true;
-  if (prove_nonneg(-d - 1)) return false;
+  const Range of_a = range_of(a), of_b = range_of(b);
+  if (of_a.hi <= of_b.lo) return true;
+  if (of_a.lo > of_b.hi) return false;
+  const std::optional<Int> d = less(b, a);
+  if (!d) return {};
+  if (prove_nonneg(*d)) return true;
+  if (prove_nonneg(-*d - 1)) return false;
   return {};
 }
 

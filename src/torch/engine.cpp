@@ -293,6 +293,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
   };
   TracerOptions about;
   about.name = spec.name;
+  about.resumes = true;
   auto tracer_owner = std::make_shared<Tracer>(std::move(about));
   Tracer& tracer = *tracer_owner;
   try {
@@ -397,7 +398,8 @@ std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace
   return e;
 }
 
-bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, at::ArrayRef<double> live) {
+bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, Rest& rest,
+                 at::ArrayRef<double> live) {
   const uint64_t effects = effects_begun();
   try {
     if (std::all_of(args.begin(), args.end(), [](const at::Tensor& t) { return t.defined(); })) {
@@ -409,27 +411,33 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
     }
     return true;
   } catch (const capture::CallRefused& refusal) {
-    if (effects_begun() != effects) throw InternalError(refusal.what());  // custom ops have run
-    counters().eager_calls++;
+    const auto* run = dynamic_cast<const capture::RunRefused*>(&refusal);
+    if (run && run->effects)
+      rest = std::make_shared<Resumed>(run->effects);
+    else if (effects_begun() != effects)
+      throw InternalError(refusal.what());  // custom ops have run
     note_eager(refusal.what());
-    out.clear();
-    return false;
   } catch (const std::exception& err) {
     // A plan writes outside only when all else is done, so the callable can still run from the start: it raises what eager raises, with the state
     // eager leaves.
-    if (effects_begun() != effects) throw;
-    counters().eager_calls++;
-    if (dynamic_cast<const InternalError*>(&err)) {
+    const auto* bug = dynamic_cast<const InternalError*>(&err);
+    const bool learned = dynamic_cast<const capture::PlanRefused*>(&err);
+    if (effects_begun() != effects) {
+      const std::shared_ptr<const Effects> made = bug && !learned ? nullptr : take_effects_of_failure();
+      if (!made) throw;
+      rest = std::make_shared<Resumed>(made);
+    }
+    if (bug) {
       counters().fallbacks++;
-      const bool learned = dynamic_cast<const capture::PlanRefused*>(&err);
       note_eager((learned ? "" : "internal error: ") + std::string(err.what()));
       if (!learned) TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
       e->refused = true;
       if (impl_->refusals++ < kMaxAttempts) e->stale = true;  // captured again, with what was learned
     }
-    out.clear();
-    return false;
   }
+  counters().eager_calls++;
+  out.clear();
+  return false;
 }
 
 const std::any& Engine::blueprint(const Entry& e) const { return e.blueprint; }

@@ -60,9 +60,6 @@ bool called_otherwise(const ExternCall& e, const std::vector<const at::Tensor*>&
   return other;
 }
 
-thread_local uint64_t effects_begun_here = 0;
-thread_local std::shared_ptr<const Effects> given_here, failed_here;
-
 // Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN
 // given to a maximum. The processor notes it.
 bool met_invalid() {
@@ -111,11 +108,6 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return t;
 }
-
-uint64_t effects_begun() { return effects_begun_here; }
-void note_effect() { ++effects_begun_here; }
-void give_effects(std::shared_ptr<const Effects> e) { given_here = std::move(e); }
-std::shared_ptr<const Effects> take_effects_of_failure() { return std::exchange(failed_here, nullptr); }
 
 at::Tensor without_bits(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
@@ -688,9 +680,9 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     ~Drop() { run.drop_tensors(); }
   } drop{*this};
   fault_ = 0;
-  failed_here.reset();
+  set_effects_of_failure(nullptr);
   if (side_effects_) {
-    given_ = std::exchange(given_here, nullptr);
+    given_ = take_given_effects();
     made_.all.clear();
     wrote_ = false;
     begun_ = 0;
@@ -713,7 +705,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     fault_ = 0;
     const bool again = side_effects_ && !wrote_ && begun_ == made_.all.size();
     if (again || effects_begun() == effects) put_back();
-    if (again) failed_here = std::make_shared<Effects>(std::move(made_));
+    if (again) set_effects_of_failure(std::make_shared<Effects>(std::move(made_)));
     throw;
   }
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);

@@ -9,6 +9,7 @@
 #include "runtime/layout.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
+#include "torch/effects.h"
 #include "torch/extern_call.h"
 #include "torch/originals.h"
 
@@ -22,26 +23,6 @@ at::ScalarType slot_scalar_type(const runtime::Slot&);
 // A result tensor with memory of its own: from the block cache if it has `cached_from` bytes or more.
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous,
                       size_t cached_from = runtime::BlockCache::kMinBytes);
-
-// How often plans have begun on this thread what eager may not do again: calls of custom ops, of which nobody knows what they do, and writes to what
-// the call was given.
-uint64_t effects_begun();
-void note_effect();
-
-// What the custom ops of a refused run gave, in order: whatever serves the call then must not run them again.
-struct Effects {
-  struct One {
-    std::string op;
-    std::vector<at::Tensor> results;  // and then what the written arguments have become
-    at::Tensor random;                // the default generator's state after it; undefined: it drew nothing
-    std::exception_ptr error;         // what it raised instead
-  };
-  std::vector<One> all;
-};
-// What the custom ops gave of the run that has just failed on this thread, where eager can run the call from the start with it; null: it cannot.
-std::shared_ptr<const Effects> take_effects_of_failure();
-// Of the next run on this thread.
-void give_effects(std::shared_ptr<const Effects>);
 
 // A copy in the same strides that is not negative: kernels read memory, where the bit is not.
 at::Tensor without_bits(const at::Tensor&);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "sym/known.h"
+#include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -192,7 +193,7 @@ c10::Storage make_storage(c10::Device device, const ir::TensorType& type, int64_
 
 at::Tensor make_fake(std::shared_ptr<View> view, c10::DispatchKeySet keys) {
   auto dtype = c10::scalarTypeToTypeMeta(scalar_type_of(view->type));
-  return at::Tensor(c10::make_intrusive<FakeImpl>(std::move(view), keys, dtype));
+  return at::Tensor(c10::make_intrusive<FakeImpl>(std::move(view), keys | composite_keys(), dtype));
 }
 
 }  // namespace vitrify::capture

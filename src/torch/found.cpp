@@ -22,6 +22,8 @@ using ir::Value;
 
 namespace {
 
+constexpr uint32_t kLongestRow = 32;  // of sizes that the run finds, each by the one before
+
 std::vector<Value> operands_of(const std::vector<Arg>& args) {
   std::vector<Value> r;
   for (const Arg& a : args) {
@@ -129,10 +131,37 @@ bool Tracer::Impl::run_now(const OpInfo& info, const std::vector<Arg>& args, Sta
   return true;
 }
 
+// How many finds follow from each other in what those values follow from.
+uint32_t Tracer::Impl::row_behind(const std::vector<Value>& values) {
+  if (found_nodes.empty()) return 0;
+  std::vector<ir::Node*> fresh, open;
+  const auto meet = [&](const Value& v) {
+    if (found_rows.try_emplace(v.node, 0).second) open.push_back(v.node);
+  };
+  for (const Value& v : values) meet(v);
+  while (!open.empty()) {
+    ir::Node* n = open.back();
+    open.pop_back();
+    fresh.push_back(n);
+    ir::for_each_input(*n, meet);
+  }
+  std::ranges::sort(fresh, {}, &ir::Node::id);  // each after what it reads
+  for (ir::Node* n : fresh) {
+    uint32_t row = 0;
+    ir::for_each_input(*n, [&](Value& v) { row = std::max(row, found_rows.at(v.node)); });
+    found_rows[n] = row + (std::ranges::find(found_nodes, n) != found_nodes.end());
+  }
+  uint32_t row = 0;
+  for (const Value& v : values) row = std::max(row, found_rows.at(v.node));
+  return row;
+}
+
 // A rule has guessed the sizes that it does not know. What they are now shows which way the program goes; below two the guess is 2, so that the plan
 // is not one for sizes that broadcast. The results of now, if they could be had.
 std::vector<at::Tensor> Tracer::Impl::find_sizes(const OpInfo& info, const std::vector<Arg>& args, const Types& types, size_t first_symbol) {
   std::vector<std::tuple<size_t, size_t, sym::Int>> found;
+  // While it is captured such a loop need not end.
+  if (row_behind(operands_of(args)) >= kLongestRow) fail("finds sizes by what it found before, as in a loop that content ends");
   for (size_t r = 0; r < types.size(); ++r)
     for (size_t d = 0; d < types[r].dim(); ++d)
       if (sym::Int s = types[r].sizes[d]; !s.is_const() && sym::is_symbol(s) && sym::view(s).symbol->id >= first_symbol) {
@@ -188,12 +217,12 @@ ir::Node* Tracer::Impl::found_before(const OpInfo& info, const std::vector<Arg>&
 }
 
 // A boolean or an integer that the program reads is taken to stay what it is now. Where it turns out otherwise once custom ops have run, what they
-// gave is kept (Effects), but in a C++ process.
+// gave is kept (Effects), where the door goes on from there.
 std::optional<c10::Scalar> Tracer::Impl::assume(Value v) {
   const TensorType& type = v.type();
   const bool boolean = type.dtype == DType::Bool;
   if ((!boolean && !is_int(type.dtype)) || !type.numel().is(1) || type.device.kind != DeviceKind::CPU || (in_backward && !look)) return std::nullopt;
-  if (has_side_effects(*graph) && !options.python_mode) return std::nullopt;
+  if (has_side_effects(*graph) && !options.resumes) return std::nullopt;
   c10::Scalar value = true;  // torch's own checks of arguments raise where this is false
   if (const bool check = v.node->op->name == "aten::_is_all_true"; !check || options.refused) {
     const auto now = values_now({v});

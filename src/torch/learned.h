@@ -8,7 +8,7 @@
 #include "support/error.h"
 
 namespace vitrify {
-struct Effects;  // executor.h
+struct Effects;  // effects.h
 }
 namespace vitrify::capture {
 

@@ -116,6 +116,7 @@ Value Tracer::Impl::number_value(uint32_t step) {
 // What item() gives: a number that the host knows before the call, or one that the graph will know.
 std::optional<uint32_t> Tracer::Impl::step_of_item(Value v) {
   const size_t before = numbers->steps.size();
+  steps_of.clear();
   if (auto step = step_of_value(v)) return step;
   numbers->steps.resize(before);
   numbers->seen.resize(before);
@@ -127,6 +128,12 @@ std::optional<uint32_t> Tracer::Impl::step_of_item(Value v) {
 
 // What a 0-d value of the graph will be, if it follows from inputs by arithmetic that rounds as ATen's does.
 std::optional<uint32_t> Tracer::Impl::step_of_value(Value v) {
+  if (const auto known = steps_of.find(v); known != steps_of.end()) return known->second;
+  const std::optional<uint32_t> step = find_step(v);
+  return steps_of[v] = step;
+}
+
+std::optional<uint32_t> Tracer::Impl::find_step(Value v) {
   using Op = Numbers::Op;
   const TensorType& type = v.type();
   if (type.dim() || type.device.kind != DeviceKind::CPU || !is_float(type.dtype)) return std::nullopt;

@@ -363,7 +363,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
 void Tracer::Impl::take_inputs(Program& p) {
   p.graph = graph;
   p.num_args = num_args;
-  p.resumes = options.python_mode;
+  p.resumes = options.resumes;
   for (uint32_t i = num_args; i < inputs.size(); ++i) {
     const Source& s = *inputs[i];
     p.captured.push_back(s.grad_of ? at::Tensor() : s.real);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -200,28 +201,38 @@ bool follows_from_integers(const Graph& g, Value v, const std::function<bool(uin
   return ok && reads;
 }
 
-bool same_computation(const Value& a, const Value& b) {
+namespace {
+
+bool same_computation(const Value& a, const Value& b, std::set<std::pair<const Node*, const Node*>>& met) {
   if (!a || !b) return !a == !b;
   if (a.node == b.node) return a.index == b.index;
   const Node &x = *a.node, &y = *b.node;
   if (a.index != b.index || x.op != y.op || x.args.size() != y.args.size() || is_input(x) || is_constant(x) ||
       (x.op->flags & (ir::kRandom | ir::kEffect)))
     return false;
+  if (!met.emplace(&x, &y).second) return true;  // or what led here will say no
   for (size_t i = 0; i < x.args.size(); ++i) {
     const ir::Arg &p = x.args[i], &q = y.args[i];
     if (p.index() != q.index()) return false;
     if (auto* v = std::get_if<Value>(&p)) {
-      if (!same_computation(*v, std::get<Value>(q))) return false;
+      if (!same_computation(*v, std::get<Value>(q), met)) return false;
     } else if (auto* l = std::get_if<std::vector<Value>>(&p)) {
       const auto& m = std::get<std::vector<Value>>(q);
       if (l->size() != m.size()) return false;
       for (size_t k = 0; k < m.size(); ++k)
-        if (!same_computation((*l)[k], m[k])) return false;
+        if (!same_computation((*l)[k], m[k], met)) return false;
     } else if (!(p == q)) {
       return false;
     }
   }
   return true;
+}
+
+}  // namespace
+
+bool same_computation(const Value& a, const Value& b) {
+  std::set<std::pair<const Node*, const Node*>> met;
+  return same_computation(a, b, met);
 }
 
 }  // namespace vitrify

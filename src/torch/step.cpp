@@ -204,7 +204,8 @@ struct StepEngine::Impl {
   }
 
   // False: nothing was done.
-  bool run(Engine& engine, const Flat& call, const Engine::Trace& trace, std::vector<at::Tensor>& out, std::shared_ptr<Plan>& plan) {
+  bool run(Engine& engine, const Flat& call, const Engine::Trace& trace, std::vector<at::Tensor>& out, std::shared_ptr<Plan>& plan,
+           Engine::Rest& rest) {
     std::shared_ptr<Engine::Entry> entry;
     std::vector<double> numbers;
     for (int attempt = 0;; ++attempt) {
@@ -218,7 +219,7 @@ struct StepEngine::Impl {
       if (numbers_of(*plan, numbers)) break;
       engine.reset();
     }
-    if (!engine.run(entry, call.tensors, out, numbers)) return false;
+    if (!engine.run(entry, call.tensors, out, rest, numbers)) return false;
     for (const Plan::Member& m : plan->members) {
       void* key = m.tensor.unsafeGetTensorImpl();
       if (auto it = made.find(key); it != made.end()) {
@@ -244,7 +245,7 @@ struct StepEngine::Impl {
   }
 
   // Undefined: nothing was done.
-  at::Tensor whole_step(const Flat& given, const std::vector<Parameter>& all, const TracedLoss& traced) {
+  at::Tensor whole_step(const Flat& given, const std::vector<Parameter>& all, const TracedLoss& traced, Engine::Rest& rest) {
     Flat call = given;
     add_key(call, all);
     std::vector<at::Tensor> out;
@@ -259,14 +260,14 @@ struct StepEngine::Impl {
           std::copy_if(grads.begin(), grads.end(), std::back_inserter(results), [](const at::Tensor& g) { return g.defined(); });
           return results;
         },
-        out, plan);
+        out, plan, rest);
     if (!done) return {};
     for (size_t i = 0; i < plan->members.size(); ++i) plan->members[i].tensor.mutable_grad() = std::move(out[i + 1]);
     return out[0];
   }
 
   // False: nothing was done.
-  bool update_alone(const std::vector<Parameter>& all) {
+  bool update_alone(const std::vector<Parameter>& all, Engine::Rest& rest) {
     Flat call;
     add_key(call, all);
     std::vector<char> which;
@@ -291,7 +292,7 @@ struct StepEngine::Impl {
           blueprint = update_all(all, grads);
           return std::vector<at::Tensor>();
         },
-        out, plan);
+        out, plan, rest);
   }
 };
 
@@ -301,6 +302,7 @@ StepEngine::StepEngine(CompileOptions o, std::shared_ptr<torch::nn::Module> m, t
 at::Tensor StepEngine::run(const Flat& call, const TracedLoss& traced, const Loss& loss) {
   Impl& im = *impl_;
   std::lock_guard lock(im.mutex);
+  Engine::Rest rest;
   torch::optim::Optimizer& optimizer = im.optimizer;
   auto gradients = [&] {
     optimizer.zero_grad();
@@ -313,9 +315,9 @@ at::Tensor StepEngine::run(const Flat& call, const TracedLoss& traced, const Los
     const std::vector<Parameter> all = im.parameters();
     optimizer.zero_grad();
     if (im.fits_one_program(call, all))
-      if (at::Tensor l = im.whole_step(call, all, traced); l.defined()) return l;
+      if (at::Tensor l = im.whole_step(call, all, traced, rest); l.defined()) return l;
     at::Tensor l = gradients();
-    if (all.empty() || !im.update_alone(all)) optimizer.step();
+    if (all.empty() || !im.update_alone(all, rest)) optimizer.step();
     return l;
   }
   at::Tensor l = gradients();

@@ -20,7 +20,7 @@ struct Node;
 
 namespace vitrify {
 
-struct Effects;  // executor.h
+struct Effects;  // effects.h
 
 struct TracerOptions {
   // In a Python process: a real TorchDispatchMode instance (PyObject*) that stands for the tracer on torch's mode stack; null in a C++ process.
@@ -46,6 +46,8 @@ struct TracerOptions {
   // The call has been refused by a plan for its signature; `effects`: what its custom ops gave in that run, or null.
   bool refused = false;
   std::shared_ptr<const Effects> effects;
+  // The door can run a call from the start after its custom ops have run (Resumed).
+  bool resumes = false;
   std::string name = "the program";              // as warnings call it
   std::function<void(const std::string&)> warn;  // as the door does, on any thread; null: as torch does
   // Runs the Meta kernel beside each shape rule and throws InternalError where they differ. For tests.

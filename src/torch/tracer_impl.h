@@ -71,10 +71,12 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_set<uint32_t> found_symbols;                // ids of those that the run finds
   std::vector<sym::Int> guessed;                             // of those, whose hint is no more than a guess
   std::vector<ir::Node*> found_nodes;                        // whose results have them as sizes
-  std::vector<std::pair<ir::Value, at::Tensor>> known_now;   // what some values are for the inputs of now
-  std::vector<InputFact> facts;                              // of inputs, which the program has read
-  size_t effects_known = 0;                                  // of TracerOptions::effects
-  std::optional<Types> described;                            // results of the custom op under way, as its author describes them
+  std::unordered_map<const ir::Node*, uint32_t> found_rows;  // see row_behind
+  uint32_t row_behind(const std::vector<ir::Value>&);
+  std::vector<std::pair<ir::Value, at::Tensor>> known_now;  // what some values are for the inputs of now
+  std::vector<InputFact> facts;                             // of inputs, which the program has read
+  size_t effects_known = 0;                                 // of TracerOptions::effects
+  std::optional<Types> described;                           // results of the custom op under way, as its author describes them
 
   // --- process state put back at the end
   struct Saved {
@@ -124,6 +126,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Value traced_value(uint32_t step);
   std::optional<uint32_t> step_of_item(ir::Value);
   std::optional<uint32_t> step_of_value(ir::Value);
+  std::optional<uint32_t> find_step(ir::Value);
+  std::unordered_map<ir::Value, std::optional<uint32_t>> steps_of;  // while one is looked for
   bool has_live_number(const OpInfo&, const compat::Stack&) const;
   void decompose_numbers(const OpInfo&, compat::Stack*);
   void decompose_list(const OpInfo&, compat::Stack*);

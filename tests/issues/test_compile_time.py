@@ -181,6 +181,67 @@ def test_gathers_take_indices_of_32_bits(tmp_path):
     assert pointers and set(pointers) == {"%"}
 
 
+class Sinkhorn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        p = self.w
+        for _ in range(20):
+            p = p - p.logsumexp(1, keepdim=True)
+            p = p - p.logsumexp(0, keepdim=True)
+        return x @ p.exp()
+
+
+class MixedKernel(Sinkhorn):
+    def forward(self, x):
+        w = self.w.view(4, 4, 4, 4)
+        for _ in range(40):
+            w = w * 0.5 + w.flip(0) * 0.4
+        return F.conv2d(x.view(1, 4, 8, 8), w)
+
+
+def numbers_of_numbers(x):
+    a, b = x.sum() / 100, x.mean()
+    for _ in range(40):
+        a, b = a * 0.9 + b * 0.1, a * 0.2 + b.sqrt() * 0.8
+    return x * a.item()
+
+
+def masks_of_masks(x):
+    def mask(i):
+        for _ in range(40):
+            i = i * 3 + i.roll(1)
+        return i % 2 == 0
+    i = x.long()
+    return x[mask(i)].sum(0) + (x + 1)[mask(i)].sum(0)
+
+
+def masks_of_an_argument(x, i):
+    def mask(i):
+        for _ in range(40):
+            i = i * 3 + i.roll(1)
+        return i % 2 == 0
+    return x[mask(i)].sum(0) + (x + 1)[mask(i)].sum(0)
+
+
+SHARED = {"frozen weights": (Sinkhorn(), lambda: [data(4, 16)]), "frozen kernels": (MixedKernel(), lambda: [data(16, 16)]), "numbers": (numbers_of_numbers, lambda: [data(16)]),
+          "masks": (masks_of_masks, lambda: [data(60)]), "masks of an argument": (masks_of_an_argument, lambda: [data(60), T(60)])}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_is_used_twice_is_looked_at_once(name):
+    """Steps that read a value twice: whoever follows them without a memory of where it has been takes time that doubles with each."""
+    f, make = SHARED[name]
+    with torch.no_grad():
+        want, compiled = f(*make()), vitrify.compile(f)
+        start = time.process_time()
+        out = compiled(*make())
+        assert time.process_time() - start < 2
+        torch.testing.assert_close(out, want, **bounds.DEEP)
+
+
 def test_nothing_runs_out_of_stack():
     def f(x):
         for _ in range(4000):

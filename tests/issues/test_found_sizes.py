@@ -1,4 +1,5 @@
 """Sizes that the run finds: kernels whose memory depends on one run after the call that finds it."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -71,3 +72,42 @@ def test_draws_of_as_many_as_random_numbers_leave(grad, shown):
             out = f(torch.linspace(0, 1, n, requires_grad=grad))
             seen.append([out, torch.rand(2)])
         torch.testing.assert_close(*seen)
+
+
+def until_one_is_left(s):
+    while s.shape[0] > 1:
+        s = s[s > s.mean()]
+    return s.sum()
+
+
+def breadth_first(near):
+    front = torch.tensor([0])
+    seen = torch.zeros(near.shape[0], dtype=torch.bool)
+    seen[front] = True
+    while front.numel() > 0:
+        new = near[front].any(0) & ~seen
+        seen = seen | new
+        front = new.nonzero()[:, 0]
+    return seen * 1
+
+
+LOOPS = {"until one is left": (until_one_is_left, lambda: [torch.arange(9.0) ** 2]), "breadth first": (breadth_first, lambda: [torch.eye(6, dtype=torch.bool).roll(1, 1)])}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_that_content_ends(name):
+    """They end in eager; a capture takes what is found for two elements or more, and would go round for ever."""
+    f, make = LOOPS[name]
+    expects.eager("as in a loop that content ends")
+    expects.no_kernels("all of it runs eagerly")
+    compiled = vitrify.compile(f)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(*make()), f(*make()))
+
+
+FILTERED = {"rows": lambda b: b[b[:, 0] > 5][1:][:, 0] * 2, "indices": lambda b: b.nonzero()[1:][:, 0] * 2, "columns": lambda b: b[b[:, 0] > 5][2:][:, 1:] + 1}
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_a_slice_of_a_slice(name):
+    check(FILTERED[name], lambda: [torch.arange(36.0).view(9, 4)])

@@ -41,7 +41,7 @@ bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
     const auto& used = counts.at(n);
     if (std::any_of(used.begin() + 1, used.end(), [](uint32_t c) { return c != 0; })) continue;
     const Value w = tensor(*conv, 1), b = tensor(*conv, 2);
-    auto ok = [&](Value v) { return !v || (state.is_frozen(g, v) && is_f32_cpu(v.type())); };
+    auto ok = [&](Value v) { return !v || (state.is_frozen(v) && is_f32_cpu(v.type())); };
     if (!ok(w) || !ok(b) || !ok(norm->weight) || !ok(norm->bias) || !ok(norm->mean) || !ok(norm->var) || !is_f32_cpu(n->outs[0])) continue;
 
     state.fuses(g);

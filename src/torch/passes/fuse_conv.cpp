@@ -67,7 +67,7 @@ std::optional<Convolution> match_conv(Graph& g, Node* n, const PassState& state)
     if (!c.x.type().sizes[i].is_const()) return {};
   for (size_t i = 0; i < 4; ++i)
     if (n->outs[0].sizes[i].is(0)) return {};
-  if (adds_long_sums(c.w.type()) || !state.is_frozen(g, c.w) || (c.b && !state.is_frozen(g, c.b))) return {};
+  if (adds_long_sums(c.w.type()) || !state.is_frozen(c.w) || (c.b && !state.is_frozen(c.b))) return {};
   c.stride = *s;
   c.padding = *p;
   c.dilation = *d;

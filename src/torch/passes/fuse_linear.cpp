@@ -113,7 +113,7 @@ bool suits_own(const Product& p) {
 // A product by a weight that changes, as nn.Linear has it, too wide for src/ops/matmul.cpp to make loops of it: where one is small MKL is no faster
 // than multiply(), but brings 2.5 MiB of its code into memory.
 bool by_changing_weight(Graph& g, const PassState& state, const Product& p) {
-  return !has_dense_rows(p.b.type()) && hint_of(p.b.type().sizes[1]) >= kMinColumns && !state.is_frozen(g, p.b) && suits_own(p);
+  return !has_dense_rows(p.b.type()) && hint_of(p.b.type().sizes[1]) >= kMinColumns && !state.is_frozen(p.b) && suits_own(p);
 }
 
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
@@ -161,7 +161,7 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
   // Packed copies where a byte of them saves most. MKL packs for one number of rows.
   std::vector<Found*> wanted;
   for (Found& f : found)
-    if (library != Library::Aten && f.work >= kMinWork && state.is_frozen(g, f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const()))
+    if (library != Library::Aten && f.work >= kMinWork && state.is_frozen(f.p.b) && (library != Library::Mkl || f.p.a.type().sizes[0].is_const()))
       wanted.push_back(&f);
   std::stable_sort(wanted.begin(), wanted.end(),
                    [](Found* x, Found* y) { return hint_of(x->p.a.type().sizes[0]) > hint_of(y->p.a.type().sizes[0]); });

@@ -190,17 +190,26 @@ struct Hoister {
 
 }  // namespace
 
-bool PassState::is_frozen(const Graph& g, Value v) const {
-  if (!v || !static_type(v.type())) return false;
-  if (v.node->op->name == "graph::constant") return true;
-  if (v.node->op->name == "graph::input") {
-    const auto i = static_cast<uint32_t>(std::get<sym::Int>(v.node->args[0]).value());
-    return i >= num_args && !(i < written.size() && written[i]);
+bool PassState::is_frozen(Value v) const {
+  if (!v) return false;
+  std::unordered_set<Value> seen{v};
+  std::vector<Value> open{v};
+  while (!open.empty()) {
+    const Value x = open.back();
+    open.pop_back();
+    if (!static_type(x.type())) return false;
+    if (x.node->op->name == "graph::constant") continue;
+    if (x.node->op->name == "graph::input") {
+      const auto i = static_cast<uint32_t>(std::get<sym::Int>(x.node->args[0]).value());
+      if (i < num_args || (i < written.size() && written[i])) return false;
+      continue;
+    }
+    if (!pure(*x.node) || !static_args(*x.node)) return false;
+    ir::for_each_input(*x.node, [&](Value& y) {
+      if (seen.insert(y).second) open.push_back(y);
+    });
   }
-  if (!pure(*v.node) || !static_args(*v.node)) return false;
-  bool ok = true;
-  ir::for_each_input(*v.node, [&](Value& x) { ok = ok && is_frozen(g, x); });
-  return ok;
+  return true;
 }
 
 int64_t most_packed(const Options& options, const PassState& state, PackedFor use) {

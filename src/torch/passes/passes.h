@@ -34,7 +34,7 @@ struct PassState {
   std::shared_ptr<Originals> originals;                            // null: nothing is fused
 
   // True when v follows from captured tensors the program does not write, through pure ops of constant shape.
-  bool is_frozen(const ir::Graph&, ir::Value) const;
+  bool is_frozen(ir::Value) const;
   // To be called by a pass that puts library calls in the place of ops, before it changes anything.
   void fuses(const ir::Graph& g) {
     if (!originals) originals = std::make_shared<Originals>(g);

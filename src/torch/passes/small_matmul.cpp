@@ -17,7 +17,7 @@ bool small_matmul(Graph& g, const Options&, PassState& state) {
     if (!mm && !addmm) continue;
     const size_t at = mm ? 1 : 2;
     const Value w = tensor(*n, at), x = tensor(*n, at - 1);
-    if (!w || !x || !is_f32_cpu(w.type()) || !state.is_frozen(g, w) || w.type().strides[1].is(1)) continue;
+    if (!w || !x || !is_f32_cpu(w.type()) || !state.is_frozen(w) || w.type().strides[1].is(1)) continue;
     const double work = hint_of(x.type().sizes[0]) * hint_of(x.type().sizes[1]) * hint_of(w.type().sizes[1]);
     if (work == 0 || work > kMaxWork || !is_static(w.type().sizes) || hint_of(w.type().sizes[1]) < 16) continue;
     ir::TensorType dense = w.type();

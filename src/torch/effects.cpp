@@ -1,0 +1,89 @@
+#include "torch/effects.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "torch/convert.h"
+#include "torch/stack.h"
+
+namespace vitrify {
+namespace {
+
+thread_local uint64_t begun = 0;
+thread_local std::shared_ptr<const Effects> given_here, failed_here;
+
+std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const compat::Stack& stack) {
+  std::vector<at::Tensor> r;
+  const size_t n = schema.arguments().size();
+  for (size_t i = 0; i < n; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (!alias || !alias->isWrite()) continue;
+    const c10::IValue& v = stack[stack.size() - n + i];
+    if (v.isTensor() && v.toTensor().defined()) r.push_back(v.toTensor());
+    if (v.isTensorList())
+      for (const at::Tensor& t : v.toTensorVector()) r.push_back(t);
+    if (v.isOptionalTensorList())
+      for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
+        if (t) r.push_back(*t);
+  }
+  return r;
+}
+
+}  // namespace
+
+uint64_t effects_begun() { return begun; }
+void note_effect() { ++begun; }
+void give_effects(std::shared_ptr<const Effects> e) { given_here = std::move(e); }
+std::shared_ptr<const Effects> take_given_effects() { return std::exchange(given_here, nullptr); }
+std::shared_ptr<const Effects> take_effects_of_failure() { return std::exchange(failed_here, nullptr); }
+void set_effects_of_failure(std::shared_ptr<const Effects> e) { failed_here = std::move(e); }
+
+Resumed::Resumed(std::shared_ptr<const Effects> e, void* python_mode) : effects_(std::move(e)) {
+  if (effects_ && !effects_->all.empty()) capture::push_mode(this, python_mode);
+}
+Resumed::~Resumed() {
+  if (effects_ && !effects_->all.empty()) capture::remove_mode();
+}
+
+void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {
+  const capture::Paused paused;
+  if (given_ == effects_->all.size() || op_name(op.operator_name()) != effects_->all[given_].op) return op.callBoxed(stack);
+  give(effects_->all[given_++], op, stack);
+}
+
+void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compat::Stack* stack) const {
+  const c10::FunctionSchema& schema = op.schema();
+  if (one.random.defined()) {
+    at::Generator g = at::detail::getDefaultCPUGenerator();
+    std::lock_guard lock(g.mutex());
+    g.set_state(one.random);
+  }
+  const std::vector<at::Tensor> written = written_by(schema, *stack);
+  size_t fresh = 0;
+  for (const c10::Argument& r : schema.returns()) fresh += !r.alias_info();
+  const size_t n = written.size(), all = one.results.size();
+  const bool counted = !one.error && n && all == fresh + 2 * n;
+  const size_t made = all - std::min(all, counted ? 2 * n : n);
+  for (size_t k = 0; k < n && made + k < all; ++k) {
+    written[k].copy_(one.results[made + k]);
+    for (int64_t times = counted ? one.results[made + n + k].item<int64_t>() : 0; times > 0; --times)
+      written[k].unsafeGetTensorImpl()->bump_version();
+  }
+  if (one.error) std::rethrow_exception(one.error);
+  drop(*stack, schema.arguments().size());
+  const std::vector<at::Tensor> results(one.results.begin(), one.results.begin() + static_cast<std::ptrdiff_t>(made));
+  if (schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType) {
+    stack->emplace_back(c10::List<at::Tensor>(results));
+    return;
+  }
+  size_t next = 0, next_written = 0;
+  for (const c10::Argument& r : schema.returns()) stack->emplace_back(r.alias_info() ? written.at(next_written++) : results.at(next++));
+}
+
+c10::intrusive_ptr<c10::TensorImpl> Resumed::detach(const c10::TensorImpl* t) {
+  const capture::Paused paused;
+  return t->shallow_copy_and_detach(c10::VariableVersion(0), false);
+}
+
+}  // namespace vitrify
