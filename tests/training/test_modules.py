@@ -335,6 +335,11 @@ def test_sizes_that_change(name):
     assert vitrify.counters["captures"] <= 2, "a plan per size"
 
 
+# Results whose gradients do not meet have backwards of their own; all others share one.
+APART = {"return (x * y).sum(), x.mean(0)": 2, "return x.view(-1).sin(), y.expand(2, *y.shape) * 2": 2, "return (x * x.shape[0]).exp(), x.sum() / y.numel()": 2,
+         "return F.max_pool2d(x.view(1, 1, -1, 3), 2, 1), F.avg_pool2d(y.view(1, 1, -1, 3), 2, 1), F.adaptive_avg_pool2d(x.view(1, 1, -1, 3), 1)": 3}
+
+
 @pytest.mark.parametrize("text", ["return (x * y).sum(), x.mean(0)", "return torch.cat([x, y]) * 2", "return F.cross_entropy(x @ y.t(), torch.arange(x.shape[0]))", "return x[1:] * y[:-1]", "return F.softmax(x, 0) @ y.t()",
                                   "return x.view(-1).sin(), y.expand(2, *y.shape) * 2", "return (x * x.shape[0]).exp(), x.sum() / y.numel()", "return x.mean() + y.mean(1).sum()", "return (x * x.shape[0]).sum() * y.numel()",
                                   "return F.scaled_dot_product_attention(x.view(1, -1, 1, 3), y.view(1, -1, 1, 3), y.view(1, -1, 1, 3))",
@@ -344,7 +349,8 @@ def test_functions_of_sizes_that_change(text):
     compiled = vitrify.compile(fn, dynamic=True)
     for n in (4, 7, 3, 11):
         gradients.same(gradients.Run(compiled, leaves((n, 3), (n, 3))()), gradients.Run(fn, leaves((n, 3), (n, 3))()))
-    assert vitrify.counters["compiled_calls"] >= 8 and vitrify.counters["captures"] == 1  # independent results have backwards of their own
+    backwards = APART.get(text, 1)
+    assert vitrify.counters["compiled_calls"] == 4 * (1 + backwards) and vitrify.counters["captures"] == 1
 
 
 # ---- threads
