@@ -24,6 +24,7 @@
 #include "torch/number_hooks.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
+#include "torch/versions.h"
 
 namespace py = pybind11;
 
@@ -440,6 +441,7 @@ void bind_capture(py::module_& m) {
   });
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("hooks_of", &hooks_of);
+  m.def("version_of", &version_of);
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }
