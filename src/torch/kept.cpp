@@ -260,6 +260,22 @@ bool Call::spent(const Path& path) const {
   return false;
 }
 
+bool Call::come_once(const Path& path) {
+  Call* all = this;
+  while (all->below_) all = all->below_.get();
+  const int now = torch::autograd::get_current_graph_task_id();
+  std::lock_guard lock(all->mutex_);
+  for (size_t i = 0; i < tape_->steps.size(); ++i) {
+    const int32_t once = tape_->steps[i].once;
+    if (once < 0 || !on(path, i)) continue;
+    if (all->came_.size() <= static_cast<size_t>(once)) all->came_.resize(static_cast<size_t>(once) + 1, kNone);
+    int& came = all->came_[static_cast<size_t>(once)];
+    if (came != kNone && came != now) return false;
+    came = now;
+  }
+  return true;
+}
+
 void Call::mark(size_t step, bool from_above) {
   if (from_above) {
     held_.resize(tape_->steps.size(), kNone);

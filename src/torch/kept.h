@@ -66,6 +66,8 @@ class Call {
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
   // Whether a backward comes to what another has freed: a node of which eager keeps something.
   bool spent(const Path&) const;
+  // Notes that a backward comes to what only one may come to; false: another has before.
+  bool come_once(const Path&);
   void free(const Path&);
   void free_all();
 
@@ -80,6 +82,7 @@ class Call {
   std::shared_ptr<Call> below_;
   mutable std::mutex mutex_;
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
+  std::vector<int> came_;   // by Tape::Step::once, in the call below all: the backward that has come there, or kNone
   std::vector<int> held_;   // by step: a level above has freed it, in this backward, in which a node of this one may be about to run; or kNone
 };
 

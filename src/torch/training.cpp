@@ -205,6 +205,9 @@ variable_list RegionNode::apply(variable_list&& given) {
   find_stops(tangents);
   const Path path = region_->path_of(tangents, *this);
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
+  TORCH_CHECK(
+      call_->come_once(path),
+      "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
   for (const RegionCall::Watched& w : call_->watched) {
     if (!w.is_output && w.has_node && w.is_detached() && region_->tape().reads(path, false, w.index)) refuse_detached();
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
