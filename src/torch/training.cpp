@@ -214,8 +214,10 @@ variable_list RegionNode::apply(variable_list&& given) {
       refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
                      w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
   }
+  // Before it begins: also what raises where other nodes of the call go on with the gradients.
+  const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
   for (const RegionCall::Raised& r : call_->raised) {
-    if (!on(path, r.step)) continue;
+    if (!on(all, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
     TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
                 "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");

@@ -58,7 +58,19 @@ def behind_others(x, y):
     return b, Twice.apply(y).cos()
 
 
-PROGRAMS = {"result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
+def drawn_over(x, y):
+    a = x.exp()
+    drawn = a[::2].normal_()
+    return drawn, a.sigmoid()
+
+
+def drawn_over_beside_others(x, y):
+    a = x.exp()
+    drawn = a[::2].normal_()
+    return drawn, a.sigmoid() * y
+
+
+PROGRAMS = {"drawn over": lambda: drawn_over, "drawn over beside others": lambda: drawn_over_beside_others, "result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
 GRAD = torch.autograd.grad
 USES = {
     "backward": lambda out, x, y: (out[0].sum() + out[1].sum()).backward(),
@@ -82,6 +94,7 @@ def test_errors_are_of_the_backwards_that_eager_ends(name, use):
         program = PROGRAMS[name]()
         f, told = compile(program), []
         for call in range(3):
+            torch.manual_seed(call)
             x, y = (torch.linspace(-1, 2, 4).add(call + i).requires_grad_() for i in range(2))
             more = [torch.full((4,), 2.0).add_(1)] if name == "argument written" else []  # whose version is not 0
             out = f(x, y, *more)
