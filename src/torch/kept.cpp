@@ -331,7 +331,11 @@ std::vector<Kept> Call::let_go() {
   for (size_t k = 0; k < tape_->roots.size(); ++k)
     live.push_back(tape_->roots[k] >= 0 && leads[static_cast<size_t>(tape_->roots[k])] && (lost_.empty() || !lost_[k]));
   const bool any = std::ranges::find(live, 1) != live.end();
-  if (any) needed = needed_through(live, *derivative_, kept.size());
+  if (any) {
+    needed = needed_through(live, *derivative_, kept.size());
+    const auto uses = ir::count_uses(*derivative_);  // what that does not read was kept for others
+    for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(derivative_->inputs[k].value.node)[0];
+  }
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
     const bool has_sizes = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());

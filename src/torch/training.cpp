@@ -152,7 +152,7 @@ void Training::find_read(const ir::Graph& forward) {
   const ir::NodeSet behind = nodes_behind(g, gradients);
   const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
   for (size_t i = 0; i < joint_.given.size(); ++i)
-    if (!changes[i] && (chooses || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
+    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
 }
 
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,

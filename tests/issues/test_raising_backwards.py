@@ -113,6 +113,29 @@ def test_errors_are_of_the_backwards_that_eager_ends(name, use):
     assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] >= 3
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("fn", [lambda a: a.exp(), lambda a: a.prod(0), lambda a: a.exp().sin()], ids=["exp", "prod", "sin"])
+def test_gradients_that_end_before_what_raises(fn, again, create_graph):
+    """No derivative through all results says what those read: numbers that were drawn, and arguments."""
+    def program(x, y):
+        a = x.exp()
+        a[::2].normal_()
+        return a, fn(a), (a * y).tanh()
+
+    def run(f):
+        torch.manual_seed(0)
+        x, y = (torch.linspace(-1, 1, 16).view(4, 4).add(i).requires_grad_() for i in range(2))
+        a, b, c = f(x, y)
+        made = [torch.autograd.grad(c.sum(), a, retain_graph=create_graph)[0]] if again else []
+        g, = torch.autograd.grad(b.sum(), a, create_graph=create_graph)
+        made += [g.detach(), *(torch.autograd.grad(g.sum(), a) if create_graph else [])]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            f(x, y)[1].sum().backward()
+        return made
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
+
+
 def test_versions_of_a_view_of_an_argument():
     """Whose they are is not known from the error: such a program still runs eagerly."""
     def f(x, scale):
