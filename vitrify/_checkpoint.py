@@ -153,20 +153,38 @@ def _reentrant(real):
 
 
 def _caching(real):
-    """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again."""
+    """The part of a program of which a selective checkpoint caches results."""
+    def enter(self):
+        self._first = torch.autograd._get_sequence_nr()
+        return real.__enter__(self)
+
+    def leave(self, *exc):
+        if _C.capturing():
+            _C.note_cached(id(self.storage), self._first)
+        return real.__exit__(self, *exc)
+    return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})
+
+
+def _cached(real):
+    """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again. Another backward of the same call does not."""
     def enter(self):
         if _C.capturing():
-            if not hasattr(self, "_cached"):
-                self._cached = {op: list(made) for op, made in self.storage.items()}
-            self.storage = {op: list(made) for op, made in self._cached.items()}
+            if not hasattr(self, "_all"):
+                self._of, self._all = id(self.storage), {op: list(made) for op, made in self.storage.items()}
+            self.storage = {op: list(made) for op, made in self._all.items()}
         return real.__enter__(self)
-    return type(real.__name__, (real,), {"__enter__": enter})
+
+    def leave(self, *exc):
+        if _C.capturing() and any(2 * len(self.storage[op]) < len(made) for op, made in self._all.items()):
+            _C.note_taken(self._of)
+        return real.__exit__(self, *exc)
+    return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})
 
 
 class _Replaced:
     """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
-    MADE = {"CheckpointFunction": _reentrant, _SAVES: _noting, "_CachedTorchDispatchMode": _caching}
+    MADE = {"CheckpointFunction": _reentrant, _SAVES: _noting, "_CachingTorchDispatchMode": _caching, "_CachedTorchDispatchMode": _cached}
 
     def __init__(self):
         self.lock, self.users, self.ours, self.real = threading.Lock(), set(), {}, {}

@@ -15,7 +15,7 @@ _flag_lock = threading.Lock()
 _running: set[int] = set()  # ids of captures
 
 
-_here = threading.local()  # .refused: why the capture on this thread cannot be
+_here = threading.local()  # of the capture on this thread: .refused: why it cannot be; .fused: ids of parameters of fused optimizers
 
 
 def _refuse(message):
@@ -46,6 +46,40 @@ def _is_compiling(real):
     return is_compiling
 
 
+def _counts_writes(schema):
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(schema.name, key) for key in ("ADInplaceOrView", "CompositeImplicitAutograd", "CompositeExplicitAutograd"))
+
+
+def _counting_as(fused):
+    """What the loop over the parameters writes counts as what the fused op writes, where it stands for that."""
+    schemas = [getattr(torch.ops.aten, name).default._schema for name in fused.__code__.co_names if name.startswith("_fused_")]
+    # Steps are counted up before the op, by another.
+    uncounted = sorted({i for s in schemas if not _counts_writes(s)
+                        for i, a in enumerate(s.arguments) if a.alias_info and a.alias_info.is_write and a.name != "state_steps"})
+
+    def make(real):
+        @functools.wraps(real)
+        def loop(params, *lists, **kwargs):
+            stands_for_it = _C.capturing() and any(id(p) in _here.fused for p in params)
+            tensors = [t for i in uncounted for t in (params, *lists)[i] if t is not None] if stands_for_it else []
+            versions = [_C.version_of(t) for t in tensors]
+            real(params, *lists, **kwargs)
+            torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+        return loop
+
+    return make
+
+
+def _loops():
+    """(module, name of its loop over the parameters, what is there meanwhile)"""
+    for optimizer in vars(torch.optim).values():
+        module = sys.modules.get(getattr(optimizer, "__module__", None))
+        for name, of in vars(module or torch.optim).items() if isinstance(optimizer, type) else ():
+            if name.startswith("_fused_") and hasattr(module, loop := name.replace("_fused_", "_single_tensor_")):
+                yield module, loop, _counting_as(of)
+
+
 # (where, name, what is there meanwhile, made of what was): on other threads than the one that captures it does what that did.
 _PATCHES = (
     (torch.UntypedStorage, "is_shared", _refusing("asks whether memory is shared between processes")),  # torch ends the process where there is no memory
@@ -59,6 +93,7 @@ _PATCHES = (
     (torch, "max_pool1d", _fast_path.pool),
     (builtins, "max", _numbers.extreme),
     (builtins, "min", _numbers.extreme),
+    *_loops(),
 )
 
 
@@ -113,7 +148,7 @@ class Process:
                     setattr(holder, name, make(real))
         REPLACED.begin(id(self))
         _numbers.begin()
-        _here.refused = None
+        _here.refused, _here.fused = None, set()
         self.random = random.getstate()
         np = sys.modules.get("numpy")
         self.numpy = np.random.get_state() if np is not None and hasattr(np, "random") else None
@@ -201,6 +236,7 @@ class Floats:
         for group, k, v, name in self.values:
             if k == "fused":
                 new = False
+                _here.fused.update(map(id, group["params"]))
             elif type(v) is float:
                 new = session.live_number(n, v)
                 n += 1

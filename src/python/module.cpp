@@ -24,6 +24,7 @@
 #include "torch/number_hooks.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
+#include "torch/versions.h"
 
 namespace py = pybind11;
 
@@ -434,6 +435,8 @@ void bind_capture(py::module_& m) {
   });
   m.def("interpret", [](const std::string& text, const std::vector<at::Tensor>& inputs) { return interpret(ir::parse(text), inputs); });
   m.def("note_saved", [](const std::vector<at::Tensor>& args) { Tracer::current()->note_saved(args); });
+  m.def("note_cached", [](uintptr_t which, uint64_t first) { Tracer::current()->note_cached(which, first); });
+  m.def("note_taken", [](uintptr_t which) { Tracer::current()->note_taken(which); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
   m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
@@ -441,6 +444,7 @@ void bind_capture(py::module_& m) {
   });
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("hooks_of", &hooks_of);
+  m.def("version_of", &version_of);
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }

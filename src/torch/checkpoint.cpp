@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "torch/slice.h"
@@ -26,6 +27,13 @@ void Tracer::note_saved(const std::vector<at::Tensor>& args) {
   saved.from = at::sequence_number::peek();
   for (const at::Tensor& t : args)
     if (const auto* fake = capture::as_fake(impl_->fake_of(t))) saved.values.push_back(root_of(fake->view->storage->base));
+}
+
+void Tracer::note_cached(uintptr_t which, uint64_t first) { impl_->cached.push_back({which, first, at::sequence_number::peek()}); }
+
+void Tracer::note_taken(uintptr_t which) {
+  const auto at = std::ranges::find(impl_->cached, which, &Impl::Cached::which);
+  if (at != impl_->cached.end()) at->once = true;
 }
 
 bool Tracer::note_refusal(const std::string& of_grad) {

@@ -25,6 +25,16 @@ using torch::autograd::Node;
 
 namespace {
 
+// What comes expanded in sizes that its memory says: where it lies in memory once.
+at::Tensor once(at::Tensor t, const TangentLayout& how) {
+  bool narrows = false;
+  for (uint32_t d : how.expanded) {
+    narrows = narrows || t.sym_size(d) != 1;
+    t = t.narrow(d, 0, 1);
+  }
+  return narrows ? t.clone() : t;
+}
+
 // Of what cannot be differentiated again: nothing is behind it, so that only a whole backward comes there.
 std::string refusal_behind(const Edge& from) {
   std::vector<const Node*> todo{from.function.get()};
@@ -81,9 +91,10 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
       given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
-      std::vector<int64_t> sizes = values_of(j.tangent(k).type().sizes);
+      std::vector<c10::SymInt> sizes;
+      for (sym::Int n : j.tangent(k).type().sizes) sizes.push_back(capture::to_sym_int(m.graph->shared_ctx(), n));
       if (how[k].batch) sizes.insert(sizes.begin() + how[k].batch_dim, how[k].batch);
-      if (!how[k].expanded.empty()) given.back() = given.back().expand(sizes);
+      if (!how[k].expanded.empty()) given.back() = once(given.back(), how[k]).expand_symint(sizes);
       if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
     }
     for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))

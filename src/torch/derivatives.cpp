@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -12,6 +13,7 @@
 #include <typeindex>
 #include <unordered_map>
 
+#include "torch/compat.h"
 #include "vitrify/error.h"
 
 namespace vitrify::capture {
@@ -25,8 +27,44 @@ namespace {
 // What is not chosen is computed of operands that do no harm: in a derivative of this, zero times what it gives must be zero.
 Tensor harmless(const Tensor& chosen, const Tensor& t, double other) { return at::where(chosen, t, at::scalar_tensor(other, t.options())); }
 
-Tensor quotient(const Tensor& chosen, const Tensor& grad, const Tensor& input, const Tensor& result) {
-  return harmless(chosen, grad, 0) * (harmless(chosen, result, 0) / harmless(chosen, input, 1)).conj();
+// What eager's formula reads, and its user may have written since, with the history of `harmless`.
+Tensor with_history_of(const Tensor& harmless, const Tensor& read) {
+  const Tensor same = read.detach();
+  if (!harmless.requires_grad()) return same;
+  const auto node = compat::make_node<generated::AliasBackward0>();
+  node->set_next_edges(torch::autograd::collect_next_edges(harmless));
+  torch::autograd::set_history(same, node);
+  return same;
+}
+
+// The same of what `node` makes of `factors`.
+template <class N>
+Tensor as_made_of(const Tensor& factors, const Tensor& result, const compat::NodePtr& node, N& n) {
+  const Tensor made = result.detach();
+  if (!factors.requires_grad()) return made;
+  n.set_next_edges(torch::autograd::collect_next_edges(factors));
+  n.self_ = torch::autograd::SavedVariable(factors, false);
+  torch::autograd::set_history(made, node);
+  n.result_ = torch::autograd::SavedVariable(made, true);
+  return made;
+}
+
+Tensor as_product_of(const Tensor& factors, const Tensor& result, std::optional<int64_t> along) {
+  if (!along) {
+    const auto n = compat::make_node<generated::ProdBackward0>();
+    return as_made_of(factors, result, n, *n);
+  }
+  const auto n = compat::make_node<generated::ProdBackward1>();
+  n->dim = *along;
+  n->keepdim = result.dim() == factors.dim();
+  return as_made_of(factors, result, n, *n);
+}
+
+Tensor as_cumulative_product_of(const Tensor& factors, const Tensor& result, int64_t dim) {
+  const auto n = compat::make_node<generated::CumprodBackward0>();
+  n->dim = dim;
+  n->self_scalar_type = factors.scalar_type();
+  return as_made_of(factors, result, n, *n);
 }
 
 // For each element, the product of the others.
@@ -48,11 +86,13 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
     result = result.unsqueeze(*along);
   }
   const Tensor zeros = (input == 0).sum(), none = zeros == 0;
-  if (at::GradMode::is_enabled()) {  // a gradient of zero that came back through the result itself would meet what infinities it is made of
-    const Tensor factors = harmless(none, input, 1);
-    result = along ? factors.prod(*along, true) : factors.prod();
+  // A gradient of zero that came back through the result itself would meet what infinities it is made of.
+  Tensor factors = harmless(none, input, 1);
+  if (at::GradMode::is_enabled()) {
+    factors = with_history_of(factors, input);
+    result = as_product_of(factors, result, along);
   }
-  const Tensor usual = quotient(none, grad, input, result);
+  const Tensor usual = harmless(none, grad, 0) * (result / factors).conj();
   // With several, all gradients are zero, but not the gradients of those.
   const Tensor few = along || at::GradMode::is_enabled() ? at::logical_not(none) : zeros == 1;
   const Tensor operand = harmless(few, input, 1), given = harmless(few, grad, 0);
@@ -98,8 +138,8 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
   const auto sums_from = [dim](const Tensor& t) { return t.flip(dim).cumsum(dim).flip(dim); };
   const Tensor zero = input == 0, factors = input.conj(), products = result.conj();
   if (at::GradMode::is_enabled()) {  // it has gradients where a factor is zero
-    const Tensor none = zero.sum() == 0, some = none.logical_not(), chosen = harmless(none, factors, 1);
-    return at::where(none, sums_from(chosen.cumprod(dim) * harmless(none, grad, 0)).div(chosen),
+    const Tensor none = zero.sum() == 0, some = none.logical_not(), chosen = with_history_of(harmless(none, factors, 1), factors);
+    return at::where(none, sums_from(as_cumulative_product_of(chosen, products, dim) * harmless(none, grad, 0)).div(chosen),
                      cumulative_others(harmless(some, grad, 0), harmless(some, factors, 1), dim));
   }
   const Tensor zeros = zero.cumsum(dim), before = zeros == 0, once = zeros == 1, first = once.logical_and(zero);

@@ -583,7 +583,7 @@ ir::TensorType type_of_tangent(ir::TensorType type) {
   sym::Int next = 1;
   for (size_t d : std::views::reverse(order)) {
     type.strides[d] = next;
-    next = next * type.sizes[d];
+    next = next * sym::max(type.sizes[d], 1);
   }
   return type;
 }
@@ -622,20 +622,17 @@ std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::
     if (how[k].strides.empty()) continue;
     ir::TensorType type = r[k].type();
     const std::vector<int64_t>& strides = how[k].strides;
-    if (strides.front() < 0) {  // the order of its dims, dense: the last is -1
-      sym::Int next = 1;
-      for (int64_t rank = -1; rank >= -static_cast<int64_t>(strides.size()); --rank) {
-        const auto d = static_cast<size_t>(std::ranges::find(strides, rank) - strides.begin());
-        type.strides[d] = next;
-        next = next * type.sizes[d];
-      }
-      r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
-      continue;
-    }
     type.strides.assign(strides.begin(), strides.end());
+    sym::Int next = 1;  // for the places in memory without gaps
+    for (int64_t place = -1;; --place) {
+      const auto d = static_cast<size_t>(std::ranges::find(strides, place) - strides.begin());
+      if (d == strides.size()) break;
+      type.strides[d] = next;
+      next = next * sym::max(type.sizes[d], 1);
+    }
     if (how[k].batch) type.sizes.insert(type.sizes.begin() + how[k].batch_dim, sym::Int(how[k].batch));
     for (size_t d = 0; d < type.dim(); ++d)
-      if (how[k].is_expanded(d)) type.sizes[d] = 1;
+      if (how[k].is_expanded(d) && capture::is_static(j.tangent(k).type())) type.sizes[d] = 1;
     r[k] = add_tangent(fmt::format("tangent{}_{}_{}", j.level, k, inputs.size()), type);
   }
   return r;

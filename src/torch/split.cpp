@@ -500,6 +500,13 @@ struct Splitter {
       out.saved.push_back(s);
       saved_values.push_back(v);
     }
+    if (!ends_between(j)) return;
+    for (const JointProgram::Root& r : j.roots) {
+      const Value v = joint->outputs[r.output];
+      if (is_input(*v.node) || !recorded_as.contains(v) || std::ranges::find(saved_values, v) != saved_values.end()) continue;
+      out.saved.push_back({Saved::Kind::Result, r.output, recorded_as.at(v), v.type().strides});
+      saved_values.push_back(v);
+    }
   }
 
   std::vector<ir::Node*> unordered(bool backward) const {
@@ -616,6 +623,10 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
 }
 
 }  // namespace
+
+bool ends_between(const JointProgram& j) {
+  return !j.parts.empty() && j.tape && std::ranges::any_of(j.tape->steps, [](const Tape::Step& s) { return !s.raises.empty(); });
+}
 
 BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<Value>& tangents,
                               std::vector<Gradient> gradients, const std::vector<Value>& values, uint32_t first) {

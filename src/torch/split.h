@@ -40,6 +40,9 @@ struct Split {
 
 Split split(const JointProgram&, const Options&);
 
+// Gradients end at results in front of what raises, and no derivative through all results says what those read.
+bool ends_between(const JointProgram&);
+
 // For other gradients, taken from the trace later (`values`, nodes from id `first` on) for these tangents (null: none), out of what a split keeps.
 BackwardProgram backward_from(const JointProgram&, const std::vector<Saved>&, const std::vector<ir::Value>& tangents, std::vector<Gradient>,
                               const std::vector<ir::Value>& values, uint32_t first);

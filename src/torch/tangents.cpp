@@ -64,6 +64,23 @@ bool lies_in(const at::Tensor& t, const std::vector<int64_t>& strides) {
   return same;
 }
 
+// By dim, how its stride follows from the sizes: 0: it is that; else it lies in the memory without gaps of those that are not, the last at -1. None:
+// it does not follow, though those of one element may have any if not `ones`.
+std::vector<int64_t> places_of(const at::Tensor& t, bool ones) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < t.strides().size(); ++d)
+    if (t.strides()[d] != 0) order.push_back(d);
+  std::ranges::stable_sort(order, {}, [&](size_t d) { return std::pair(t.strides()[d], t.sizes()[d] > 1); });
+  std::vector<int64_t> places(t.strides().size());
+  int64_t next = 1, place = 0;
+  for (size_t d : order) {
+    if (t.strides()[d] != next && (ones || t.sizes()[d] != 1)) return {};
+    places[d] = --place;
+    next *= std::max<int64_t>(1, t.sizes()[d]);
+  }
+  return places;
+}
+
 bool all_known(const ir::Dims& d) {
   return std::ranges::all_of(d, [](sym::Int i) { return i.is_const(); });
 }
@@ -71,19 +88,14 @@ bool all_known(const ir::Dims& d) {
 }  // namespace
 
 void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how) {
-  if (!all_known(type.sizes)) {  // of sizes that differ from call to call there is the order only
-    const bool dense = t.layout() == at::kStrided && !t._is_zerotensor() && t.numel() && t.is_non_overlapping_and_dense();
-    if (!dense || lies_in(t, dense_in_order(values_of(type.strides), t.sizes()))) return;
-    std::vector<size_t> order(type.dim());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return t.strides()[a] > t.strides()[b]; });
-    how.strides.resize(order.size());
-    for (size_t k = 0; k < order.size(); ++k) how.strides[order[k]] = static_cast<int64_t>(k) - static_cast<int64_t>(order.size());
-    return;
+  if (t.layout() != at::kStrided || t._is_zerotensor() || ((t.is_conj() || t.is_neg()) && !t.is_non_overlapping_and_dense())) return;
+  if (all_known(type.sizes)) {
+    if (!is_recorded(t, type, true)) how.strides = t.strides().vec();
+  } else {  // where sizes differ from call to call, strides do with them
+    const std::vector<int64_t> recorded = dense_in_order(values_of(type.strides), t.sizes());
+    if (t.strides() != at::IntArrayRef(recorded)) how.strides = places_of(t, true);
+    if (how.strides.empty() && !lies_in(t, recorded)) how.strides = places_of(t, false);
   }
-  if (t.layout() == at::kStrided && !t._is_zerotensor() && !is_recorded(t, type, true) &&
-      ((!t.is_conj() && !t.is_neg()) || t.is_non_overlapping_and_dense()))
-    how.strides = t.strides().vec();
   for (uint32_t d = 0; d < how.strides.size(); ++d)
     if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
 }
@@ -125,7 +137,8 @@ at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const Tange
   }
   if (!how.strides.empty()) {
     at::Tensor r = t.resolve_conj().resolve_neg();
-    for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
+    if (all_known(type.sizes))  // else its sizes may be what says them
+      for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
     return r;
   }
   if (is_recorded(t, type)) {

@@ -170,6 +170,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     }
     s.saves = capture::saves(*s.node);
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
+    if (s.saves && hooked.contains(s.node->sequence_nr()) && !capture::of_python(*s.node))
+      if (const auto c = std::ranges::find_if(cached, [n = s.node->sequence_nr()](const Cached& c) { return c.once && c.from <= n && n < c.to; });
+          c != cached.end())
+        s.once = static_cast<int32_t>(c - cached.begin());
   }
   for (const Raising& r : raising)
     if (const auto at = known.find(r.node.get()); at != known.end()) {

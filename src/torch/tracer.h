@@ -107,7 +107,10 @@ class Tracer {
   // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.
   void note_checkpoint(const at::Tensor& result, size_t args);
   void note_saved(const std::vector<at::Tensor>& args);  // by a checkpoint that is not, whose function is about to run
-  bool note_refusal(const std::string& of_grad);         // what eager raises there; false: the program's own grad() is under way
+  // A selective one has cached what its function computed from node number `first` on; a backward has taken so much of it that another would raise.
+  void note_cached(uintptr_t which, uint64_t first);
+  void note_taken(uintptr_t which);
+  bool note_refusal(const std::string& of_grad);  // what eager raises there; false: the program's own grad() is under way
   // Without a history of their own; undefined where there are none.
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
 

@@ -261,6 +261,12 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<ir::Value> values;
   };
   std::vector<SavedArguments> saved_arguments;
+  struct Cached {
+    uintptr_t which;
+    uint64_t from, to;  // numbers of its nodes
+    bool once = false;  // a backward finds what was cached, and no other does
+  };
+  std::vector<Cached> cached;  // by selective checkpoints; the inner ones first
   const void* const outer_hooks = capture::hooks_on_saved();
   std::string no_grad;            // what eager raises where grad() comes to one
   bool past_checkpoints = false;  // in a backward: it goes round them

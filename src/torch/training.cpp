@@ -77,7 +77,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     }
     for (const std::vector<uint32_t>& own : joint_.nodes) {
       if (!in(own)) continue;
-      const auto in_front = compat::make_node<ResultNode>(call);
+      const auto in_front = compat::make_node<ResultNode>(call, own);
       torch::autograd::edge_list next;
       for (uint32_t k : own) next.emplace_back(node, static_cast<uint32_t>(std::ranges::find(places, k) - places.begin()));
       in_front->set_next_edges(std::move(next));
@@ -152,7 +152,7 @@ void Training::find_read(const ir::Graph& forward) {
   const ir::NodeSet behind = nodes_behind(g, gradients);
   const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
   for (size_t i = 0; i < joint_.given.size(); ++i)
-    if (!changes[i] && (chooses || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
+    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
 }
 
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
@@ -205,14 +205,19 @@ variable_list RegionNode::apply(variable_list&& given) {
   find_stops(tangents);
   const Path path = region_->path_of(tangents, *this);
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
+  TORCH_CHECK(
+      call_->come_once(path),
+      "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
   for (const RegionCall::Watched& w : call_->watched) {
     if (!w.is_output && w.has_node && w.is_detached() && region_->tape().reads(path, false, w.index)) refuse_detached();
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
                      w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
   }
+  // Before it begins: also what raises where other nodes of the call go on with the gradients.
+  const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
   for (const RegionCall::Raised& r : call_->raised) {
-    if (!on(path, r.step)) continue;
+    if (!on(all, r.step)) continue;
     const Tape::Step& step = region_->tape().steps[r.step];
     TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
                 "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");

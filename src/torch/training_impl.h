@@ -107,12 +107,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const;
 
-  // Which steps of eager's backward the one under way stands for.
-  Path path_of(const variable_list& tangents, const RegionNode& node) const {
+  // Which steps of eager's backward the one under way stands for, and where gradients stop on the way of it: those behind too, if `on`.
+  Path path_of(const variable_list& tangents, const RegionNode& node, bool on = false) const {
     const bool some = is_of_grad();
     if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
-    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr, node.stops());
+    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
   }
   const Tape& tape() const { return *joint_.tape; }
 

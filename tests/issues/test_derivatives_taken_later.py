@@ -255,3 +255,44 @@ def test_selective_checkpoints(tangent):
     compiled = vitrify.compile(program, fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(run(compiled), run(program))
+
+
+def cached(fn, of=save_products):
+    return lambda *args: checkpoint(fn, *args, use_reentrant=False, context_fn=functools.partial(create_selective_checkpoint_contexts, of))
+
+
+def save_sines(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+ONCE = {
+    "product": cached(lambda x, w: (x @ w).tanh()),
+    "sine": cached(lambda x, w: (x.sin() @ w).exp(), save_sines),
+    "nothing taken": cached(lambda x, w: x.tanh() @ w),
+    "nothing cached": cached(lambda x, w: (x @ w).tanh(), save_sines),
+    "in the middle": lambda x, w: (cached(lambda x, w: (x @ w).tanh())(x.cos(), w) * w).sin(),
+    "two": lambda x, w: (cached(lambda x, w: (x @ w).tanh())(x, w), cached(lambda x, w: (x @ w).tanh().cos())(x, w)),
+    "behind each other": lambda x, w: cached(lambda x, w: (x @ w).tanh())(cached(lambda x, w: (x @ w).tanh().cos())(x, w), w),
+}
+
+
+@pytest.mark.parametrize("second", ["again", "freed", "others", "of the last", "of the gradient", "differentiable first"])
+@pytest.mark.parametrize("name", ONCE)
+def test_a_second_backward_through_a_selective_checkpoint(name, second):
+    """Eager's finds what was cached taken by the first, and says so."""
+    def run(f):
+        x, w = (torch.randn(4, 4, generator=torch.Generator().manual_seed(n)).mul_(0.5).requires_grad_() for n in (4, 5))
+        y = f(x, w)
+        y = y if isinstance(y, tuple) else (y,)
+        first = torch.autograd.grad(y[0].sum(), x if second == "others" else (x, w), retain_graph=second != "freed", create_graph=second in ("of the gradient", "differentiable first"))
+        try:
+            then = torch.autograd.grad(sum(t.square().sum() for t in first) if second == "of the gradient" else y[-1 if second == "of the last" else 0].sum(), w if second == "others" else (x, w))
+        except RuntimeError as e:
+            then = str(e).split(", but")[0]
+        return [t.detach() for t in first], then
+    (eager, then), (ours, then_ours) = run(ONCE[name]), run(vitrify.compile(ONCE[name], fullgraph=True))
+    torch.testing.assert_close(ours, eager)
+    if isinstance(then, str):
+        assert then_ours == then
+    else:
+        torch.testing.assert_close(then_ours, then)

@@ -155,3 +155,37 @@ def test_tangents_that_are_slices(name, order):
                 grads = torch.autograd.grad(sum(weighed(g) for g in grads), given, create_graph=True)
             results.append(torch.autograd.grad(sum(weighed(g) for g in grads), given))
         torch.testing.assert_close(results[1], results[0])
+
+
+STRIDED = {
+    "itself": lambda x: x.frac(),
+    "zeros": lambda x: x.trunc(),
+    "elementwise": lambda x: (x * x).sin() + x,
+    "swapped": lambda x: (x + 2).swapaxes(-2, -1),
+    "more dims": lambda x: x.unsqueeze(0).expand(3, *x.shape),
+    "joined": lambda x: torch.cat([x, x], 0),
+}
+USES = {
+    "sum": lambda y: y.sum(),
+    "dense": lambda y: (y * torch.ones(y.shape)).sum(),
+    "in another order": lambda y: y.transpose(0, -1).mul(torch.ones(y.transpose(0, -1).shape)).sum(),
+    "rows": lambda y: y.sum(0).square().sum(),
+    "columns": lambda y: y.sum(-1).square().sum(),
+}
+
+
+@pytest.mark.no_kernels("some gradients are the tangents, or have no elements", some=True)
+@pytest.mark.parametrize("sizes", [[(4, 3), (5, 2), (4, 3)], [(1, 8), (1, 12)], [(8, 1), (12, 1)], [(2, 3, 4), (3, 5, 2)], [(3, 1, 4), (5, 1, 2)], [(7, 6, 0, 6)], [(3, 0)], [(0, 3)]], ids=str)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_of_gradients(name, use, sizes):
+    """They follow from the tangent's as in eager: from its order, from what of it is expanded, and from where its dims of one element lie."""
+    compiled = vitrify.compile(STRIDED[name], dynamic=True, fullgraph=True)
+    for size in sizes:
+        given = []
+        for f in (STRIDED[name], compiled):
+            x = torch.linspace(0.5, 3, torch.Size(size).numel()).view(size).requires_grad_()
+            g, = torch.autograd.grad(USES[use](f(x)), x)
+            given.append((g.stride(), g))
+        torch.testing.assert_close(given[1][1], given[0][1])
+        assert given[1][0] == given[0][0], size

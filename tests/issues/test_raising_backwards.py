@@ -58,7 +58,19 @@ def behind_others(x, y):
     return b, Twice.apply(y).cos()
 
 
-PROGRAMS = {"result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
+def drawn_over(x, y):
+    a = x.exp()
+    drawn = a[::2].normal_()
+    return drawn, a.sigmoid()
+
+
+def drawn_over_beside_others(x, y):
+    a = x.exp()
+    drawn = a[::2].normal_()
+    return drawn, a.sigmoid() * y
+
+
+PROGRAMS = {"drawn over": lambda: drawn_over, "drawn over beside others": lambda: drawn_over_beside_others, "result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
 GRAD = torch.autograd.grad
 USES = {
     "backward": lambda out, x, y: (out[0].sum() + out[1].sum()).backward(),
@@ -82,6 +94,7 @@ def test_errors_are_of_the_backwards_that_eager_ends(name, use):
         program = PROGRAMS[name]()
         f, told = compile(program), []
         for call in range(3):
+            torch.manual_seed(call)
             x, y = (torch.linspace(-1, 2, 4).add(call + i).requires_grad_() for i in range(2))
             more = [torch.full((4,), 2.0).add_(1)] if name == "argument written" else []  # whose version is not 0
             out = f(x, y, *more)
@@ -98,6 +111,29 @@ def test_errors_are_of_the_backwards_that_eager_ends(name, use):
         else:
             torch.testing.assert_close(b, a)
     assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["fallbacks"] == 0 and vitrify.counters["compiled_calls"] >= 3
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("fn", [lambda a: a.exp(), lambda a: a.prod(0), lambda a: a.exp().sin()], ids=["exp", "prod", "sin"])
+def test_gradients_that_end_before_what_raises(fn, again, create_graph):
+    """No derivative through all results says what those read: numbers that were drawn, and arguments."""
+    def program(x, y):
+        a = x.exp()
+        a[::2].normal_()
+        return a, fn(a), (a * y).tanh()
+
+    def run(f):
+        torch.manual_seed(0)
+        x, y = (torch.linspace(-1, 1, 16).view(4, 4).add(i).requires_grad_() for i in range(2))
+        a, b, c = f(x, y)
+        made = [torch.autograd.grad(c.sum(), a, retain_graph=create_graph)[0]] if again else []
+        g, = torch.autograd.grad(b.sum(), a, create_graph=create_graph)
+        made += [g.detach(), *(torch.autograd.grad(g.sum(), a) if create_graph else [])]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            f(x, y)[1].sum().backward()
+        return made
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
 
 
 def test_versions_of_a_view_of_an_argument():

@@ -171,3 +171,28 @@ def test_gradients_of_complex_arguments(fn, create_graph):
         results.append((g.detach().resolve_conj().resolve_neg(), g.is_conj(), g.is_neg(), g.stride()))
     torch.testing.assert_close(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
+
+
+@pytest.mark.parametrize("write", ["result", "data of the result", "argument", "data of the argument"])
+@pytest.mark.parametrize("fn", [lambda x: (x * x).cumprod(1), lambda x: (x * x).prod(1), lambda x: x.prod(), lambda x: (x * x).cumprod(0), lambda x: x.prod(0, keepdim=True),
+                                lambda x: x.view(-1).prod(0)],
+                         ids=["cumprod", "prod", "prod of all", "cumprod of columns", "kept", "of a vector"])
+def test_products_written_since(fn, write):
+    """What eager's derivative of a product has saved is the result itself: it sees what is written to that before the next derivative, or raises."""
+    def run(f):
+        x = torch.tensor([[1.0, 2.0], [4.0, 3.0]], dtype=torch.float64, requires_grad=True)
+        y = f(x)
+        g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        t = y if "result" in write else x
+        with torch.no_grad():
+            (t.data if "data" in write else t).mul_(2)
+        try:
+            h, = torch.autograd.grad(g.square().sum(), x, create_graph=True)
+            return h.detach(), torch.autograd.grad(h.sin().sum(), x)[0]
+        except RuntimeError as e:
+            return str(e).partition(": [")[0]
+    eager, ours = run(fn), run(vitrify.compile(fn, fullgraph=True))
+    if isinstance(eager, str):
+        assert ours == eager
+    else:
+        torch.testing.assert_close(ours, eager)

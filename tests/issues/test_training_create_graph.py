@@ -257,3 +257,21 @@ def test_sizes_from_content_beside():
     for ours, eager in zip(*reversed(results)):
         torch.testing.assert_close(ours, eager)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("fn", [lambda x: x * x, lambda x: x.sin(), lambda x: x.tanh() * x, lambda x: x * 2, lambda x: (x.sin(), x.exp() * 2)[1]], ids=["square", "sin", "product", "twice", "one of two"])
+@pytest.mark.parametrize("use", ["backward", "again", "second", "third"])
+def test_a_result_as_its_own_tangent(fn, use):
+    """The tangent leads to the node that it comes to."""
+    def run(f):
+        x = torch.tensor([0.5, 1.5], requires_grad=True)
+        y = f(x)
+        if use == "backward":
+            y.backward(y)
+            return [x.grad]
+        if use == "again":
+            return [*torch.autograd.grad(y, x, y, retain_graph=True), *torch.autograd.grad(y, x, y)]
+        g, = torch.autograd.grad(y, x, y, create_graph=True)
+        h, = torch.autograd.grad(g.sum(), x, create_graph=use == "third")
+        return [g.detach(), h.detach(), *(torch.autograd.grad(h.sum(), x, allow_unused=True) if use == "third" and h.requires_grad else [])]
+    torch.testing.assert_close(run(vitrify.compile(fn, fullgraph=True)), run(fn))

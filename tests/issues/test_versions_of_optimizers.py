@@ -1,0 +1,56 @@
+"""Versions that an update leaves. Eager's fused ops count none, which a loop in their place does not change: what was saved before such a step is used after it."""
+import pytest
+import torch
+import vitrify
+from torch import nn, optim
+
+# The first call makes the optimizer's state.
+pytestmark = pytest.mark.eager("it writes Python state, as caches do at first", "it makes gradients that are there from the first call on", some=True)
+
+OPTIMIZERS = {
+    "SGD": lambda p, **how: optim.SGD(p, lr=0.1, momentum=0.9, **how),
+    "Adam": lambda p, **how: optim.Adam(p, lr=0.1, amsgrad=True, **how),
+    "AdamW": lambda p, **how: optim.AdamW(p, lr=0.1, **how),
+    "Adagrad": lambda p, **how: optim.Adagrad(p, lr=0.1, **how),
+}
+
+
+def run(name, compiled, how, whole):
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((2, 2), 2.0))
+    optimizer = OPTIMIZERS[name]([{"params": [p], **how}, {"params": [q]}])
+
+    def step():
+        if whole:
+            optimizer.zero_grad()
+            (p.square().sum() + q.square().sum()).backward()
+        optimizer.step()
+        if whole:
+            with torch.no_grad():
+                q.clamp_(-1, 1)
+                p.clamp_(-1, 1)
+
+    step = vitrify.compile(step if whole else optimizer.step) if compiled else step if whole else optimizer.step
+    p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    loss, seen = (p * p).sum(), []
+    for _ in range(4):
+        step()
+        seen.append([t._version for t in (p, q)] + [(k, v._version) for t in (p, q) for k, v in sorted(optimizer.state[t].items()) if torch.is_tensor(v)])
+    p.grad = None
+    try:
+        loss.backward()
+        seen.append(p.grad)
+    except RuntimeError as e:
+        seen.append(str(e))
+    return seen
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("how", [dict(fused=True), dict(foreach=True), {}], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_as_eager(name, how, whole):
+    eager, ours = run(name, False, how, whole), run(name, True, how, whole)
+    assert eager[:4] == ours[:4]
+    if torch.is_tensor(eager[4]):
+        torch.testing.assert_close(ours[4], eager[4])
+    else:
+        assert ours[4] == eager[4]
