@@ -125,6 +125,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::optional<uint32_t> step_of_item(ir::Value);
   std::optional<uint32_t> step_of_value(ir::Value);
   bool has_live_number(const OpInfo&, const compat::Stack&) const;
+  bool always_float(uint32_t step) const;
   void decompose_numbers(const OpInfo&, compat::Stack*);
   void decompose_list(const OpInfo&, compat::Stack*);
 
