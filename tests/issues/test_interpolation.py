@@ -42,7 +42,7 @@ def test_infinity_stays_where_it_is(size, align):
 @pytest.mark.parametrize("size", [(5, 4), (2, 3), (1, 4), (7, 9), (3, 1)])
 @pytest.mark.parametrize("given", [(1, 1), (1, 3), (3, 1), (2, 2)])
 def test_weights_are_zero_where_eagers_are(given, size, dtype, layout):
-    """Eager's kernels round the place of a sample once in float32, twice in double."""
+    """Eager's kernels round the place of a sample once, and take the element below that of a float32."""
     x = torch.randn(3, 4, *given).to(dtype)
     x[1, 2] = x[0, 0, 0, 0] = float("inf")
     x = x.to(memory_format=layout)
