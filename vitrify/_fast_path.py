@@ -1,4 +1,5 @@
-"""torch.nn.MultiheadAttention's fast path as the ops it stands for: one opaque op in eager, whose results lie in memory otherwise than those of the slow path."""
+"""The fast paths of torch.nn.MultiheadAttention and torch.nn.TransformerEncoder as the ops they stand for: opaque ones in eager, whose results lie in memory otherwise
+than those of the slow path, and which leave padding out."""
 import functools
 import sys
 
@@ -8,12 +9,81 @@ import torch.nn.functional as F
 from . import _C
 
 
+class Padded:
+    """What is a nested tensor in eager: rows of zeros follow each sequence."""
+    is_nested, requires_grad = True, False
+
+    def __init__(self, rows, kept):
+        self.gone = ~kept
+        self.rows = rows.masked_fill(self.gone.unsqueeze(-1), 0)
+        self.device, self.dtype = rows.device, rows.dtype
+
+    def dim(self):
+        return self.rows.dim()
+
+    def to_padded_tensor(self, padding, output_size=None):
+        return self.rows.masked_fill(self.gone.unsqueeze(-1), padding)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):  # of protocols that it does not follow
+            raise AttributeError(name)
+        _C.refuse(f"asks a nested tensor for {name}")
+
+
 def enabled(real):
-    """Of torch.backends.mha.get_fastpath_enabled: whole encoder layers take the other path, whose results are alike."""
+    """Of torch.backends.mha.get_fastpath_enabled: only what is made of the ops below takes that path."""
     @functools.wraps(real)
     def get_fastpath_enabled():
-        return real() and (not _C.capturing() or sys._getframe(1).f_globals.get("__name__") == "torch.nn.modules.activation")
+        return real() and (not _C.capturing() or sys._getframe(1).f_globals.get("__name__") in ("torch.nn.modules.activation", "torch.nn.modules.transformer"))
     return get_fastpath_enabled
+
+
+def left_aligned(real):
+    """Of torch._nested_tensor_from_mask_left_aligned, by which an encoder decides."""
+    @functools.wraps(real)
+    def nested_tensor_from_mask_left_aligned(t, mask):
+        if not _C.capturing():
+            return real(t, mask)
+        if mask.dtype is not torch.bool or mask.dim() != 2 or t.dim() != 3 or t.shape[:2] != mask.shape:
+            _C.refuse("torch._nested_tensor_from_mask_left_aligned refuses what it is given")
+        layer = sys._getframe(1).f_locals.get("first_layer")
+        if layer is not None and torch.is_grad_enabled() and (t.requires_grad or any(p.requires_grad for p in layer.parameters())):
+            return False  # which is as good: the encoder does not take that path then
+        return not (mask[:, 1:] & ~mask[:, :-1]).any()
+    return nested_tensor_from_mask_left_aligned
+
+
+def nested(real):
+    """Of torch._nested_tensor_from_mask."""
+    @functools.wraps(real)
+    def nested_tensor_from_mask(t, mask, mask_check=True):
+        return Padded(t, mask) if _C.capturing() and not mask_check else real(t, mask, mask_check)
+    return nested_tensor_from_mask
+
+
+def encoder_layer(real):
+    """Of torch._transformer_encoder_layer_fwd."""
+    @functools.wraps(real)
+    def transformer_encoder_layer_fwd(src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1, norm_bias_1,
+                                      norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask=None, mask_type=None):
+        if not _C.capturing():
+            return real(src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2,
+                        ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type)
+
+        padded = isinstance(src, Padded)
+        x, mask, mask_type = (src.rows, src.gone, 1) if padded else (src, mask, mask_type)
+
+        def attend(x):
+            return torch._native_multi_head_attention(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type)[0]
+
+        def feed(x):
+            return F.linear((F.gelu if use_gelu else F.relu)(F.linear(x, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
+
+        for part, weight, bias in (attend, norm_weight_1, norm_bias_1), (feed, norm_weight_2, norm_bias_2):
+            normalize = functools.partial(F.layer_norm, normalized_shape=(embed_dim,), weight=weight, bias=bias, eps=eps)
+            x = part(normalize(x)) + x if norm_first else normalize(part(x) + x)
+        return Padded(x, ~mask) if padded else x
+    return transformer_encoder_layer_fwd
 
 
 def attention(real):

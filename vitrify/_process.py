@@ -36,10 +36,11 @@ def _refusing(message):
 
 
 def _is_compiling(real):
-    """torch's optimizers read their step counts where nothing compiles them, so that bias corrections are made in double: that is the program we want."""
+    """torch's optimizers read their step counts where nothing compiles them, so that bias corrections are made in double, and its encoders look at masks: those are the
+    programs we want."""
     @functools.wraps(real)
     def is_compiling():
-        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch.optim."):
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(("torch.optim.", "torch.nn.modules.transformer")):
             return False
         return real()
 
@@ -90,6 +91,9 @@ _PATCHES = (
     (torch.compiler, "is_compiling", _is_compiling),
     (torch.backends.mha, "get_fastpath_enabled", _fast_path.enabled),
     (torch, "_native_multi_head_attention", _fast_path.attention),
+    (torch, "_nested_tensor_from_mask_left_aligned", _fast_path.left_aligned),
+    (torch, "_nested_tensor_from_mask", _fast_path.nested),
+    (torch, "_transformer_encoder_layer_fwd", _fast_path.encoder_layer),
     (torch, "max_pool1d", _fast_path.pool),
     (builtins, "max", _numbers.extreme),
     (builtins, "min", _numbers.extreme),

@@ -65,7 +65,7 @@ bool lower_elu(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_celu(const Args& a, std::vector<Tensor>& r) {
   auto al = a.scalar(1);
-  return al && *al != 0 && elu(a, r, *al, 1, 1 / *al);
+  return al && *al != 0 && number_converts(1 / *al, compute_type(a.out().dtype)) && elu(a, r, *al, 1, 1 / *al);
 }
 bool lower_selu(const Args& a, std::vector<Tensor>& r) { return elu(a, r, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1); }
 bool lower_softplus(const Args& a, std::vector<Tensor>& r) {

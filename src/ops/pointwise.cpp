@@ -66,14 +66,17 @@ bool lower_angle_unit(const Args& a, std::vector<Tensor>& r) {
   const double k = to_rad ? M_PI / 180.0 : 180.0 / M_PI;
   return unary_with(a, r, 1, [k](Body&, Val x) { return x * k; });
 }
+// A number that eager's kernel converts to a half type before it computes.
+Val rounded_to(Val number, DType out) { return is_float(out) && out != compute_type(out) ? number.body->op(LOp::cast, out, number) : number; }
+
 bool lower_logit(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(a.out().dtype)) return false;
   std::optional<double> eps;
   if (!a.none(1) && !(eps = a.scalar(1))) return false;
-  const auto f = [eps](Body& b, Val x) {
+  const auto f = [eps, out = a.out().dtype](Body& b, Val x) {
     Val one = x.lit(1);
     if (eps && *eps >= 0) {
-      Val lo = x.lit(*eps), hi = b.op(LOp::sub, x.type, one, lo);
+      Val lo = rounded_to(x.lit(*eps), out), hi = rounded_to(b.op(LOp::sub, x.type, one, lo), out);
       x = where(x < lo, lo, where(x > hi, hi, x));
     }
     return unary(LOp::log, x / (one - x));
@@ -170,11 +173,12 @@ bool lower_add(const Args& a, std::vector<Tensor>& r) {
   for (size_t i : {0, 1})  // eager refuses to subtract masks, and to subtract from them
     if (sign < 0 && (a.is_tensor(i) ? a.tensor(i).dtype == Bool : std::holds_alternative<bool>(a.n.args[i]))) return false;
   const bool plain = a.scalar(2) == 1.0;
-  return binary_with(a, r, plain ? 1 : 2, [plain, alpha, t](Body& b, Val x, Val y) {
+  return binary_with(a, r, plain ? 1 : 2, [plain, alpha, t, out = a.out().dtype](Body& b, Val x, Val y) {
     if (swap) std::swap(x, y);
     if (plain) return sign > 0 ? plus(x, y) : x - y;
     if (t == Bool) return plus(x, times(y, number(b, alpha, t)));
-    return fma(y, sign > 0 ? number(b, alpha, t) : -number(b, alpha, t), x);
+    const Val factor = rounded_to(number(b, alpha, t), out);
+    return fma(y, sign > 0 ? factor : -factor, x);
   });
 }
 bool lower_mul(const Args& a, std::vector<Tensor>& r) {
@@ -230,7 +234,7 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
   if (*e == 0) return done(r, a.L.full(out.dtype, out.sizes, 1)), true;
   const int cost = std::abs(*e) <= 3 ? 3 : 30;
   const bool roots = out.dtype != DType::F16;  // eager takes sqrt for 0.5 except in f16, and pow differs at -inf and -0
-  const auto power = [e = *e, roots](Body&, Val x) {
+  const auto power = [e = *e, roots, type = out.dtype](Body&, Val x) {
     if (e == 1) return x;
     if (e == 2) return x * x;
     if (e == 3) return x * x * x;
@@ -238,7 +242,7 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
     if (e == -0.5 && roots) return unary(LOp::rsqrt, x);
     if (e == -1) return x.lit(1) / x;
     if (e == -2) return x.lit(1) / (x * x);
-    return binary(LOp::pow, x, x.lit(e));
+    return binary(LOp::pow, x, rounded_to(x.lit(e), type));
   };
   return unary_with(a, r, cost, power, *e != std::trunc(*e));
 }

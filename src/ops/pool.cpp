@@ -347,8 +347,9 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
             continue;
           }
           Val o = cast(b.index(i[2 + d]), t);
-          Val s = align ? o * scale[d] : maximum((o + 0.5) * scale[d] - 0.5, o.lit(0));
-          Val base = binary(LOp::min, cast(s, DType::I64), b.index(in - 1));
+          // As eager's kernels round it: whether a weight is zero decides whether an infinity becomes NaN. The element is that of a float32.
+          Val s = align ? o * scale[d] : maximum(fma(o + 0.5, o.lit(scale[d]), o.lit(-0.5)), o.lit(0));
+          Val base = binary(LOp::min, cast(cast(s, DType::F32), DType::I64), b.index(in - 1));
           Val next = binary(LOp::min, base + b.constant_int(DType::I64, 1), b.index(in - 1));
           w[d] = minimum(maximum(s - cast(base, t), s.lit(0)), s.lit(1));
           lo[d] = b.indirect(base, in), hi[d] = b.indirect(next, in);

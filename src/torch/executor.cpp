@@ -61,14 +61,14 @@ bool called_otherwise(const ExternCall& e, const std::vector<const at::Tensor*>&
 }
 
 // Whether a thread that computes for this one has met an operation without a result, since that was last asked: a difference of infinities, a NaN
-// given to a maximum. The processor notes it.
-bool met_invalid() {
+// given to a maximum; or, where `overflow` asks for those too, one whose result is more than a float holds. The processor notes it.
+bool met_invalid(bool overflow) {
 #if defined(__x86_64__)
-  const auto take = [] {
-    constexpr unsigned kInvalid = 1;
-    const unsigned control = _mm_getcsr();
-    if (control & kInvalid) _mm_setcsr(control & ~kInvalid);
-    return (control & kInvalid) != 0;
+  const auto take = [overflow] {
+    constexpr unsigned kInvalid = 1, kOverflow = 8;
+    const unsigned control = _mm_getcsr(), met = control & (kInvalid | kOverflow);
+    if (met) _mm_setcsr(control & ~met);
+    return (met & (overflow ? kInvalid | kOverflow : kInvalid)) != 0;
   };
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   return threads == 1 ? take() : on_any_library_thread(threads, take);
@@ -472,10 +472,11 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   bool for_good = true;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
   try {
-    if (hides_[i] == Hides::Nothing) return call_extern(f, i);
-    met_invalid();
+    const bool folded = folds_[i].shift.defined();  // sums of the folded weights' products overflow where the norm's operand does not, perhaps
+    if (hides_[i] == Hides::Nothing && !folded) return call_extern(f, i);
+    met_invalid(folded);
     call_extern(f, i);
-    if (!met_invalid() && !(hides_[i] == Hides::Overflow && result_is_large(f, i))) return;
+    if (!met_invalid(folded) && !(hides_[i] == Hides::Overflow && result_is_large(f, i))) return;
     if (gives_up_operand) {  // it is gone, perhaps: eager knows
       if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
       return;

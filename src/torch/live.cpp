@@ -1,5 +1,6 @@
 // Numbers that change from call to call, as ops meet them: an op takes a tensor in place of such a number; foreach ops become one op per tensor.
 #include <ATen/Dispatch_v2.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -126,6 +127,15 @@ std::optional<uint32_t> Tracer::Impl::step_of_item(Value v) {
   return numbers->add({Numbers::Op::Traced, static_cast<uint32_t>(traced.size() - 1)});
 }
 
+// Whether a number that only the graph knows is one of float32, or infinite or NaN.
+bool Tracer::Impl::always_float(uint32_t step) const {
+  using Op = Numbers::Op;
+  const Numbers::Step& s = numbers->steps[step];
+  if (s.op == Op::Traced) return traced[s.a].type().dtype == DType::F32;
+  if (s.op == Op::Constant) return static_cast<double>(static_cast<float>(s.constant)) == s.constant;
+  return s.op == Op::Neg ? always_float(s.a) : (s.op == Op::Min || s.op == Op::Max) && always_float(s.a) && always_float(s.b);
+}
+
 // What a 0-d value of the graph will be, if it follows from inputs by arithmetic that rounds as ATen's does.
 std::optional<uint32_t> Tracer::Impl::step_of_value(Value v) {
   if (const auto known = steps_of.find(v); known != steps_of.end()) return known->second;
@@ -233,8 +243,13 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!is_live(a[i]) || type == at::kDouble || type == at::kBool) return T(i);
     const uint32_t w = *capture::step_of(a[i].toSymFloat());
     const Numbers::Step s = numbers->steps[w];
-    if (s.traced) {  // only the graph knows it: few programs come near the end of float's range
+    if (s.traced) {  // only the graph knows it, and raises
       if (type != at::kFloat) refuse();
+      if (!always_float(w)) {
+        const at::Tensor v = new_tensor(traced_value(w));
+        const at::Tensor fits = v.abs().le(finite_range(type).second).logical_or(v.isfinite().logical_not());
+        at::_assert_async(fits, "value cannot be converted to type float without overflow");
+      }
       return T(i);
     }
     using enum Numbers::Compare;

@@ -129,6 +129,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::optional<uint32_t> find_step(ir::Value);
   std::unordered_map<ir::Value, std::optional<uint32_t>> steps_of;  // while one is looked for
   bool has_live_number(const OpInfo&, const compat::Stack&) const;
+  bool always_float(uint32_t step) const;
   void decompose_numbers(const OpInfo&, compat::Stack*);
   void decompose_list(const OpInfo&, compat::Stack*);
 

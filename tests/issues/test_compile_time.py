@@ -1,4 +1,5 @@
 """Programs whose index expressions, sizes or chains would grow without bound: they compile in a time that their size explains, with eager's results."""
+import itertools
 import re
 import sys
 import threading
@@ -105,6 +106,19 @@ CASES = {
     "views": (chain(lambda x: x.unsqueeze(0).transpose(0, 1).squeeze(1).view(2, -1).view(-1), 500), lambda: data(64)),
     "pointwise": (chain(lambda x: (x * 0.5 + 1).sin(), 650), lambda: data(64)),
 }
+
+
+def element_writes(x):
+    y = x.clone()
+    for i in range(300):
+        y[i % 7, i % 9] = y[(i + 1) % 7, (i + 2) % 9] * 0.5 + i
+    return y
+
+
+CASES["sin"] = chain(torch.sin, 800), lambda: data(64)
+CASES["element_writes"] = element_writes, lambda: data(7, 9)
+CASES["accumulate"] = lambda x: torch.stack(list(itertools.accumulate(x.unbind(1), lambda a, b: a * 0.9 + b)), 1), lambda: data(7, 480)
+CASES["accumulate_rows"] = CASES["accumulate"][0], lambda: data(64, 240)
 
 
 def program(name):
@@ -341,3 +355,32 @@ def test_outliers_are_found_by_size():
     assert compile_times.outliers(records + [("huge", 128_000, 5.0)]) == []  # others of its size there are none: it may take what 1000 of the largest take
     assert [r[0] for r in compile_times.outliers(records + [("huge", 500, 50.0)])] == ["huge"]
     assert "| 4-7 | 20 | 10.0 ms | 10.0 ms |" in compile_times.table(records)
+
+
+def llvm(f, x, path):
+    """The LLVM code that `f` becomes: its lines, without those of the functions' declarations."""
+    with torch.no_grad():
+        out = vitrify.compile(f, options={"dump": ["llvm"], "dump_dir": str(path)})(x)
+        torch.testing.assert_close(out, f(x), **bounds.DEEP)
+    return [line for p in path.iterdir() for line in p.read_text().splitlines() if line.startswith("  ")]
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "exp", "expm1", "log1p", "tanh", "erf", "sigmoid"])
+def test_a_function_of_many_places_is_compiled_once(name, tmp_path):
+    f = getattr(torch, name)
+    assert len(llvm(chain(lambda x: f(x) * 0.5, 300), data(64), tmp_path)) < 300 * 6
+
+
+def test_functions_of_few_places_are_written_out(tmp_path):
+    assert not [line for line in llvm(chain(torch.tanh, 8), data(64), tmp_path) if " call " in line and "@llvm." not in line]
+
+
+@pytest.mark.parametrize("n", [7, 64, 65, 4096])
+def test_few_elements_and_long_bodies_have_one_loop(n, tmp_path):
+    """A loop of whole vectors beside one for the rest is the same code twice."""
+    code = llvm(chain(lambda x: x * 0.999 + 0.01, 90 if n == 4096 else 2), data(n), tmp_path)
+    vectors = [line for line in code if re.search(r"call void @llvm.masked.store|^  store <", line)]
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert (len(vectors) == 1) == (n != 65), vectors
+    else:
+        assert n > 7 or not vectors

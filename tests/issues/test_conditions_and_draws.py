@@ -114,6 +114,36 @@ def test_numbers_that_do_not_fit(name, dtype):
             torch.testing.assert_close(got, expected, equal_nan=True, msg=lambda m: f"{v}: {m}")
 
 
+KNOWN_LATE = {
+    "alpha": lambda x, k: torch.add(x, x, alpha=x.sum().item() * k), "in place": lambda x, k: x.clone().add_(x, alpha=x.sum().item() * k), "of doubles": lambda x, k: x.add(x, alpha=(x.double() * k).sum().item()),
+    "full_like": lambda x, k: torch.full_like(x, x.sum().item() * k), "full": lambda x, k: torch.full((3,), -x.sum().item() * k), "addcmul": lambda x, k: torch.addcmul(x, x, x, value=x.sum().item() * k),
+    "clamp": lambda x, k: x.clamp(max=x.sum().item() * k), "where": lambda x, k: torch.where(x > 2, x, x.sum().item() * k), "unread": lambda x, k: (x.add(x, alpha=x.sum().item() * k), x * 2)[1],
+    "behind a write": lambda x, k: x.mul_(2).clone().add_(x, alpha=x.sum().item() * k), "in range": lambda x, k: torch.add(x, x, alpha=max(x.sum().item(), 2.0)) * k,
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_LATE)
+def test_numbers_that_the_graph_computes_are_floats(name):
+    """What is beyond float32 raises where eager converts it, after the writes that eager has made by then."""
+    def outcome(f, x, k):
+        try:
+            return f(x, k)
+        except RuntimeError as e:
+            return str(e).partition("\n")[0]
+    compiled, raised = vitrify.compile(KNOWN_LATE[name]), 0
+    for k in (1.0, 1e38, 1e39, float("inf"), 2.0):
+        x, y = torch.ones(3), torch.ones(3)
+        with torch.no_grad():
+            got, expected = outcome(compiled, x, k), outcome(KNOWN_LATE[name], y, k)
+        assert torch.equal(x, y)
+        if isinstance(expected, str):
+            assert got == expected, k
+            raised += 1
+        else:
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert (raised > 0) == (name != "in range")
+
+
 LARGE = {
     "times": lambda x: x * float(x.shape[0] * 2**61 % 1000),
     "plus": lambda x: x + (x.shape[0] + (2**63 - 2)) % 10,

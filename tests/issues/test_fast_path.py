@@ -1,4 +1,5 @@
 """nn.MultiheadAttention in evaluation: eager takes its fast path, whose results lie otherwise than the slow one's and are NaN where a query sees nothing."""
+import bounds
 import pytest
 import torch
 import vitrify
@@ -53,3 +54,43 @@ def test_the_path_is_put_back():
     with torch.no_grad():
         compiled(torch.randn(2, 5, 16))
     assert before == (torch.backends.mha.get_fastpath_enabled, torch._native_multi_head_attention) and torch.backends.mha.get_fastpath_enabled()
+
+
+PADDING = {"to the right": [[0] * 6, [0, 0, 0, 1, 1, 1]], "none": [[0] * 6] * 2, "a whole sequence": [[0] * 6, [1] * 6], "between": [[0] * 6, [0, 1, 0, 0, 1, 1]], "to the left": [[0] * 6, [1, 1, 0, 0, 0, 0]]}
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu"}, {"batch_first": False}], ids=str)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("norm, check", [(False, True), (True, True), (False, False)], ids=["plain", "norm", "no check"])
+def test_encoders_leave_padding_out(options, norm, check):
+    """Eager makes a nested tensor of sequences with padding to the right: what lies in the padding reaches nothing, and its rows are zeros."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, **{"batch_first": True, **options})
+    module = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(16) if norm else None, mask_check=check).eval()
+    compiled, before = vitrify.compile(module), vitrify.counters["eager_calls"]
+    for name, rows in PADDING.items():
+        if not check and name in ("between", "to the left"):
+            continue  # the program says that there is none such
+        mask = torch.tensor(rows).bool()
+        for value in (1.0, float("nan"), float("inf")):
+            x = torch.randn(2, 6, 16)
+            x[mask] = value
+            x = x if options.get("batch_first", True) else x.transpose(0, 1).contiguous()
+            with torch.no_grad():
+                ours, theirs = compiled(x, src_key_padding_mask=mask), module(x, src_key_padding_mask=mask)
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP, msg=lambda m, name=name: f"{name}: {m}")
+    assert vitrify.counters["eager_calls"] == before
+
+
+def test_encoders_that_need_gradients_look_at_no_mask():
+    torch.manual_seed(0)
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1).eval()
+    compiled, x = vitrify.compile(module), torch.randn(2, 6, 16)
+    compiled(x, src_key_padding_mask=torch.tensor(PADDING["none"]).bool())
+    before = vitrify.counters["captures"]
+    for rows in PADDING.values():
+        mask = torch.tensor(rows).bool()
+        ours, theirs = (f(x, src_key_padding_mask=mask) for f in (compiled, module))
+        torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP)
+    assert vitrify.counters["captures"] == before

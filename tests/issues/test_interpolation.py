@@ -35,3 +35,17 @@ def test_scale_that_changes_one_size(scale, memory_format):
 @pytest.mark.parametrize("size", [(4, 5), (4, 9), (7, 5)])
 def test_infinity_stays_where_it_is(size, align):
     same(lambda x: F.interpolate(x, size=size, mode="bilinear", align_corners=align), image(2, True))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [(5, 4), (2, 3), (1, 4), (7, 9), (3, 1)])
+@pytest.mark.parametrize("given", [(1, 1), (1, 3), (3, 1), (2, 2)])
+def test_weights_are_zero_where_eagers_are(given, size, dtype, layout):
+    """Eager's kernels round the place of a sample once, and take the element below that of a float32."""
+    x = torch.randn(3, 4, *given).to(dtype)
+    x[1, 2] = x[0, 0, 0, 0] = float("inf")
+    x = x.to(memory_format=layout)
+    for f, t in (lambda x: F.interpolate(x, size=size, mode="bilinear"), x), (lambda x: F.interpolate(x, size=size[:1], mode="linear"), x[..., 0].contiguous()):
+        ours, theirs = vitrify.compile(f)(t), f(t)
+        assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())

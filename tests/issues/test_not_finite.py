@@ -241,3 +241,21 @@ def test_norms_that_add_nothing(weight, scale, image, after):
             ours, theirs = compiled(x), after(norm(conv(x)))
             assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
             torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP_CONVOLUTIONS)
+
+
+@pytest.mark.compiled("a convolution and what follows it are one call, or ATen's in its place")
+@pytest.mark.parametrize("after", [lambda y: y, F.relu, F.silu], ids=["alone", "relu", "silu"])
+def test_sums_of_folded_weights_that_overflow(after):
+    """Their terms are larger than those of the convolution itself, and may be infinite where the result is not."""
+    torch.manual_seed(0)
+    conv, norm = frozen(nn.Conv2d(16, 8, 3, bias=False)), frozen(nn.BatchNorm2d(8))
+    conv.weight.normal_().mul_(1e8)
+    norm.weight.fill_(9e9)
+    compiled, infinite = vitrify.compile(lambda x: after(norm(conv(x)))), 0
+    x = torch.randn(2, 16, 12, 12)
+    with torch.no_grad():
+        for k in 0.0, 18.5, 19.1, 0.0, 19.4, 19.7, 20.0, 0.0:
+            ours, theirs = compiled(x * 10**k), after(norm(conv(x * 10**k)))
+            assert torch.equal(ours.isfinite(), theirs.isfinite()) and torch.equal(ours.isnan(), theirs.isnan())
+            infinite += 0 < theirs.isinf().sum() < theirs.numel()
+    assert infinite > 2

@@ -269,3 +269,33 @@ def test_softplus_whose_exponential_overflows(beta, threshold):
     x = T([1.0, 2.0, -3.0, 0.5, 88.0, 95.0, -30.0, 0.0])
     same(lambda x: torch.ops.aten.softplus_backward(x + 1, x, beta, threshold), x)
     same(lambda x: F.softplus(x, beta, threshold), x)
+
+
+ROUNDED = {
+    "add": lambda x, y, v: torch.add(x, y, alpha=v), "sub": lambda x, y, v: torch.sub(x, y, alpha=v), "rsub": lambda x, y, v: torch.rsub(x, y, alpha=v), "rsub of a number": lambda x, y, v: torch.rsub(x, 3, alpha=v),
+    "in place": lambda x, y, v: (x * 1).add_(y, alpha=v), "foreach": lambda x, y, v: torch._foreach_add([x], [y], alpha=v)[0], "pow": lambda x, y, v: x.abs() ** v,
+}
+
+
+@pytest.mark.parametrize("number", [70000, 70000.0, 1e30, 0.1, 1 / 3, 2049, 257, 1e-8, 1e-45, 65519.0, 1e39, 2**40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_numbers_that_a_half_type_does_not_hold(name, dtype, number):
+    """They are rounded to it, and the result once more; beyond the type they are errors."""
+    x = T([1.0, -2.0, 0.5, 3.25, 1e-3, 300.0, 0.0, INF, NAN, -0.0, 1e4, 17.0, -INF, 2.0, 1.5, 7.0]).repeat(16).to(dtype)  # eager's vectors: elements left over are rounded once more
+    same(lambda x, y: ROUNDED[name](x, y, number), x, x.flip(0).roll(3))
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-45, 1.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bounds_of_logit_that_a_half_type_does_not_hold(dtype, eps):
+    x = T([0.0, 1.0, 0.5, -1.0, 2.0, NAN]).to(dtype)
+    with torch.no_grad():
+        ours, theirs = vitrify.compile(lambda x: torch.logit(x, eps))(x), torch.logit(x, eps)
+    assert torch.equal(ours.isinf(), theirs.isinf()) and torch.equal(ours.sign().nan_to_num(7), theirs.sign().nan_to_num(7))
+
+
+def test_the_reciprocal_of_celus_alpha_is_a_float():
+    for dtype in FLOATS:
+        same(lambda x: F.celu(x, 1e-45), T([1.0, -1.0]).to(dtype))
+        same(lambda x: F.celu(x, 1e-30), T([1.0, -1.0]).to(dtype))

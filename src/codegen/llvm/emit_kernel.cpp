@@ -18,6 +18,7 @@ constexpr int64_t kStreamBytes = int64_t(32) << 20;
 
 // Elements of a row worth asking for early, of one that the first cache holds, of one that the second holds beside what else is there, and of a
 // buffer that no cache holds.
+constexpr size_t kInlinedMath = 16;  // functions of a kernel that are written out at each place; of more, each is one function that is called
 constexpr int64_t kRowAhead = 256, kShortRow = 4096, kLongRow = 32768, kCached = int64_t(1) << 18;
 
 std::optional<int64_t> const_of(Value* v) {
@@ -46,6 +47,9 @@ KernelEmitter::KernelEmitter(const loop::Kernel& k, llvm::Module& m, const Targe
   for (auto& s : k.stages)
     for (auto& l : s.inner) extents_[sym::view(l.var).symbol->id] = l.extent;
   for (auto& [s, id] : k.indirect) indirect_[sym::view(s).symbol->id] = id;
+  size_t calls = 0;
+  for (auto& s : k.stages) calls += std::ranges::count_if(s.body, [](const Instr& i) { return VectorMath::is_math(i.op); });
+  math_.share(calls > kInlinedMath);
 }
 
 llvm::AllocaInst* KernelEmitter::make_slot(llvm::Type* type, const char* name) {
@@ -105,18 +109,22 @@ void KernelEmitter::prologue() {
   }
 }
 
+void set_target(llvm::Function& f, const Target& t) {
+  f.addFnAttr(llvm::Attribute::NoUnwind);
+  f.addFnAttr("target-cpu", t.cpu);
+  f.addFnAttr("target-features", t.features);
+  if (t.avx512) {
+    f.addFnAttr("prefer-vector-width", "512");
+    f.addFnAttr("min-legal-vector-width", "512");
+  }
+}
+
 void KernelEmitter::emit(const std::string& symbol) {
   auto* i64t = b_.getInt64Ty();
   auto* ptr = b_.getPtrTy();
   auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, i64t, i64t}, false);
   fn_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, symbol, m_);
-  fn_->addFnAttr(llvm::Attribute::NoUnwind);
-  fn_->addFnAttr("target-cpu", t_.cpu);
-  fn_->addFnAttr("target-features", t_.features);
-  if (t_.avx512) {
-    fn_->addFnAttr("prefer-vector-width", "512");
-    fn_->addFnAttr("min-legal-vector-width", "512");
-  }
+  set_target(*fn_, t_);
   for (int i : {0, 1}) {
     fn_->addParamAttr(i, llvm::Attribute::NoAlias);
     fn_->addParamAttr(i, llvm::Attribute::NoUndef);
@@ -218,7 +226,10 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
   };
   auto round_down = [&](int64_t step) { return b_.CreateAdd(lo, b_.CreateAnd(b_.CreateSub(hi, lo), i64(-step))); };
   int64_t step = int64_t(lanes) * unroll;
-  Value* main_end = round_down(step);
+  // Blocks that no run has are not emitted, nor those whose elements the masked ones may take as well.
+  const auto extent = extents_.find(id);
+  const bool no_block = extent != extents_.end() && extent->second.is_const() && extent->second.value() < step;
+  Value* main_end = no_block || (masked_only_ && t_.avx512) ? lo : round_down(step);
   auto cl = const_of(lo), ch = const_of(main_end);
   if (after_chunk && chunk_steps && !(cl && ch && *ch - *cl <= step * chunk_steps)) {
     for_loop(lo, main_end, i64(step * chunk_steps), [&](Value* c) {
@@ -227,10 +238,10 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
       after_chunk();
     });
   } else {
-    run(lo, main_end, unroll, Phase::Main, false);
+    if (main_end != lo) run(lo, main_end, unroll, Phase::Main, false);
     if (after_chunk) after_chunk();
   }
-  if (unroll > 4) {
+  if (unroll > 4 && main_end != lo) {
     Value* end = round_down(int64_t(lanes) * 4);
     run(main_end, end, 4, Phase::Main, false);
     main_end = end;
@@ -246,6 +257,18 @@ void KernelEmitter::vector_run(Int var, Value* lo, Value* hi, int lanes, int unr
     scalar_loop(middle_end, Phase::Tail);
   }
   block_ = {};
+}
+
+// Of few vectors, or of much code for each: a mask costs them nothing, and a second copy of the code takes as long to compile as the first.
+bool KernelEmitter::masked_throughout(const loop::Loop* loops, int n) const {
+  constexpr int64_t kVectors = 4;
+  constexpr size_t kLongBody = 128;                                                       // instructions
+  if (std::find(streams_.begin(), streams_.end(), true) != streams_.end()) return false;  // stores past the caches have no mask
+  size_t instrs = 0;
+  for (auto& s : k_.stages) instrs += std::ranges::count_if(s.body, [](const Instr& i) { return i.op != Op::constant; });
+  Int elements = 1;
+  for (int d = 0; d < n; ++d) elements = elements * loops[d].extent;
+  return instrs >= kLongBody || (elements.is_const() && elements.value() <= kVectors * lanes_);
 }
 
 int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool reduction, Int lanes_along) const {
@@ -520,6 +543,7 @@ void KernelEmitter::emit_runs(const loop::Loop* loops, int n, bool flat) {
   const loop::Loop& last = loops[n - 1];
   if (last.extent.is_const())
     while (unroll > 1 && last.extent.value() < int64_t(lanes_) * unroll) unroll /= 2;
+  masked_only_ = !long_columns && masked_throughout(loops, n);
   split_runs(loops, n, [&](Value* from, Value* to) {
     if (long_columns)
       emit_columns(last, unroll, from, to);

@@ -35,8 +35,11 @@ class VectorMath {
   Value* per_lane(const std::string& name, Value* x, Value* y);
   llvm::Value* exp(Value* x);
   static bool is_math(Op);
+  // What is emitted from now on calls one function of the module for each op, where it would be written out.
+  void share(bool on) { shared_ = on; }
 
  private:
+  Value* call(Op op, Value* x);
   Value* c(Value* like, double v) { return llvm::ConstantFP::get(like->getType(), v); }
   Value* ci(Value* like, int64_t v);  // integer constant of the shape of `like`
   llvm::Type* int_like(Value* x);
@@ -61,7 +64,11 @@ class VectorMath {
   const Target& t_;
   Resolve resolve_;
   std::set<std::string>& symbols_;
+  bool shared_ = false;
 };
+
+// What the code of a function may use.
+void set_target(llvm::Function&, const Target&);
 
 // Address of a helper of the JIT by symbol name ("vt_tan_f32"), or null.
 void* host_function(const std::string& name);
@@ -129,6 +136,7 @@ class KernelEmitter {
   enum class Phase { Main, Middle, Tail };
   void vector_run(Int var, Value* lo, Value* hi, int lanes, int unroll, const std::function<void(Phase)>& body, const Body& after_chunk = {},
                   int64_t chunk_steps = 0);
+  bool masked_throughout(const loop::Loop* loops, int n) const;
   int choose_unroll(const std::vector<loop::Stage>&, bool reduction, Int lanes_along) const;
   void if_then(Value* cond, const Body&);
   llvm::AllocaInst* make_slot(llvm::Type*, const char* name);
@@ -211,6 +219,7 @@ class KernelEmitter {
   llvm::Function* fn_ = nullptr;
   llvm::BasicBlock* entry_ = nullptr;
   int lanes_ = 1;
+  bool masked_only_ = false;  // blocks without a mask are not emitted
   Block block_;
   std::vector<Multi> values_;
   std::vector<DType> types_;

@@ -273,9 +273,27 @@ Value* VectorMath::sleef(Op op, Value* x, Value* y) {
   return y ? b_.CreateCall(fn, {x, y}) : b_.CreateCall(fn, {x});
 }
 
+Value* VectorMath::call(Op op, Value* x) {
+  const std::string name = fmt::format("vt_{}_of_{}", loop::to_string(op), lanes_of(x));
+  llvm::Function* f = m_.getFunction(name);
+  if (!f) {
+    f = llvm::Function::Create(llvm::FunctionType::get(x->getType(), {x->getType()}, false), llvm::Function::InternalLinkage, name, m_);
+    set_target(*f, t_);
+    f->addFnAttr(llvm::Attribute::WillReturn);
+    f->setDoesNotAccessMemory();
+    llvm::IRBuilderBase::InsertPointGuard here(b_);
+    b_.SetInsertPoint(llvm::BasicBlock::Create(b_.getContext(), "entry", f));
+    shared_ = false;
+    b_.CreateRet(emit(op, f->getArg(0), nullptr));
+    shared_ = true;
+  }
+  return b_.CreateCall(f, {x});
+}
+
 Value* VectorMath::emit(Op op, Value* x, Value* y) {
   if (!is_math(op)) return nullptr;
   bool f64 = x->getType()->getScalarType()->isDoubleTy();
+  if (shared_ && !f64 && !y) return call(op, x);
   if (op == Op::sigmoid) {
     Value* e = emit(Op::exp, b_.CreateFNeg(x), nullptr);
     return b_.CreateFDiv(c(x, 1), b_.CreateFAdd(e, c(x, 1)));

@@ -2,6 +2,7 @@
 
 #include <llvm/ADT/StringMap.h>
 #include <llvm/MC/TargetRegistry.h>
+#include <llvm/Support/CommandLine.h>
 #include <llvm/Support/TargetSelect.h>
 #include <llvm/TargetParser/Host.h>
 
@@ -47,11 +48,22 @@ Target resolve_target(const std::string& name) {
   return t;
 }
 
+namespace {
+// LLVM's schedulers compare each access to memory with up to a thousand before it, and each edge they find with a node's others: a block of hundreds
+// of stores takes longer than all else.
+void compare_fewer_accesses() {
+  auto& options = llvm::cl::getRegisteredOptions();
+  const auto at = options.find("dag-maps-huge-region");
+  VT_CHECK(at != options.end() && !at->second->addOccurrence(0, at->first(), "128"), "LLVM's schedulers have no such limit");
+}
+}  // namespace
+
 std::unique_ptr<llvm::TargetMachine> make_target_machine(const Target& t) {
   static std::once_flag once;
   std::call_once(once, [] {
     llvm::InitializeNativeTarget();
     llvm::InitializeNativeTargetAsmPrinter();
+    compare_fewer_accesses();
   });
   std::string triple = llvm::sys::getProcessTriple(), error;
   const llvm::Target* target = llvm::TargetRegistry::lookupTarget(triple, error);
