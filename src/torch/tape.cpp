@@ -95,7 +95,6 @@ Value Tracer::Impl::read_noted(View& v) {
   const int32_t key = in_backward ? memory_key(v.storage) : -1;
   if (key == -1) return value;
   (counts_writes(v, round) ? read_counted : read_uncounted).emplace(running.get(), key);
-  if (v.storage->generation) return value;
   const View* at = &v;
   while (at->parent && at->round == round) at = at->parent.get();
   (at->parent ? read_memory : read_itself).insert(key);
@@ -214,16 +213,18 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     }
   }
+  const auto held = [&](int32_t key) {
+    if (!read_itself.contains(key)) return Hold::Memory;
+    return read_memory.contains(key) ? Hold::Both : Hold::Tensor;
+  };
   tape->holds.resize(j.given.size(), Hold::Memory);
-  for (uint32_t i = 0; i < j.given.size(); ++i) {
-    const int32_t input = is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1;
-    if (read_itself.contains(input) && std::ranges::find(j.program.mutations, i, &Mutation::input) == j.program.mutations.end())
-      tape->holds[i] = read_memory.contains(input) ? Hold::Both : Hold::Tensor;
-  }
   tape->holds_results.resize(j.num_forward, Hold::Memory);
+  const auto key_of = [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; };
+  for (uint32_t i = 0; i < j.given.size(); ++i) tape->holds[i] = held(key_of(i));
   if (j.level == 0)
-    for (const auto& [memory, o] : result_memory)
-      if (read_itself.contains(result_key(o))) tape->holds_results[o] = read_memory.contains(result_key(o)) ? Hold::Both : Hold::Tensor;
+    for (const auto& [memory, o] : result_memory) tape->holds_results[o] = held(result_key(o));
+  for (const Mutation& m : j.program.mutations)  // what it is by now is what is read
+    if (!m.metadata_only) tape->holds_results[m.output] = std::exchange(tape->holds[m.input], Hold::Memory);
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
     const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
@@ -268,11 +269,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       found.insert(found.end(), rest.begin(), rest.end());
       reads.erase(rest.begin(), rest.end());
     };
-    take_out(s.reads_given, s.found_given,
-             [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; });
+    take_out(s.reads_given, s.found_given, key_of);
     take_out(s.reads_outputs, s.found_outputs, [&](uint32_t o) {
       const auto write = std::ranges::find(j.program.mutations, o, &Mutation::output);
-      return write == j.program.mutations.end() ? result_key(o) : static_cast<int32_t>(input_index(*j.given[write->input].node));
+      return write == j.program.mutations.end() ? result_key(o) : key_of(write->input);
     });
   }
   if (j.roots.size() > 1)

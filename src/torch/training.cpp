@@ -177,7 +177,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       continue;
     }
     at::Tensor in_given;
-    if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = given[static_cast<size_t>(written_[s.index])]->detach();
+    if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = *given[static_cast<size_t>(written_[s.index])];
     at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : in_given.defined() ? in_given : values[s.index];
     if (hooks)
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)

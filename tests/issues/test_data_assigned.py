@@ -172,6 +172,10 @@ RESULTS = {
     "all of them": lambda x: (lambda a: (a, (a.view(-1) * a.view(-1)).sum() + (a * a).sum() + (a @ a.t()).sum()))(x.exp()),
     "made again": lambda x: (lambda a: (a, (a + 1).relu() * (a.exp() + x)))(x.sigmoid()),
     "no gradient": lambda x: (lambda a: (a, a * x))(x.detach().exp()),
+    "written": lambda x: (lambda a: (a.mul_(2), a.sin()))(x * 3),
+    "written in part": lambda x: (lambda a: (a[1:].relu_(), a, a.sin())[1:])(x * 3),
+    "written, and saved by what wrote": lambda x: (lambda a: (a.relu_(), a.relu()))(x * 3),
+    "written, and a view of it": lambda x: (lambda a: (a.mul_(2), a.view(-1).sin()))(x * 3),
 }
 
 
@@ -185,10 +189,33 @@ def test_results_that_others_have_saved(fn, budget, twice):
         x, = leafs((4, 8))
         a, b = f(x)
         a.data = other(a)
-        if twice and fn in ("saved twice", "all of them") and f is not RESULTS[fn]:
+        if twice and fn in ("saved twice", "all of them", "written in part") and f is not RESULTS[fn]:
             with pytest.raises(RuntimeError, match="a gradient of a gradient reads the tensor and a view of what it was"):
                 torch.autograd.grad(b.sum(), x, create_graph=True)
             return
         first, = torch.autograd.grad(b.sum(), x, create_graph=twice)
         results.append([first.detach(), *(torch.autograd.grad(first.square().sum(), x) if first.requires_grad else [])])
+    torch.testing.assert_close(*results)
+
+
+WRITTEN = {
+    "saved by another": lambda a, x: a.mul_(2) * x,
+    "written in part": lambda a, x: (a[0].mul_(2), a * x)[1],
+    "a view of it": lambda a, x: a.mul_(2).view(-1).sin() + x.view(-1),
+    "saved by what wrote": lambda a, x: a.exp_() + x,
+}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("fn", WRITTEN)
+def test_arguments_that_were_written(fn, trained):
+    """As it was after the write was read."""
+    results = []
+    for f in (vitrify.compile(WRITTEN[fn], fullgraph=True), WRITTEN[fn]):
+        w, x = leafs((4, 8), (4, 8))
+        a = w * 1.5 if trained else w.detach()
+        out = f(a, x)
+        a.data = other(a)
+        out.sum().backward()
+        results.append([x.grad, w.grad])
     torch.testing.assert_close(*results)
