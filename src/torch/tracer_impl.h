@@ -282,7 +282,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   int32_t memory_key(const std::shared_ptr<StorageState>&) const;
   static int32_t result_key(uint32_t output) { return -2 - static_cast<int32_t>(output); }
   static bool counts_writes(const View&, uint32_t round);  // versions of what autograd sees there are those of the memory
-  uint32_t round_of_view() const { return in_backward ? round : 0; }
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }

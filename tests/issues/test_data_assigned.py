@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def leaf(seed):
@@ -216,6 +217,55 @@ def test_arguments_that_were_written(fn, trained):
         a = w * 1.5 if trained else w.detach()
         out = f(a, x)
         a.data = other(a)
+        out.sum().backward()
+        results.append([x.grad, w.grad])
+    torch.testing.assert_close(*results)
+
+
+CHECKPOINTED = {
+    "matrices": lambda x, w: x @ w,
+    "made again": lambda x, w: (x @ w).tanh(),
+    "product": lambda x, w: x * w,
+    "a view": lambda x, w: (w.t() @ x).sin(),
+    "linear": lambda x, w: F.linear(x, w).sin(),
+}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
+@pytest.mark.parametrize("which", ["x", "w", "both"])
+@pytest.mark.parametrize("fn", CHECKPOINTED)
+def test_checkpoints(fn, which, found, reentrant):
+    """What is computed again was of the new memory, and what the formulas read was of the old."""
+    def program(x, w):
+        if found:
+            return checkpoint(lambda x: CHECKPOINTED[fn](x, w), x, use_reentrant=reentrant) * 2
+        return checkpoint(CHECKPOINTED[fn], x, w, use_reentrant=reentrant) * 2
+    results = []
+    for f in (vitrify.compile(program, fullgraph=True), program):
+        x, w = leafs((8, 8), (8, 8))
+        out = f(x, w)
+        if which == "both":
+            x.data, w.data = w.data, x.data
+        else:
+            changed = x if which == "x" else w
+            changed.data = other(changed)
+        out.sum().backward()
+        results.append([x.grad, w.grad])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("pack", [lambda t: t, lambda t: t.detach()], ids=["itself", "detached"])
+def test_hooks_of_the_program(pack):
+    """What its hooks give back is given a history of its own by autograd, and keeps the memory that it has then."""
+    def program(x, w):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            return (x * w).sin() * w
+    results = []
+    for f in (vitrify.compile(program, fullgraph=True), program):
+        x, w = leafs((8, 8), (8, 8))
+        out = f(x, w)
+        w.data = other(w)
         out.sum().backward()
         results.append([x.grad, w.grad])
     torch.testing.assert_close(*results)
