@@ -62,6 +62,13 @@ bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
   return false;
 }
 
+bool Tape::reads_itself(const Path& path, bool is_output, uint32_t index) const {
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (const auto& all = is_output ? steps[i].itself_outputs : steps[i].itself_given; on(path, i) && std::ranges::find(all, index) != all.end())
+      return true;
+  return false;
+}
+
 namespace {
 
 // What nodes of the graph follow from, as far as a derivative tells them apart.
@@ -199,6 +206,14 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
+  const auto key_of = [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; };
+  const auto add_itself = [&](Tape::Step& s, int32_t key) {
+    for (uint32_t i = 0; i < j.given.size() && key >= 0; ++i)
+      if (key_of(i) == key) s.itself_given.push_back(i);
+    for (const Mutation& m : j.program.mutations)
+      if (!m.metadata_only && key >= 0 && key_of(m.input) == key) s.itself_outputs.push_back(m.output);
+    if (key < -1 && j.level == 0) s.itself_outputs.push_back(static_cast<uint32_t>(result_key(0) - key));
+  };
   auto counted = read_counted, uncounted = read_uncounted;
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
@@ -211,6 +226,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+      const View* at = f ? f->view.get() : nullptr;
+      while (at && at->in_place) at = at->parent.get();
+      if (!at || !at->parent) add_itself(s, f ? memory_key(f->view->storage) : input);
     }
   }
   const auto held = [&](int32_t key) {
@@ -219,7 +237,6 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   };
   tape->holds.resize(j.given.size(), Hold::Memory);
   tape->holds_results.resize(j.num_forward, Hold::Memory);
-  const auto key_of = [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; };
   for (uint32_t i = 0; i < j.given.size(); ++i) tape->holds[i] = held(key_of(i));
   if (j.level == 0)
     for (const auto& [memory, o] : result_memory) tape->holds_results[o] = held(result_key(o));
@@ -275,6 +292,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       return write == j.program.mutations.end() ? result_key(o) : key_of(write->input);
     });
   }
+  // Checkpoints have saved their arguments. A user's own node may hold on to what has lost its history.
+  for (Tape::Step& s : tape->steps)
+    if (is_checkpoint(s.node) || (!capture::of_python(*s.node) && hooked.contains(s.node->sequence_nr()))) {
+      s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());
+      s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
+    }
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {
       const ir::NodeSet behind = nodes_behind(*graph, {j.outputs[r.output]});

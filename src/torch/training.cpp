@@ -206,7 +206,7 @@ variable_list RegionNode::apply(variable_list&& given) {
   const Path path = region_->path_of(tangents, *this);
   TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
   for (const RegionCall::Watched& w : call_->watched) {
-    if (!w.is_output && w.has_node && w.is_detached() && region_->tape().reads(path, false, w.index)) refuse_detached();
+    if (w.has_node && w.is_detached() && region_->tape().reads_itself(path, w.is_output, w.index)) refuse_detached();
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
                      w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
