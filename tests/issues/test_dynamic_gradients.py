@@ -155,3 +155,20 @@ def test_tangents_that_are_slices(name, order):
                 grads = torch.autograd.grad(sum(weighed(g) for g in grads), given, create_graph=True)
             results.append(torch.autograd.grad(sum(weighed(g) for g in grads), given))
         torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("behind", [lambda y: y.flatten(1), lambda y: y.transpose(1, 2)], ids=["flatten", "transpose"])
+def test_third_derivatives_of_another_size(behind):
+    """Where a view begins was asked for while the mode was on the stack, which took what finds it for a call of the program's."""
+    def fn(x, w):
+        return behind(torch.nn.functional.conv2d(x, w)).sin().mean()
+    compiled = vitrify.compile(fn, fullgraph=True, dynamic=True)
+    for n in (4, 5, 3):
+        results = []
+        for f in (compiled, fn):
+            generator = torch.Generator().manual_seed(n)
+            x, w = torch.randn(n, 2, 6, 6, generator=generator), torch.randn(4, 2, 3, 3, generator=generator).requires_grad_()
+            g, = torch.autograd.grad(f(x, w), w, create_graph=True)
+            g, = torch.autograd.grad(g.square().sum(), w, create_graph=True)
+            results.append(torch.autograd.grad(g.square().sum(), w)[0])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
