@@ -244,6 +244,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (!m.metadata_only) tape->holds_results[m.output] = std::exchange(tape->holds[m.input], Hold::Memory);
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
+    s.again = true;
     const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
     const auto passed = [&](Value v) {
       return next != saved_arguments.begin() && std::ranges::find(std::prev(next)->values, root_of(v)) != std::prev(next)->values.end();
@@ -294,7 +295,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   }
   // Checkpoints have saved their arguments. A user's own node may hold on to what has lost its history.
   for (Tape::Step& s : tape->steps)
-    if (is_checkpoint(s.node) || (!capture::of_python(*s.node) && hooked.contains(s.node->sequence_nr()))) {
+    if (is_checkpoint(s.node) || s.again) {
       s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());
       s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
     }

@@ -27,6 +27,7 @@ struct Tape {
     std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
     bool saves = false;                 // tensors, without which it cannot run again
     bool holds = false;                 // tensors that nothing frees
+    bool again = false;                 // what it has saved is made again, by a checkpoint's function
     bool draws = false;                 // or has effects: it matters that all gradients come to it at once
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;

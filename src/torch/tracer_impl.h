@@ -242,6 +242,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
+  void placeholders_of(const JointProgram&, const Needs&, const std::function<void(const at::Tensor&, bool)>&) const;
   // A reentrant one.
   struct Checkpoint {
     compat::NodePtr node;

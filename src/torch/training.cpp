@@ -102,6 +102,10 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[0]->sequence_nr();
+  if (std::ranges::any_of(tape().steps, &Tape::Step::again) && !origin)
+    for (uint32_t i = 0; i < given.size(); ++i)
+      if (given[i]->defined() && std::ranges::find(joint_.program.mutations, i, &Mutation::input) == joint_.program.mutations.end())
+        call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
   for (uint32_t i : read_given_)  // hooks keep what it was
