@@ -296,7 +296,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   // Checkpoints have saved their arguments. A user's own node may hold on to what has lost its history.
   for (Tape::Step& s : tape->steps)
     if (is_checkpoint(s.node) || s.again) {
-      s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());
+      if (!s.again) s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());  // torch's own code sees those
       s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
     }
   if (j.roots.size() > 1)

@@ -183,3 +183,19 @@ def test_a_frozen_layer():
             assert outcomes[0] == outcomes[1]
         else:
             torch.testing.assert_close(*outcomes)
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
+def test_an_argument_loses_its_history(found):
+    def program(x, h):
+        return checkpoint(lambda x: x * h.sin(), x, use_reentrant=False) if found else checkpoint(lambda x, h: x * h.sin(), x, h, use_reentrant=False)
+    outcomes = []
+    for f in (vitrify.compile(program, fullgraph=True), program):
+        x = torch.ones(4, requires_grad=True)
+        h = x * 2
+        y = f(x, h)
+        h.detach_()
+        with pytest.raises(RuntimeError) as e:
+            y.sum().backward()
+        outcomes.append((type(e.value), str(e.value).partition("\n")[0]))
+    assert outcomes[0] == outcomes[1]
