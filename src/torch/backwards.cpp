@@ -28,7 +28,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (is_stale()) return op_by_op(unpack, tangents, node);
+  if (is_stale(node.call())) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
   if (batched && !static_) return one_by_one(unpack, tangents, node);
@@ -115,8 +115,8 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
   const CallSizes sizes = sizes_of(node.call(), tangents);
   const std::shared_ptr<const Backward> b = [&] {
     std::lock_guard lock(mutex_);
-    const auto known = is_stale() ? nullptr : backward_known(how, sizes);
-    return known ? known : derivative(how, sizes);
+    const auto known = is_stale(node.call()) ? nullptr : backward_known(how, sizes);
+    return known ? known : derivative(how, sizes, node.call().needs_now());
   }();
   std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
   for (const at::Tensor& t : tangents)
@@ -226,12 +226,12 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
   return all.emplace_back(std::move(b));
 }
 
-std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes) const {
+std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs) const {
   StageTimer timer("derivative");
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values);
+  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -4,11 +4,13 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <list>
 #include <unordered_set>
 
 #include "support/budget.h"
 #include "torch/old_versions.h"
 #include "torch/overlap.h"
+#include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
@@ -49,6 +51,26 @@ std::string refusal_behind(const Edge& from) {
   return {};
 }
 
+// For a backward, placeholders need gradients where what they stand for does by then.
+class NeedsNow {
+ public:
+  NeedsNow(const at::Tensor& placeholder, bool needs) : meta_(*torch::autograd::impl::materialize_autograd_meta(placeholder)) {
+    node_ = meta_.grad_fn_;
+    needed_ = std::exchange(meta_.requires_grad_, needs && !node_);
+    if (!needs) meta_.grad_fn_ = {};
+  }
+  ~NeedsNow() {
+    meta_.requires_grad_ = needed_;
+    meta_.grad_fn_ = std::move(node_);
+  }
+  NeedsNow(const NeedsNow&) = delete;
+
+ private:
+  torch::autograd::AutogradMeta& meta_;
+  compat::NodePtr node_;
+  bool needed_;
+};
+
 }  // namespace
 
 void Tracer::Impl::again(const std::function<void()>& f) {
@@ -81,11 +103,19 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     run();
 }
 
+// Captured tensors are met as themselves.
+void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, const std::function<void(const at::Tensor&, bool)>& f) const {
+  for (const auto& [given, needed] : needs)
+    if (const Source& s = *inputs[input_index(*j.given[given].node)]; is_argument(s) && s.fake.defined()) f(s.fake, needed);
+}
+
 std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<TangentLayout>& how, std::vector<Value>& tangents,
-                                            std::vector<Value>& values) {
+                                            std::vector<Value>& values, const Needs& needs) {
   Impl& m = *impl_;
   std::vector<Gradient> r;
   m.again([&] {
+    std::list<NeedsNow> now;
+    m.placeholders_of(j, needs, [&](const at::Tensor& t, bool n) { now.emplace_back(t, n); });
     m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     tangents = m.tangents_for(j, how);
     std::vector<at::Tensor> given;
@@ -107,10 +137,13 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
   return r;
 }
 
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look) {
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look,
+                            const Needs& needs) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
+    std::list<NeedsNow> now;
+    m.placeholders_of(below, needs, [&](const at::Tensor& t, bool n) { now.emplace_back(t, n); });
     m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
     j.level = m.levels.size();

@@ -611,9 +611,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   FakeImpl* fake = as_fake(self);
   if (info.name == "aten::detach") {
     auto keys = fake->key_set();
-    auto detached = capture::detached_view(fake->view);
-    detached->round = round_of_view();
-    at::Tensor r = capture::make_fake(std::move(detached), keys);
+    at::Tensor r = capture::make_fake(capture::detached_view(fake->view), keys);
     drop(*stack, n);
     stack->emplace_back(std::move(r));
     return;
@@ -660,7 +658,6 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
     v->step = {&info, rest, info.multi_result_view ? static_cast<int32_t>(k) : -1, info.multi_result_view ? all : nullptr};
     v->type = types[k];
     v->offset = results[k].storage_offset();
-    v->round = round_of_view();
     v->cached = node->out(k);
     v->generation = v->storage->generation;
     auto keys = compat::dense_keys(to_torch_device(v->type.device), results[k].scalar_type(), fake->is_inference());

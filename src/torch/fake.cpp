@@ -80,7 +80,10 @@ void FakeImpl::set_hints() {
 
 const FakeImpl& FakeImpl::now() const {
   if (hinted_ == sym::hinted(*view->storage->ctx)) return *this;
-  if (moves(*view)) find_offset(*view);
+  if (moves(*view)) {
+    const Paused paused;  // whoever asks for sizes may have the mode on the stack, which would take this for a call of the program's
+    find_offset(*view);
+  }
   const_cast<FakeImpl*>(this)->set_hints();
   return *this;
 }

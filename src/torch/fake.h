@@ -40,6 +40,19 @@ struct StorageState {
   bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included
 };
 
+// The backward under way on this thread, from 1; 0: none.
+class InRound {
+ public:
+  explicit InRound(uint32_t round) : before_(std::exchange(now_, round)) {}
+  ~InRound() { now_ = before_; }
+  InRound(const InRound&) = delete;
+  static uint32_t now() { return now_; }
+
+ private:
+  static inline thread_local uint32_t now_ = 0;
+  uint32_t before_;
+};
+
 // A node of the tree of views of one storage; the root has no parent.
 struct View {
   std::shared_ptr<StorageState> storage;
@@ -52,7 +65,7 @@ struct View {
   const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
   bool own_versions = false;         // .data: writes to it count for nothing else
   bool apart = false;                // autograd takes it for no view: so do writes to this
-  uint32_t round = 0;                // the backward that has made it, from 1
+  uint32_t round = InRound::now();   // the backward that has made it
 };
 
 class FakeImpl final : public c10::TensorImpl {

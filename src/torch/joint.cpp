@@ -712,7 +712,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
 std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
                                                             const std::vector<TangentLayout>& how) {
   backward_begin = graph->next_id();
-  ++round;
+  const capture::InRound in_round(++round);
   read_itself.clear();
   read_memory.clear();
   detached.clear();

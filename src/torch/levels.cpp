@@ -120,7 +120,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Next>& all = next_[how];
-    const bool stale = is_stale();
+    const bool stale = is_stale(node.call());
     if (stale) all.clear();
     for (const Next& n : all)
       if (holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
@@ -130,7 +130,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
-      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node));
+      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now());
       j.results = joint_.results;
       for (const Saved& s : saved_)
         if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);

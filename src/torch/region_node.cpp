@@ -24,6 +24,13 @@ void RegionCall::find_views(Layouts& how) const {
     if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
 }
 
+Tracer::Needs RegionCall::needs_now() const {
+  Tracer::Needs r;
+  for (const Given& g : computed_again)
+    if (const at::Tensor now(g.tensor.lock()); now.defined() && now.requires_grad() != g.needs_grad) r.emplace_back(g.index, !g.needs_grad);
+  return r;
+}
+
 bool RegionCall::made(const at::Tensor& t) const {
   const auto* node = dynamic_cast<const CallNode*>(t.grad_fn().get());
   return node && &node->call() == this;

@@ -9,6 +9,7 @@
 
 #include "torch/kept.h"
 #include "torch/tangents.h"
+#include "torch/tracer.h"
 
 namespace vitrify {
 
@@ -52,7 +53,15 @@ struct RegionCall : Call {
     std::optional<Seen> tensor;
     int64_t expected = 0;
   };
-  const JointProgram& joint;  // of what the nodes hold
+  struct Given {
+    Seen tensor;
+    uint32_t index;
+    bool needs_grad;
+  };
+  // Of JointProgram::given, what needs gradients by now and did not in the forward, or the other way round.
+  Tracer::Needs needs_now() const;
+  const JointProgram& joint;          // of what the nodes hold
+  std::vector<Given> computed_again;  // a checkpoint's function may read it
   std::vector<Watched> watched;
   std::vector<Raised> raised;
   std::vector<View> views;

@@ -62,6 +62,13 @@ bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
   return false;
 }
 
+bool Tape::reads_itself(const Path& path, bool is_output, uint32_t index) const {
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (const auto& all = is_output ? steps[i].itself_outputs : steps[i].itself_given; on(path, i) && std::ranges::find(all, index) != all.end())
+      return true;
+  return false;
+}
+
 namespace {
 
 // What nodes of the graph follow from, as far as a derivative tells them apart.
@@ -95,7 +102,6 @@ Value Tracer::Impl::read_noted(View& v) {
   const int32_t key = in_backward ? memory_key(v.storage) : -1;
   if (key == -1) return value;
   (counts_writes(v, round) ? read_counted : read_uncounted).emplace(running.get(), key);
-  if (v.storage->generation) return value;
   const View* at = &v;
   while (at->parent && at->round == round) at = at->parent.get();
   (at->parent ? read_memory : read_itself).insert(key);
@@ -204,6 +210,14 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
     });
   }
+  const auto key_of = [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; };
+  const auto add_itself = [&](Tape::Step& s, int32_t key) {
+    for (uint32_t i = 0; i < j.given.size() && key >= 0; ++i)
+      if (key_of(i) == key) s.itself_given.push_back(i);
+    for (const Mutation& m : j.program.mutations)
+      if (!m.metadata_only && key >= 0 && key_of(m.input) == key) s.itself_outputs.push_back(m.output);
+    if (key < -1 && j.level == 0) s.itself_outputs.push_back(static_cast<uint32_t>(result_key(0) - key));
+  };
   auto counted = read_counted, uncounted = read_uncounted;
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
@@ -216,20 +230,25 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+      const View* at = f ? f->view.get() : nullptr;
+      while (at && at->in_place) at = at->parent.get();
+      if (!at || !at->parent) add_itself(s, f ? memory_key(f->view->storage) : input);
     }
   }
+  const auto held = [&](int32_t key) {
+    if (!read_itself.contains(key)) return Hold::Memory;
+    return read_memory.contains(key) ? Hold::Both : Hold::Tensor;
+  };
   tape->holds.resize(j.given.size(), Hold::Memory);
-  for (uint32_t i = 0; i < j.given.size(); ++i) {
-    const int32_t input = is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1;
-    if (read_itself.contains(input) && std::ranges::find(j.program.mutations, i, &Mutation::input) == j.program.mutations.end())
-      tape->holds[i] = read_memory.contains(input) ? Hold::Both : Hold::Tensor;
-  }
   tape->holds_results.resize(j.num_forward, Hold::Memory);
+  for (uint32_t i = 0; i < j.given.size(); ++i) tape->holds[i] = held(key_of(i));
   if (j.level == 0)
-    for (const auto& [memory, o] : result_memory)
-      if (read_itself.contains(result_key(o))) tape->holds_results[o] = read_memory.contains(result_key(o)) ? Hold::Both : Hold::Tensor;
+    for (const auto& [memory, o] : result_memory) tape->holds_results[o] = held(result_key(o));
+  for (const Mutation& m : j.program.mutations)  // what it is by now is what is read
+    if (!m.metadata_only) tape->holds_results[m.output] = std::exchange(tape->holds[m.input], Hold::Memory);
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
+    s.again = true;
     const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
     const auto passed = [&](Value v) {
       return next != saved_arguments.begin() && std::ranges::find(std::prev(next)->values, root_of(v)) != std::prev(next)->values.end();
@@ -272,13 +291,18 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       found.insert(found.end(), rest.begin(), rest.end());
       reads.erase(rest.begin(), rest.end());
     };
-    take_out(s.reads_given, s.found_given,
-             [&](uint32_t i) { return is_input(*j.given[i].node) ? static_cast<int32_t>(input_index(*j.given[i].node)) : -1; });
+    take_out(s.reads_given, s.found_given, key_of);
     take_out(s.reads_outputs, s.found_outputs, [&](uint32_t o) {
       const auto write = std::ranges::find(j.program.mutations, o, &Mutation::output);
-      return write == j.program.mutations.end() ? result_key(o) : static_cast<int32_t>(input_index(*j.given[write->input].node));
+      return write == j.program.mutations.end() ? result_key(o) : key_of(write->input);
     });
   }
+  // Checkpoints have saved their arguments. A user's own node may hold on to what has lost its history.
+  for (Tape::Step& s : tape->steps)
+    if (is_checkpoint(s.node) || s.again) {
+      if (!s.again) s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());  // torch's own code sees those
+      s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
+    }
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {
       const ir::NodeSet behind = nodes_behind(*graph, {j.outputs[r.output]});

@@ -27,10 +27,16 @@ struct Tape {
     std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
     bool saves = false;                 // tensors, without which it cannot run again
     bool holds = false;                 // tensors that nothing frees
+<<<<<<< HEAD
     int32_t once = -1;                  // one backward of a call comes here, and no other: to the steps with that number
+=======
+    bool again = false;                 // what it has saved is made again, by a checkpoint's function
+>>>>>>> ord
     bool draws = false;                 // or has effects: it matters that all gradients come to it at once
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;
+    // Of which the tensor itself, and no view of it: eager raises where it has lost its history in place.
+    std::vector<uint32_t> itself_given, itself_outputs;
     // What a checkpoint's function finds by itself, or a user's own node has as attributes of its ctx, and reads as it is by then.
     std::vector<uint32_t> found_given, found_outputs;
     int32_t below = -1;    // the same node's step in the tape of the level below
@@ -54,6 +60,7 @@ struct Tape {
   std::vector<char> edges_on(const Path&, size_t edges) const;
   bool reads(const Path&, bool is_output, uint32_t index) const;
   bool finds(const Path&, bool is_output, uint32_t index) const;  // and reads it nowhere else
+  bool reads_itself(const Path&, bool is_output, uint32_t index) const;
 };
 
 }  // namespace vitrify

@@ -247,6 +247,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   void again(const std::function<void()>&);        // goes on with a finished trace
+  void placeholders_of(const JointProgram&, const Needs&, const std::function<void(const at::Tensor&, bool)>&) const;
   // A reentrant one.
   struct Checkpoint {
     compat::NodePtr node;
@@ -293,7 +294,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   int32_t memory_key(const std::shared_ptr<StorageState>&) const;
   static int32_t result_key(uint32_t output) { return -2 - static_cast<int32_t>(output); }
   static bool counts_writes(const View&, uint32_t round);  // versions of what autograd sees there are those of the memory
-  uint32_t round_of_view() const { return in_backward ? round : 0; }
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }

@@ -102,6 +102,10 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[0]->sequence_nr();
+  if (std::ranges::any_of(tape().steps, &Tape::Step::again) && !origin)
+    for (uint32_t i = 0; i < given.size(); ++i)
+      if (given[i]->defined() && std::ranges::find(joint_.program.mutations, i, &Mutation::input) == joint_.program.mutations.end())
+        call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
   for (uint32_t i : read_given_)  // hooks keep what it was
@@ -177,7 +181,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       continue;
     }
     at::Tensor in_given;
-    if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = given[static_cast<size_t>(written_[s.index])]->detach();
+    if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = *given[static_cast<size_t>(written_[s.index])];
     at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : in_given.defined() ? in_given : values[s.index];
     if (hooks)
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
@@ -209,7 +213,7 @@ variable_list RegionNode::apply(variable_list&& given) {
       call_->come_once(path),
       "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
   for (const RegionCall::Watched& w : call_->watched) {
-    if (!w.is_output && w.has_node && w.is_detached() && region_->tape().reads(path, false, w.index)) refuse_detached();
+    if (w.has_node && w.is_detached() && region_->tape().reads_itself(path, w.is_output, w.index)) refuse_detached();
     if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
       refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
                      w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);

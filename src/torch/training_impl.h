@@ -257,10 +257,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Null: it is known for too many other sizes.
   std::shared_ptr<Backward> backward_known(const Layouts& how, const CallSizes& sizes) const;
 
-  std::shared_ptr<Backward> derivative(const Layouts& how, const CallSizes& sizes) const;
+  std::shared_ptr<Backward> derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs = {}) const;
 
-  // What Python code in the backward reads is not as it was: no derivative that was taken before holds.
-  bool is_stale() const { return reads_state_ && !trace_->state_holds(); }
+  // What Python code in the backward reads, or what needs gradients, is not as it was: no derivative that was taken before holds.
+  bool is_stale(const RegionCall& call) const { return (reads_state_ && !trace_->state_holds()) || !call.needs_now().empty(); }
 
   // Where all is as in the derivative through all results but for what some of them add to it.
   std::shared_ptr<Backward> made_of_all(const Layouts& how, const CallSizes& sizes) const;

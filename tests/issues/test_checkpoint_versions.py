@@ -116,3 +116,86 @@ def test_checkpoints_in_checkpoints(name, which):
         assert given == expected
     else:
         torch.testing.assert_close(given, expected)
+
+
+COMPUTED_AGAIN = {
+    "a weight": lambda x, w, b: (x @ w).tanh(),
+    "a bias": lambda x, w, b: nn.functional.linear(x, w, b),  # of which nothing is saved
+    "a factor": lambda x, w, b: (x * b).sin() @ w,
+}
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["", "gradients of gradients"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
+@pytest.mark.parametrize("fn", COMPUTED_AGAIN)
+def test_what_needs_gradients_by_then(fn, found, which, first, twice):
+    """What was recorded when they were needed as in the forward was computed, where torch finds another number of tensors, or other gradients."""
+    def program(x, w, b):
+        if found:
+            return checkpoint(lambda x: COMPUTED_AGAIN[fn](x, w, b), x, use_reentrant=False) * 2
+        return checkpoint(COMPUTED_AGAIN[fn], x, w, b, use_reentrant=False) * 2
+
+    def outcome(f):
+        generator = torch.Generator().manual_seed(0)
+        x, w, b = given = [torch.randn(s, generator=generator).requires_grad_() for s in ((4, 6), (6, 6), (6,))]
+        given[which].requires_grad_(first)
+        y = f(x, w, b)
+        given[which].requires_grad_(not first)
+        try:
+            g, = torch.autograd.grad(y.sum(), x, create_graph=twice)
+            if twice and g.requires_grad:
+                g.square().sum().backward()
+        except RuntimeError as e:
+            return type(e), str(e).partition("\n")[0]
+        given[which].requires_grad_(first)
+        return [g.detach(), *(t.grad for t in given)]
+    compiled = vitrify.compile(program, fullgraph=True)
+    for _ in range(2):
+        ours, eager = outcome(compiled), outcome(program)
+        if isinstance(eager, tuple):
+            assert ours == eager
+        else:
+            torch.testing.assert_close(ours, eager)
+
+
+def test_a_frozen_layer():
+    """The same of parameters, which a program has by itself."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+    def program(x):
+        return checkpoint(net, x, use_reentrant=False)
+    compiled = vitrify.compile(program, fullgraph=True)
+    for frozen in (False, True, False):
+        outcomes = []
+        for f in (compiled, program):
+            net.requires_grad_(True)
+            x = torch.ones(2, 6, requires_grad=True)
+            y = f(x)
+            net[2].requires_grad_(not frozen)
+            try:
+                outcomes.append(torch.autograd.grad(y.sum(), x)[0])
+            except RuntimeError as e:
+                outcomes.append(str(e).partition("\n")[0])
+        assert isinstance(outcomes[1], str) == frozen
+        if frozen:
+            assert outcomes[0] == outcomes[1]
+        else:
+            torch.testing.assert_close(*outcomes)
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
+def test_an_argument_loses_its_history(found):
+    def program(x, h):
+        return checkpoint(lambda x: x * h.sin(), x, use_reentrant=False) if found else checkpoint(lambda x, h: x * h.sin(), x, h, use_reentrant=False)
+    outcomes = []
+    for f in (vitrify.compile(program, fullgraph=True), program):
+        x = torch.ones(4, requires_grad=True)
+        h = x * 2
+        y = f(x, h)
+        h.detach_()
+        with pytest.raises(RuntimeError) as e:
+            y.sum().backward()
+        outcomes.append((type(e.value), str(e.value).partition("\n")[0]))
+    assert outcomes[0] == outcomes[1]

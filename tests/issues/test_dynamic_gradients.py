@@ -189,3 +189,20 @@ def test_strides_of_gradients(name, use, sizes):
             given.append((g.stride(), g))
         torch.testing.assert_close(given[1][1], given[0][1])
         assert given[1][0] == given[0][0], size
+
+
+@pytest.mark.parametrize("behind", [lambda y: y.flatten(1), lambda y: y.transpose(1, 2)], ids=["flatten", "transpose"])
+def test_third_derivatives_of_another_size(behind):
+    """Where a view begins was asked for while the mode was on the stack, which took what finds it for a call of the program's."""
+    def fn(x, w):
+        return behind(torch.nn.functional.conv2d(x, w)).sin().mean()
+    compiled = vitrify.compile(fn, fullgraph=True, dynamic=True)
+    for n in (4, 5, 3):
+        results = []
+        for f in (compiled, fn):
+            generator = torch.Generator().manual_seed(n)
+            x, w = torch.randn(n, 2, 6, 6, generator=generator), torch.randn(4, 2, 3, 3, generator=generator).requires_grad_()
+            g, = torch.autograd.grad(f(x, w), w, create_graph=True)
+            g, = torch.autograd.grad(g.square().sum(), w, create_graph=True)
+            results.append(torch.autograd.grad(g.square().sum(), w)[0])
+        torch.testing.assert_close(*results)

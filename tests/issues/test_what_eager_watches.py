@@ -75,3 +75,60 @@ def test_an_argument_that_nothing_has_saved_is_detached():
         y.sum().backward()
         return x.grad
     check(lambda h: h * 2, program)
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+SAVES = {
+    "itself": lambda h: h.sin(),
+    "twice": lambda h: h * h,
+    "a view": lambda h: h.view(-1).sin(),
+    "nothing": lambda h: h * 2,
+    "by a user's own node": Sine.apply,
+}
+MADE = {
+    "made": lambda x: x * 2,
+    "that its node has saved": lambda x: x.exp(),
+    "written": lambda x: (x * 2).mul_(3),
+}
+
+
+@pytest.mark.parametrize("saves", SAVES)
+@pytest.mark.parametrize("made", MADE)
+def test_a_result_is_detached(made, saves):
+    """Only arguments were asked for their history, and where a view of one was saved, or a user's own node had saved it, it was missed too."""
+    def fn(x):
+        h = MADE[made](x)
+        return h, SAVES[saves](h)
+
+    def program(f):
+        x = torch.linspace(-1, 1, 4, requires_grad=True)
+        h, y = f(x)
+        h.detach_()
+        y.sum().backward()
+        return x.grad
+    raises = isinstance(check(fn, program), str)
+    assert raises == (saves in ("itself", "twice"))
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("saves", SAVES)
+def test_an_argument_is_detached(saves, written):
+    def program(f):
+        x = torch.linspace(-1, 1, 4, requires_grad=True)
+        h = x * 1
+        y = f(h)
+        h.detach_()
+        y.sum().backward()
+        return x.grad
+    raises = isinstance(check(lambda h: SAVES[saves](h.mul_(2) if written else h), program), str)
+    assert raises == (saves in ("itself", "twice"))
