@@ -53,7 +53,9 @@ Shape shape_loss_backward(sym::Context& ctx, ArgSpan args) {
   const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1), *y = float_arg(args, 2);
   if (!g || !x || !y || g->dtype != x->dtype || y->dtype != x->dtype) return {};
   const TensorType* operands[] = {x, y, g};
-  return one(elementwise_type(ctx, operands, x->dtype, x->dtype));
+  const auto r = elementwise_type(ctx, operands, x->dtype, x->dtype);
+  if (!r || r->sizes != x->sizes) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));  // it is written into contiguous zeros
 }
 
 Shape shape_convolution_backward(sym::Context& ctx, ArgSpan args) {

@@ -210,15 +210,15 @@ Shape shape_bce_with_logits(sym::Context& ctx, ArgSpan args) {
   const TensorType* ops[] = {y};
   return one(elementwise_type(ctx, ops, y->dtype, y->dtype));
 }
-// Written into zeros like the input, whatever the types of the others are.
+// Written into contiguous zeros of the input's type, whatever the types of the others are.
 Shape shape_smooth_l1_backward(sym::Context& ctx, ArgSpan args) {
   if (auto r = shape_loss_backward(ctx, args)) return r;
   const TensorType *g = tensor_arg(args, 0), *x = tensor_arg(args, 1), *y = tensor_arg(args, 2);
   if (!g || !x || !y || !is_float(g->dtype) || !is_float(x->dtype) || !is_float(y->dtype)) return {};
   const TensorType* operands[] = {x, y, g};
   auto r = elementwise_type(ctx, operands, x->dtype, x->dtype);
-  if (r && r->sizes == x->sizes) r->strides = preserved_strides(ctx, *x);
-  return one(r);
+  if (!r || r->sizes != x->sizes) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
 }
 Shape shape_huber(sym::Context& ctx, ArgSpan args) {
   auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
