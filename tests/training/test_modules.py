@@ -319,10 +319,7 @@ def test_one_plan_for_many_batch_sizes():
     assert vitrify.counters["compiled_calls"] == 12 and vitrify.counters["captures"] == 1 and vitrify.counters["eager_calls"] == 0
 
 
-CONSTANT = pytest.mark.xfail(tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 15), strict=True, reason="at::matmul, which nn.MultiheadAttention asks of a transposed batch, reads sizes as constants: a plan per size")
-
-
-@pytest.mark.parametrize("name", ["batch_norm", "layer_norm", "group_norm", "mlp", "embedding", "rms_norm", "dropout", "conv", pytest.param("transformer", marks=CONSTANT)])
+@pytest.mark.parametrize("name", ["batch_norm", "layer_norm", "group_norm", "mlp", "embedding", "rms_norm", "dropout", "conv", "transformer"])
 def test_sizes_that_change(name):
     build, make = MODULES[name]
 
