@@ -290,46 +290,31 @@ void Call::mark(size_t step, bool from_above) {
 }
 
 void Call::free(const Path& path) {
-  std::vector<Kept> gone;
-  {
-    std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < tape_->steps.size(); ++i)
-      if (on(path, i)) mark(i);
-    gone = let_go();
-  }
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < tape_->steps.size(); ++i)
+    if (on(path, i)) mark(i);
+  let_go();
   if (!below_) return;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [call = below_, task = torch::autograd::get_current_graph_task_id()] { call->end_backward(task); });
 }
 
 void Call::end_backward(int task) {
-  std::vector<Kept> gone;
   {
     std::lock_guard lock(mutex_);
     std::ranges::replace(held_, task, kNone);
-    gone = let_go();
+    let_go();
   }
   if (below_) below_->end_backward(task);
 }
 
-void Call::lose(const std::vector<uint32_t>& roots) {
-  std::vector<Kept> gone;
-  std::lock_guard lock(mutex_);
-  lost_.resize(tape_->roots.size());
-  for (uint32_t k : roots)
-    if (k < lost_.size()) lost_[k] = 1;
-  gone = let_go();
-}
-
 // Of what no root needs any more from which there is still a way to a node that was not freed.
-std::vector<Kept> Call::let_go() {
-  std::vector<Kept> gone;
+void Call::let_go() {
   std::vector<char> leads(tape_->steps.size()), live, needed(kept.size());
   for (size_t i = leads.size(); i-- > 0;)
     leads[i] = tape_->steps[i].holds || (tape_->steps[i].saves && (freed_by(i) == kNone || (!held_.empty() && held_[i] != kNone))) ||
                std::ranges::any_of(tape_->steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
-  for (size_t k = 0; k < tape_->roots.size(); ++k)
-    live.push_back(tape_->roots[k] >= 0 && leads[static_cast<size_t>(tape_->roots[k])] && (lost_.empty() || !lost_[k]));
+  for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
   const bool any = std::ranges::find(live, 1) != live.end();
   if (any) {
     needed = needed_through(live, *derivative_, kept.size());
@@ -339,7 +324,7 @@ std::vector<Kept> Call::let_go() {
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
     const bool has_sizes = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
-    gone.push_back(std::exchange(kept[k], has_sizes ? Kept::sizes_of(kept[k].tensor) : Kept()));
+    kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : Kept();
     kept[k].freed = true;
     if (!hooked.empty()) hooked[k].reset_data();
   }
@@ -351,10 +336,9 @@ std::vector<Kept> Call::let_go() {
       for (uint32_t i : tape_->behind[k]) behind[i] = 1;
   for (size_t i = 0; i < given.size(); ++i)
     if (!behind[i] && !given[i].hollow && given[i].tensor.defined()) {
-      gone.push_back(std::exchange(given[i], sized && given[i].tensor.layout() == at::kStrided ? Kept::sizes_of(given[i].tensor) : Kept()));
+      given[i] = sized && given[i].tensor.layout() == at::kStrided ? Kept::sizes_of(given[i].tensor) : Kept();
       given[i].freed = true;
     }
-  return gone;
 }
 
 void Call::free_all() {

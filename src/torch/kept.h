@@ -70,20 +70,17 @@ class Call {
   bool come_once(const Path&);
   void free(const Path&);
   void free_all();
-  // No gradient will come to those any more.
-  void lose(const std::vector<uint32_t>& roots);
 
  private:
   static constexpr int kNone = -2;
   int freed_by(size_t step) const;
   void mark(size_t step, bool from_above = false);
-  std::vector<Kept> let_go();  // of that, which goes once nothing is locked
+  void let_go();
   void end_backward(int task);
   std::shared_ptr<const Tape> tape_;
   std::shared_ptr<const ir::Graph> derivative_;
   std::shared_ptr<Call> below_;
   mutable std::mutex mutex_;
-  std::vector<char> lost_;  // by root: its node is gone; empty: none is
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
   std::vector<int> came_;   // by Tape::Step::once, in the call below all: the backward that has come there, or kNone
   std::vector<int> held_;   // by step: a level above has freed it, in this backward, in which a node of this one may be about to run; or kNone

@@ -160,8 +160,7 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
       }
     for (size_t s = 0; s < saved_.size(); ++s)
       if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot)
-        if (Kept k = call.unpack(s, node.getptr()); !k.freed)
-          values.emplace_back(saved_[s].value, laid_as_recorded(saved_[s], std::move(k)).tensor.detach());
+        values.emplace_back(saved_[s].value, laid_as_recorded(saved_[s], call.unpack(s, node.getptr())).tensor.detach());
     return values;
   };
   return look;

@@ -36,14 +36,6 @@ bool RegionCall::made(const at::Tensor& t) const {
   return node && &node->call() == this;
 }
 
-void CallNode::lose(const std::vector<uint32_t>& roots) noexcept {
-  if (call_.use_count() == 1) return;
-  try {
-    call_->lose(roots);
-  } catch (const std::bad_alloc&) {  // then it stays as long as the call
-  }
-}
-
 void RegionCall::add_place(const torch::autograd::Edge& e) { places_.emplace_back(e.function, e.input_nr); }
 
 std::vector<torch::autograd::Edge> RegionCall::places() const {

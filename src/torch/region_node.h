@@ -79,20 +79,14 @@ class CallNode : public torch::autograd::Node {
   const RegionCall& call() const { return *call_; }
 
  protected:
-  // What the call keeps for those only goes with the node, while others of its nodes are there.
-  void lose(const std::vector<uint32_t>& roots) noexcept;
   std::shared_ptr<RegionCall> call_;
 };
 
 // Of independent results: a backward comes to those nodes that eager's comes to, and all that they are given goes on together.
 class ResultNode final : public CallNode {
  public:
-  ResultNode(std::shared_ptr<RegionCall> call, std::vector<uint32_t> roots) : CallNode(std::move(call)), roots_(std::move(roots)) {}
-  ~ResultNode() override { lose(roots_); }
+  using CallNode::CallNode;
   torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override { return std::move(tangents); }
-
- private:
-  std::vector<uint32_t> roots_;
 };
 
 // One for each of JointProgram::parts. The gradient that it is given of a result and what it gives to one behind it are as eager's; in between, the
@@ -101,9 +95,6 @@ class RegionNode final : public CallNode {
  public:
   RegionNode(std::shared_ptr<const Training> region, std::shared_ptr<RegionCall> call, size_t part)
       : CallNode(std::move(call)), region_(std::move(region)), part_(part) {}
-  ~RegionNode() override {
-    if (!call_->joint.parts.empty()) lose(call_->joint.parts[part_].places);
-  }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
   void release_variables() override;
   size_t part() const { return part_; }

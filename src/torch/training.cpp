@@ -77,7 +77,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     }
     for (const std::vector<uint32_t>& own : joint_.nodes) {
       if (!in(own)) continue;
-      const auto in_front = compat::make_node<ResultNode>(call, own);
+      const auto in_front = compat::make_node<ResultNode>(call);
       torch::autograd::edge_list next;
       for (uint32_t k : own) next.emplace_back(node, static_cast<uint32_t>(std::ranges::find(places, k) - places.begin()));
       in_front->set_next_edges(std::move(next));

@@ -1,6 +1,5 @@
 """What a backward frees is what eager's frees: the tensors of the nodes it went through. Those of other results of the same call are still there, and what saves
 nothing may run again."""
-import mmap
 import sys
 from pathlib import Path
 
@@ -337,46 +336,3 @@ def test_parts_of_a_complex_number():
     parts = lambda x, w: (lambda z: (z.real, z.imag))(torch.complex(x, w))  # noqa: E731
     assert "second time" in run(parts)
     assert run(vitrify.compile(parts, fullgraph=True)) == run(parts)
-
-
-def halves(x, y):
-    a = x.sin()
-    return a.sum(), (y * y.exp()).sum(), (a * a).exp()
-
-
-@pytest.mark.parametrize("hold", range(3))
-def test_a_result_holds_what_it_has_saved_itself(hold):
-    """And not what the others of its call have, which were let go of: without a backward, and without the garbage collector."""
-    for f in (halves, vitrify.compile(halves, fullgraph=True)):
-        with gradients.collector_off():
-            x, y = (torch.rand(64, requires_grad=True) for _ in range(2))
-            a, b = x * 1, y * 1
-            held = f(a, b)[hold]
-            kept = [StorageWeakRef(t.untyped_storage()) for t in (a, b)]
-            del a, b
-            assert [k.expired() for k in kept] == [hold == 1, hold != 1], f
-            held.sum().backward()
-            assert [k.expired() for k in kept] == [True, True]
-            want = y.grad if hold == 1 else x.grad
-            torch.testing.assert_close(want, [x.cos(), (1 + y) * y.exp(), 2 * x.sin() * x.cos() * x.sin().square().exp()][hold].detach())
-
-
-@pytest.mark.parametrize("fn, most", [
-    (lambda x: (lambda a: (a, (a * a).exp().sum()))(x.sin()), (1, 2)),
-    (lambda x: (lambda a: (a.exp().exp(), a.sin().sin()))(x.tanh()), (3, 3)),
-    (lambda x: (lambda a: (a, a.exp(), (a.exp() * a).tanh().cos()))(x.sin()), (1, 1, 4)),
-], ids=["two", "in common", "three"])
-def test_bytes_that_a_result_holds(fn, most):
-    """In tensors as large as the argument: no more than eager's nodes hold, which is in `most`. So large, each has pages of its own."""
-    def pages():
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1])
-    compiled = vitrify.compile(fn, fullgraph=True)
-    x = torch.rand(1 << 24, requires_grad=True)
-    size = x.nbytes // mmap.PAGESIZE
-    compiled(x)
-    for hold, tensors in enumerate(most):
-        before = pages()
-        held = compiled(x)[hold]
-        assert (pages() - before) / size < tensors + 0.3
-        del held
