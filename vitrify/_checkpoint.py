@@ -166,17 +166,19 @@ def _caching(real):
 
 
 def _cached(real):
-    """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again. Another backward of the same call does not."""
+    """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again. Another backward of the same call does not.
+
+    It is known by the address of what was cached into, which this keeps from being another's."""
     def enter(self):
         if _C.capturing():
             if not hasattr(self, "_all"):
-                self._of, self._all = id(self.storage), {op: list(made) for op, made in self.storage.items()}
+                self._of, self._all = self.storage, {op: list(made) for op, made in self.storage.items()}
             self.storage = {op: list(made) for op, made in self._all.items()}
         return real.__enter__(self)
 
     def leave(self, *exc):
         if _C.capturing() and any(2 * len(self.storage[op]) < len(made) for op, made in self._all.items()):
-            _C.note_taken(self._of)
+            _C.note_taken(id(self._of))
         return real.__exit__(self, *exc)
     return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})
 

@@ -285,7 +285,7 @@ std::optional<Range> bounds(Int e) {
 namespace {
 
 // None of more than 64 bits.
-std::optional<Int> less(Int a, Int b) {
+std::optional<Int> difference_of(Int a, Int b) {
   try {
     return a - b;
   } catch (const Overflow&) {
@@ -300,7 +300,7 @@ std::optional<bool> known_eq(Int a, Int b) {
   if (a.is_const() && b.is_const()) return false;
   const Range of_a = range_of(a), of_b = range_of(b);
   if (of_a.lo > of_b.hi || of_a.hi < of_b.lo) return false;
-  const std::optional<Int> difference = less(a, b);
+  const std::optional<Int> difference = difference_of(a, b);
   if (!difference) return {};
   Int d = *difference;
   if (d.is_const()) return d.is(0);
@@ -326,7 +326,7 @@ std::optional<bool> known_le(Int a, Int b) {
   const Range of_a = range_of(a), of_b = range_of(b);
   if (of_a.hi <= of_b.lo) return true;
   if (of_a.lo > of_b.hi) return false;
-  const std::optional<Int> d = less(b, a);
+  const std::optional<Int> d = difference_of(b, a);
   if (!d) return {};
   if (prove_nonneg(*d)) return true;
   if (prove_nonneg(-*d - 1)) return false;

@@ -130,10 +130,23 @@ std::optional<uint32_t> Tracer::Impl::step_of_item(Value v) {
 // Whether a number that only the graph knows is one of float32, or infinite or NaN.
 bool Tracer::Impl::always_float(uint32_t step) const {
   using Op = Numbers::Op;
-  const Numbers::Step& s = numbers->steps[step];
-  if (s.op == Op::Traced) return traced[s.a].type().dtype == DType::F32;
-  if (s.op == Op::Constant) return static_cast<double>(static_cast<float>(s.constant)) == s.constant;
-  return s.op == Op::Neg ? always_float(s.a) : (s.op == Op::Min || s.op == Op::Max) && always_float(s.a) && always_float(s.b);
+  std::vector<uint32_t> open{step};
+  std::unordered_set<uint32_t> seen{step};
+  while (!open.empty()) {
+    const Numbers::Step& s = numbers->steps[open.back()];
+    open.pop_back();
+    if (s.op == Op::Traced) {
+      if (traced[s.a].type().dtype != DType::F32) return false;
+    } else if (s.op == Op::Constant) {
+      if (static_cast<double>(static_cast<float>(s.constant)) != s.constant) return false;
+    } else if (s.op == Op::Neg || s.op == Op::Min || s.op == Op::Max) {
+      if (seen.insert(s.a).second) open.push_back(s.a);
+      if (s.op != Op::Neg && seen.insert(s.b).second) open.push_back(s.b);
+    } else {
+      return false;
+    }
+  }
+  return true;
 }
 
 // What a 0-d value of the graph will be, if it follows from inputs by arithmetic that rounds as ATen's does.

@@ -16,9 +16,10 @@ namespace {
 // A result this large leaves the caches before anyone reads it: storing past them saves reading each line first.
 constexpr int64_t kStreamBytes = int64_t(32) << 20;
 
+constexpr size_t kInlinedMath = 16;  // functions of a kernel that are written out at each place; of more, each is one function that is called
+
 // Elements of a row worth asking for early, of one that the first cache holds, of one that the second holds beside what else is there, and of a
 // buffer that no cache holds.
-constexpr size_t kInlinedMath = 16;  // functions of a kernel that are written out at each place; of more, each is one function that is called
 constexpr int64_t kRowAhead = 256, kShortRow = 4096, kLongRow = 32768, kCached = int64_t(1) << 18;
 
 std::optional<int64_t> const_of(Value* v) {
