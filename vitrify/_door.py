@@ -215,7 +215,7 @@ class Door:
         session.declare_state(sources.guards)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
-        with Process(sources.generators, sources.random) as process:
+        with _C.CaptureTurn(), Process(sources.generators, sources.random) as process:
             try:
                 program, result = self.capture(session, signature, sources, marks, tensors, floats)
                 failed = None

@@ -22,6 +22,7 @@
 #include "torch/compiled.h"
 #include "torch/mode.h"
 #include "torch/number_hooks.h"
+#include "torch/seed_mark.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 #include "torch/versions.h"
@@ -43,8 +44,7 @@ void delete_with_gil(T* t) {
 struct Session {
   std::shared_ptr<std::weak_ptr<Guards>> state = std::make_shared<std::weak_ptr<Guards>>();  // the entry holds them
   std::shared_ptr<Tracer> tracer;
-  std::vector<at::Generator> generators;  // that the program can reach
-  std::unique_ptr<Budget> budget;         // of the capture, on its thread
+  std::unique_ptr<Budget> budget;  // of the capture, on its thread
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
   Session(py::object mode, const std::string& name, py::handle attempts)
       : tracer(new Tracer(tracer_options(mode, name, attempts, state)), [mode](Tracer* t) mutable {
@@ -353,6 +353,14 @@ void bind_capture(py::module_& m) {
       .def_property_readonly("needs_grad", [](JointProgram& j) { return !j.roots.empty(); })
       .def_property_readonly("graph", [](JointProgram& j) { return ir::print(*j.program.graph); })
       .def_property_readonly("program", [](JointProgram& j) { return std::make_shared<Program>(j.program); });
+  py::class_<CaptureTurn>(m, "CaptureTurn")
+      .def(py::init())
+      .def("__enter__",
+           [](CaptureTurn& turn) {
+             py::gil_scoped_release others;
+             turn.take();
+           })
+      .def("__exit__", [](CaptureTurn& turn, const py::args&) { turn.give_back(); });
   py::class_<Session>(m, "Session")
       .def(py::init<py::object, std::string, py::handle>(), py::arg("mode"), py::arg("name"), py::arg("state") = py::none())
       .def("add_input",
@@ -373,7 +381,7 @@ void bind_capture(py::module_& m) {
       .def("note_grad",
            [](Session& s, const at::Tensor& of, std::optional<at::Tensor> grad) { s.tracer->note_grad(of, grad.value_or(at::Tensor())); })
       .def("declare_state", [](Session& s, const std::shared_ptr<Guards>& g) { *s.state = g; })
-      .def("declare_generator", [](Session& s, const at::Generator& g) { s.generators.push_back(g); })
+      .def("declare_generator", [](Session& s, const at::Generator& g) { s.tracer->declare_generator(g); })
       .def("start",
            [](Session& s, double budget) {
              s.budget = std::make_unique<Budget>(budget, false);
@@ -385,7 +393,7 @@ void bind_capture(py::module_& m) {
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<Program>(s.tracer->finish(out));
-             complete(*p, out, s.generators);
+             complete(*p, out, s.tracer->declared_generators());
              return p;
            })
       .def("makes_gradients",
@@ -401,7 +409,7 @@ void bind_capture(py::module_& m) {
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<JointProgram>(s.tracer->finish_joint(out));
-             complete(p->program, out, s.generators);
+             complete(p->program, out, s.tracer->declared_generators());
              return p;
            })
       .def_property_readonly("failure", [](Session& s) { return s.tracer->failure(); })

@@ -198,6 +198,7 @@ void Tracer::Impl::go_to(const at::mt19937& engine) {
     std::lock_guard<std::mutex> lock(s.g.mutex());
     at::check_generator<at::CPUGeneratorImpl>(s.g)->set_engine(saved->cpu_engine = engine);
     s.during = s.g.get_state();
+    saved->drew = true;
   }
 }
 

@@ -53,10 +53,6 @@ void mark_dynamic(sym::Context& ctx, TensorType& type, const std::vector<DimMark
   }
 }
 
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
 // True if drawing from `before` leads to `now`: other threads draw from the generators of the process as well, and that is no fault of the program.
 // The numbers followed are those of a few big models' initialisation.
 bool reached_by_drawing(at::mt19937 before, const at::mt19937& now) {
@@ -85,32 +81,25 @@ void Tracer::Impl::save_process_state() {
   s.saved_tensor_hooks = at::SavedTensorDefaultHooks::get_tls_state();
   auto no_hooks = s.saved_tensor_hooks;
   no_hooks.stack = {};
+  s.marks.reserve(1 + declared_generators.size());
+  s.marks.emplace_back(at::detail::getDefaultCPUGenerator());
+  for (const at::Generator& g : declared_generators)
+    if (g.device().is_cpu() && g != s.marks.front().generator()) s.marks.emplace_back(g);
+  {
+    at::Generator g = s.marks.front().generator();
+    std::lock_guard<std::mutex> lock(g.mutex());
+    s.cpu_engine = at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+    s.generators.push_back({g, s.marks.front().before(), g.get_state()});
+  }
   auto keep = [&](at::Generator g) {
     std::lock_guard<std::mutex> lock(g.mutex());
     const at::Tensor now = g.get_state();
     s.generators.push_back({std::move(g), now, now});
   };
-  keep(at::detail::getDefaultCPUGenerator());
   std::unordered_set<int> devices;
   for (const Source& src : sources)
     if (src.real.defined() && src.real.device().is_cuda() && devices.insert(src.real.device().index()).second)
       keep(at::globalContext().defaultGenerator(src.real.device()));
-  {
-    auto& first = s.generators.front();
-    std::lock_guard<std::mutex> lock(first.g.mutex());
-    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(first.g);
-    const at::mt19937 engine = s.cpu_engine = cpu->engine();
-    if (s.cpu_engine.data().left_ == 1) {  // as just seeded: seeding it again would not show
-      s.cpu_engine();
-      cpu->set_engine(s.cpu_engine);
-      try {
-        first.during = first.g.get_state();
-      } catch (...) {
-        cpu->set_engine(engine);
-        throw;
-      }
-    }
-  }
   // Nothing that can fail comes after the first change but for what is put back above.
   ops::default_float() = to_dtype(c10::get_default_dtype_as_scalartype());
   at::autocast::set_autocast_cache_enabled(false);
@@ -120,6 +109,7 @@ void Tracer::Impl::save_process_state() {
 
 // The program draws from a generator as it was when the call began: a capture that seeds one cannot be replayed.
 bool Tracer::Impl::generators_moved() const {
+  if (std::ranges::any_of(saved->marks, [](const SeedMark& m) { return !m.there(); })) return true;
   for (auto& [g, before, state] : saved->generators) {
     at::mt19937 engine;
     at::Tensor now;
@@ -179,14 +169,18 @@ void Tracer::Impl::restore_process_state() {
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   at::SavedTensorDefaultHooks::set_tls_state(saved->saved_tensor_hooks);
   for (auto& [g, before, during] : saved->generators) {
-    std::lock_guard<std::mutex> lock(g.mutex());
-    bool back = true;
+    if (g.device().is_cpu() && !moved && !saved->drew) continue;  // where others draw meanwhile, it is as they leave it
+    auto put_back = [&](bool anyway) {
+      if (g.device().is_cpu()) return saved->marks.front().put_back(anyway ? at::Tensor() : during);
+      std::lock_guard<std::mutex> lock(g.mutex());
+      if (anyway || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
+    };
     try {
-      back = moved || (!before.is_same(during) && same_bytes(g.get_state(), during));
+      put_back(moved);
     } catch (const std::exception&) {
       if (!failure) failure = "no memory to look at the random number generators";
+      put_back(true);
     }
-    if (back) g.set_state(before);
   }
   for (auto& o : saved->others) {
     std::lock_guard<std::mutex> lock(o.g.mutex());
@@ -413,6 +407,9 @@ Tracer::Tracer(TracerOptions options) : impl_(std::make_unique<Impl>()) {
 
 Tracer::~Tracer() { impl_->stop(); }
 
+void Tracer::declare_generator(const at::Generator& g) { impl_->declared_generators.push_back(g); }
+const std::vector<at::Generator>& Tracer::declared_generators() const { return impl_->declared_generators; }
+
 void Tracer::start() {
   VT_CHECK(!impl_->started && !impl_->done, "start() is called once");
   impl_->resume();
@@ -421,7 +418,13 @@ void Tracer::start() {
 void Tracer::Impl::resume() {
   if (current_tracer) fail("a capture is already running on this thread");
   if (compat::any_mode_on_stack()) fail("a torch dispatch mode is active");
-  save_process_state();
+  turn.take();
+  try {
+    save_process_state();
+  } catch (...) {
+    turn.give_back();
+    throw;
+  }
   started = true;
   current_tracer = owner;
   try {
@@ -457,6 +460,7 @@ void Tracer::Impl::stop() {
     if (leaf) meta->requires_grad_ = false;
   }
   restore_process_state();
+  turn.give_back();
 }
 
 void Tracer::Impl::count_versions() {

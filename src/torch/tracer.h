@@ -83,6 +83,8 @@ class Tracer {
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
+  void declare_generator(const at::Generator&);  // that the program can reach, besides the process's own. Before start()
+  const std::vector<at::Generator>& declared_generators() const;
   void start();  // pushes the mode
   // Ends the capture. `outputs`: tensors the program returned (fakes, or reals it passed through), undefined ones allowed.
   Program finish(const std::vector<at::Tensor>& outputs);

@@ -14,6 +14,7 @@
 #include "torch/joint.h"
 #include "torch/mode.h"
 #include "torch/op_info.h"
+#include "torch/seed_mark.h"
 #include "torch/tracer.h"
 #include "torch/view_order.h"
 
@@ -87,11 +88,15 @@ struct Tracer::Impl final : capture::ModeHandler {
       mutable at::Generator g;    // for its mutex
       at::Tensor before, during;  // states; during: what it is left in while the program runs
     };
-    std::vector<Generator> generators;  // of the process
+    std::vector<Generator> generators;  // of the process; the CPU's comes first
     std::vector<Generator> others;      // that the program has drawn from
     at::mt19937 cpu_engine;             // the CPU generator's, as in `during`
+    bool drew = false;                  // by the CPU's; its draws are taken back
+    std::vector<SeedMark> marks;        // of the CPU's, and then of declared ones
   };
   std::optional<Saved> saved;
+  CaptureTurn turn;
+  std::vector<at::Generator> declared_generators;
   void save_process_state();
   void restore_process_state();
   bool generators_moved() const;

@@ -1,0 +1,196 @@
+"""A program that sets the state of a generator runs eagerly, also where the generator is in that state already; captures leave generators to other threads."""
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from expects import eager
+
+G = torch.Generator()
+STATES = {}
+
+
+def fresh(g):
+    pass
+
+
+def drawn(g):
+    torch.rand(5, generator=g)
+
+
+def drawn_all(g):
+    torch.rand(624, generator=g)
+
+
+def sets_default(x):
+    torch.set_rng_state(STATES[None])
+    return F.dropout(x) + 1
+
+
+def seeds_default(x):
+    torch.manual_seed(3)
+    return F.dropout(x) + 1
+
+
+def sets_only(x):
+    torch.set_rng_state(STATES[None])
+    return x.sin() + 1
+
+
+def sets_between(x):
+    y = F.dropout(x)
+    torch.set_rng_state(STATES[None])
+    return y + F.dropout(x)
+
+
+def sets_own(x):
+    G.set_state(STATES[G])
+    return torch.rand(8, generator=G) + x
+
+
+def seeds_own(x):
+    G.manual_seed(3)
+    return torch.rand(8, generator=G) + x
+
+
+def seeds_own_only(x):
+    G.manual_seed(3)
+    return x.sin() + 1
+
+
+def calls(f, before, n=3):
+    x = torch.linspace(0, 1, 8)
+    torch.manual_seed(3)
+    G.manual_seed(3)
+    for key, g in ((None, torch.default_generator), (G, G)):
+        before(g)
+        STATES[key] = g.get_state()
+    return [t for _ in range(n) for t in (f(x), torch.rand(2), torch.rand(2, generator=G))]
+
+
+@pytest.mark.parametrize("before", [fresh, drawn, drawn_all])
+@pytest.mark.parametrize("program", [sets_default, seeds_default, sets_only, sets_between, sets_own, seeds_own, seeds_own_only])
+def test_sets_a_state(program, before):
+    expected = calls(program, before)
+    eager("sets the state of a random number generator")
+    for a, b in zip(calls(vitrify.compile(program), before), expected):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("before", [fresh, drawn, drawn_all])
+def test_draws_are_as_in_eager(before):
+    def program(x):
+        return torch.rand(8, generator=G) + F.dropout(x)
+    for a, b in zip(calls(vitrify.compile(program), before), calls(program, before)):
+        assert torch.equal(a, b)
+    assert torch.initial_seed() == 3 and G.initial_seed() == 3
+
+
+def test_a_seed_is_read():
+    program = lambda x: x.sin() * (torch.initial_seed() % 100)  # noqa: E731
+    compiled, x = vitrify.compile(program), torch.ones(4)
+    eager("it reads the seed of the process's random generator")
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        assert torch.equal(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("how, draw", [(lambda: random.seed(3), random.random), (lambda: random.setstate(STATES["python"]), random.random),
+                                       (lambda: np.random.seed(3), np.random.rand), (lambda: np.random.set_state(STATES["numpy"]), np.random.rand)],
+                         ids=["seed", "setstate", "numpy seed", "numpy set_state"])
+def test_what_is_not_torchs_is_set_to_what_it_is(how, draw):
+    random.seed(3)
+    np.random.seed(3)
+    STATES.update(python=random.getstate(), numpy=np.random.get_state())
+
+    def program(x):
+        how()
+        return x.sin()
+    compiled = vitrify.compile(program)
+    eager("it sets the state of")
+    numbers = []
+    for _ in range(2):
+        compiled(torch.ones(4))
+        numbers.append(draw())
+    assert numbers[0] == numbers[1]
+
+
+def test_other_threads_draw_what_they_draw():
+    """While a capture runs, also of a generator that was just seeded."""
+    inside, drew = threading.Event(), threading.Event()
+
+    def program(x):
+        inside.set()
+        assert drew.wait(30)
+        return x.sin() + 1
+    numbers = []
+
+    def draws():
+        assert inside.wait(30)
+        numbers.append(torch.rand(3))
+        drew.set()
+    torch.manual_seed(3)
+    thread = threading.Thread(target=draws)
+    thread.start()
+    vitrify.compile(program)(torch.ones(4))
+    thread.join()
+    numbers.append(torch.rand(3))
+    torch.manual_seed(3)
+    assert torch.equal(numbers[0], torch.rand(3)) and torch.equal(numbers[1], torch.rand(3))
+
+
+@pytest.mark.parametrize("draw", [False, True], ids=["no draws", "draws"])
+def test_captures_on_many_threads(draw):
+    def program(x):
+        return (F.dropout(x) if draw else x).sin() + 1
+    failed = []
+
+    def body(k):
+        try:
+            compiled = vitrify.compile(program)
+            for n in range(2, 10):
+                start.wait()
+                compiled(torch.ones(n + k))
+        except BaseException as e:
+            failed.append(e)
+            start.abort()
+    start = threading.Barrier(4)
+    torch.manual_seed(3)
+    threads = [threading.Thread(target=body, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    if not draw:
+        now = torch.rand(3)
+        torch.manual_seed(3)
+        assert torch.equal(now, torch.rand(3))
+
+
+def test_a_capture_that_waits_for_another():
+    """They take turns, but not for ever."""
+    inside, done = threading.Event(), threading.Event()
+    results = []
+
+    def outer(x):
+        inside.set()
+        assert done.wait(30)
+        return x.cos() + 1
+
+    def other():
+        assert inside.wait(30)
+        results.append(vitrify.compile(lambda x: x.sin() + 1)(torch.ones(4)))
+        done.set()
+    torch.manual_seed(3)
+    thread = threading.Thread(target=other)
+    thread.start()
+    results.append(vitrify.compile(outer)(torch.ones(4)))
+    thread.join()
+    assert torch.equal(results[0], torch.ones(4).sin() + 1) and torch.equal(results[1], torch.ones(4).cos() + 1)
+    now = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.initial_seed() == 3 and torch.equal(now, torch.rand(3))
