@@ -30,14 +30,6 @@ class Padded:
         _C.refuse(f"asks a nested tensor for {name}")
 
 
-def enabled(real):
-    """Of torch.backends.mha.get_fastpath_enabled: only what is made of the ops below takes that path."""
-    @functools.wraps(real)
-    def get_fastpath_enabled():
-        return real() and (not _C.capturing() or sys._getframe(1).f_globals.get("__name__") in ("torch.nn.modules.activation", "torch.nn.modules.transformer"))
-    return get_fastpath_enabled
-
-
 def left_aligned(real):
     """Of torch._nested_tensor_from_mask_left_aligned, by which an encoder decides."""
     @functools.wraps(real)

@@ -92,7 +92,6 @@ _PATCHES = (
     *((sys.modules["numpy"].random, name, _refusing("it sets the state of numpy's random generator")) for name in ("seed", "set_state") if "numpy" in sys.modules),
     (torch, "compile", _refusing("it calls torch.compile")),  # also torch.cond: frames met under our mode would be marked as never to be compiled
     (torch.compiler, "is_compiling", _is_compiling),
-    (torch.backends.mha, "get_fastpath_enabled", _fast_path.enabled),
     (torch, "_native_multi_head_attention", _fast_path.attention),
     (torch, "_nested_tensor_from_mask_left_aligned", _fast_path.left_aligned),
     (torch, "_nested_tensor_from_mask", _fast_path.nested),

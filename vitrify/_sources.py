@@ -158,6 +158,7 @@ class Sources:
         if self.modules:
             for d in _GLOBAL_HOOKS:
                 self.guards.add_dict(d, None, "torch.nn.modules.module global hooks")
+        self.guards.add_dict(vars(torch.backends.mha), ("_is_fastpath_enabled",), "torch.backends.mha")
         self.guards.add_attributes(Distribution, ("_validate_args",), "torch.distributions.Distribution")
         if self.parametrized:
             self.guards.add_dict(vars(parametrize), ("_cache_enabled",), "torch.nn.utils.parametrize")

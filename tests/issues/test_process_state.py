@@ -205,3 +205,51 @@ def test_a_program_may_cache_parametrizations():
     for _ in range(2):
         torch.testing.assert_close(compiled(torch.ones(2, 5)), fn(torch.ones(2, 5)))
     assert not parametrize._cache
+
+
+@contextlib.contextmanager
+def fast_path_off():
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+@contextlib.contextmanager
+def precision(p):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(p)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def always_warning():
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+ASKED = {
+    "fast paths": (torch.backends.mha.get_fastpath_enabled, fast_path_off), "precision": (lambda: torch.get_float32_matmul_precision() == "highest", lambda: precision("medium")),
+    "warnings": (lambda: not torch.is_warn_always_enabled(), always_warning), "deterministic": (lambda: not torch.are_deterministic_algorithms_enabled(), deterministic),
+    "default dtype": (lambda: torch.get_default_dtype() is torch.float32, double), "cudnn": (lambda: torch.backends.cudnn.enabled, lambda: torch.backends.cudnn.flags(enabled=False)),
+    "mkldnn": (lambda: torch.backends.mkldnn.enabled, lambda: torch.backends.mkldnn.flags(enabled=False)), "threads": (lambda: torch.get_num_threads() == 2, lambda: threads(1)),
+    "attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)),
+    "inference mode": (lambda: not torch.is_inference_mode_enabled(), torch.inference_mode), "grad mode": (torch.is_grad_enabled, torch.no_grad),
+}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain first", "state first"])
+@pytest.mark.parametrize("name", ASKED)
+def test_programs_that_ask_for_state(name, first):
+    asks, state = ASKED[name]
+
+    def f(x):
+        return x.sin() * 2 if asks() else x.cos() * 3
+    compiled, x, answers = vitrify.compile(f), torch.linspace(0, 1, 5), []
+    with threads(2):
+        for n in range(4):
+            with state() if n % 2 != first else contextlib.nullcontext():
+                answers.append(asks())
+                torch.testing.assert_close(compiled(x), f(x))
+    assert answers == [first != (n % 2 == 0) for n in range(4)]
