@@ -270,6 +270,9 @@ class Door:
         return READY
 
     def capture(self, session, signature, sources, marks, tensors, floats):
+        for t, name in zip(signature.tensors, signature.names):  # which placeholders do not have
+            if read := sources.attributes_read(t):
+                raise _C.CaptureError(f"{name} has the attribute {min(read)}, which the program may read")
         fakes = [session.add_input(t, 0, name, dims) for t, name, dims in zip(signature.tensors, signature.names, marks)]
         for t, kind, name in sources.tensors.values():
             session.declare_source(t, kind, name)

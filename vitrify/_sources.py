@@ -20,6 +20,8 @@ from torch.optim import optimizer as optimizers
 from . import _C
 
 PARAMETER, BUFFER, CAPTURED = 1, 2, 3
+_AS_DICTS = frozenset({"__dict__", "vars", "dir"})  # by which all attributes can be read
+_OF_TENSORS = frozenset(dir(torch.Tensor))  # such names are of the class, or tensors have a slot for them
 # Code that mentions one of these may look at the .grad of what it can reach, also through torch's own code.
 _READS_GRADS = {"grad", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"}
 _LIMIT = 200_000
@@ -139,10 +141,16 @@ class Sources:
 
     def finish(self, live=lambda group, key: False):
         """`live`: whether a float of an optimizer's group is read anew by every call."""
-        while self.todo:
-            self.todo.popleft()()
-            if len(self.seen) > _LIMIT:
-                raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
+        met = None
+        while met != len(self.seen):  # what tensors hold may mention other names
+            while self.todo:
+                self.todo.popleft()()
+                if len(self.seen) > _LIMIT:
+                    raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
+            met = len(self.seen)
+            for t, _, name in list(self.tensors.values()):
+                for k in self.attributes_read(t):
+                    self.visit(vars(t)[k], f"{name}.{k}")
         for name in self.iterators:
             if self.mentions(name):
                 raise _C.CaptureError(f"it can reach an iterator ({name}), which a capture would move on")
@@ -155,6 +163,12 @@ class Sources:
             self.guards.add_dict(group, tuple(k for k, v in group.items() if not live(group, k)), label)
         for d, names, label in self.names.values():
             self.guards.add_dict(d, tuple(names), label)
+        # vars() makes the dict, so that attributes that come later are seen.
+        if self.live & _AS_DICTS:
+            for t, _, name in self.tensors.values():
+                self.guards.add_dict(vars(t), None, name)
+        else:
+            self.guards.add_names([(vars(t), name) for t, _, name in self.tensors.values()], self.live - _OF_TENSORS)
         if self.modules:
             for d in _GLOBAL_HOOKS:
                 self.guards.add_dict(d, None, "torch.nn.modules.module global hooks")
@@ -171,6 +185,11 @@ class Sources:
         """Whether code reaches what has this name: an attribute under it, or a variable."""
         last = name.rpartition(".")[2].partition("[")[0]
         return "." not in name or last in self.live
+
+    def attributes_read(self, t):
+        """Names that the user has given to attributes of a tensor, of those that the program may read."""
+        names = vars(t).keys() - {"_vitrify_dims"}
+        return names if self.live & _AS_DICTS else names & self.live
 
     def buffer(self, o, name):
         if _nbytes(o) <= 65536:

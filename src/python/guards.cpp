@@ -144,6 +144,29 @@ void Guards::add_dict(PyObject* dict, PyObject* keys, const std::string& name) {
   dicts_.push_back(std::move(d));
 }
 
+void Guards::add_names(PyObject* dicts_and_labels, PyObject* names) {
+  auto among = std::make_shared<Names>();
+  Ref seq = checked(PySequence_Tuple(names)), dicts = checked(PySequence_Tuple(dicts_and_labels));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq.get()); ++i) {
+    PyObject* k = Py_NewRef(PyTuple_GET_ITEM(seq.get(), i));
+    PyUnicode_InternInPlace(&k);
+    among->held.push_back(Ref::steal(k));
+    among->keys.insert(k);
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts.get()); ++i) {
+    PyObject* pair = PyTuple_GET_ITEM(dicts.get(), i);
+    auto d = std::make_unique<Dict>();
+    d->dict = Ref::borrow(PyTuple_GET_ITEM(pair, 0));
+    d->name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(pair, 1));
+    d->among = among;
+    Py_ssize_t pos = 0;
+    PyObject *k, *v;
+    while (PyDict_Next(d->dict.get(), &pos, &k, &v))
+      if (d->counts(k)) d->items.emplace_back(Ref::borrow(k), Ref::borrow(v));
+    dicts_.push_back(std::move(d));
+  }
+}
+
 void Guards::add_attributes(PyObject* type, PyObject* keys, const std::string& name) {
   add_dict(((PyTypeObject*)type)->tp_dict, keys, name);
   dicts_.back()->type = Ref::borrow(type);
@@ -249,13 +272,20 @@ void Guards::watch() {
   for (auto& d : dicts_) {
     auto& list = subscriptions()[d->dict.get()];
     if (list.empty() && watcher_id >= 0) PyDict_Watch(watcher_id, d->dict.get());
-    list.push_back({this, d->all ? nullptr : &d->keys});
+    list.push_back({this, d->among ? &d->among->keys : d->all ? nullptr : &d->keys});
   }
   dirty = true;
 }
 
 bool Guards::same(const Dict& d) {
-  if (d.all && (size_t)PyDict_GET_SIZE(d.dict.get()) != d.items.size()) return false;
+  if (d.all && !d.among && (size_t)PyDict_GET_SIZE(d.dict.get()) != d.items.size()) return false;
+  if (d.among) {
+    Py_ssize_t pos = 0;
+    PyObject *k, *v;
+    size_t n = 0;
+    while (PyDict_Next(d.dict.get(), &pos, &k, &v)) n += d.counts(k);
+    if (n != d.items.size()) return false;
+  }
   for (auto& [k, v] : d.items) {
     PyObject* now = PyDict_GetItemWithError(d.dict.get(), k.get());
     if (now == v.get()) continue;
@@ -333,7 +363,7 @@ std::vector<std::string> Guards::undo_writes() {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(now.get()); ++i) {
       PyObject* k = PyList_GET_ITEM(now.get(), i);
       bool known = std::any_of(d->items.begin(), d->items.end(), [&](auto& p) { return p.first.get() == k || same_value(p.first.get(), k); });
-      if (known) continue;
+      if (known || !d->counts(k)) continue;
       wrote.push_back(d->name + "." + key_name(k));
       put(d->dict.get(), k, nullptr);
     }

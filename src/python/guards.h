@@ -36,6 +36,8 @@ class Guards {
   ~Guards();
   // keys null: every key.
   void add_dict(PyObject* dict, PyObject* keys_or_none, const std::string& name);
+  // Of each dict what is there, or not there, under these names (a set of strings): the attributes of tensors.
+  void add_names(PyObject* dicts_and_labels, PyObject* names);
   void add_attributes(PyObject* type, PyObject* keys, const std::string& name);  // those of a class
   void add_object(PyObject*);                                                    // its class and its __dict__ stay
   void add_list(PyObject* list, const std::string& name);                        // same elements
@@ -56,11 +58,17 @@ class Guards {
   std::atomic<bool> dirty{true};
 
  private:
+  struct Names {
+    std::vector<Ref> held;
+    std::unordered_set<PyObject*> keys;  // interned
+  };
   struct Dict {
+    bool counts(PyObject* key) const { return !among || among->keys.contains(key); }
     Ref dict, type;  // of which it holds the attributes
     bool all = true;
     std::vector<std::pair<Ref, Ref>> items;  // value null: absent
     std::unordered_set<PyObject*> keys;      // interned names, when not `all`
+    std::shared_ptr<const Names> among;      // `all` that are of these; null: of any name
     std::string name;
   };
   struct Object {

@@ -297,6 +297,7 @@ void bind_guards(py::module_& m) {
              if (!PyFunction_Check(f.ptr())) throw py::type_error("function expected");
              g.add_function(f.ptr());
            })
+      .def("add_names", [](Guards& g, py::list dicts_and_labels, py::set names) { g.add_names(dicts_and_labels.ptr(), names.ptr()); })
       .def("add_buffer", [](Guards& g, py::handle o, const std::string& n) { g.add_buffer(o.ptr(), n); })
       .def("add_equal", [](Guards& g, py::handle o, py::handle copy, const std::string& n) { g.add_equal(o.ptr(), copy.ptr(), n); })
       .def("watch", &Guards::watch)

@@ -102,6 +102,38 @@ std::optional<bool> exactly(PyObject* a, PyObject* b, Same same) {
   return std::nullopt;
 }
 
+// What the user has written to the tensor object: marks of dimensions are ours.
+PyObject* attributes(PyObject* tensor) {
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  return dict && *dict && PyDict_GET_SIZE(*dict) ? *dict : nullptr;
+}
+
+bool is_mark(PyObject* key) { return PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, "_vitrify_dims") == 0; }
+
+// Their names, as a tuple; null: none.
+Ref attributes_of(PyObject* tensor) {
+  PyObject* dict = attributes(tensor);
+  if (!dict) return {};
+  Ref names = checked(PyDict_Keys(dict));
+  for (Py_ssize_t i = PyList_GET_SIZE(names.get()); i-- > 0;)
+    if (is_mark(PyList_GET_ITEM(names.get(), i))) PyList_SetSlice(names.get(), i, i + 1, nullptr);
+  return PyList_GET_SIZE(names.get()) ? checked(PyList_AsTuple(names.get())) : Ref();
+}
+
+bool has_attributes(PyObject* tensor, PyObject* names) {
+  PyObject* dict = attributes(tensor);
+  if (!dict) return !names;
+  Py_ssize_t pos = 0, n = 0;
+  PyObject *k, *v;
+  while (PyDict_Next(dict, &pos, &k, &v)) {
+    if (is_mark(k)) continue;
+    if (!names || n >= PyTuple_GET_SIZE(names)) return false;
+    PyObject* want = PyTuple_GET_ITEM(names, n++);
+    if (k != want && !same_value(k, want)) return false;
+  }
+  return n == (names ? PyTuple_GET_SIZE(names) : 0);
+}
+
 bool equal(PyObject* a, PyObject* b) {
   int r = PyObject_RichCompareBool(a, b, Py_EQ);
   if (r < 0) forget_error();
@@ -187,6 +219,7 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
   if (THPVariable_CheckExact(o)) {
     t.kind = TreeKind::Tensor;
     t.tensor = tensors.size();
+    t.value = attributes_of(o);
     tensors.push_back(o);
     names.push_back(path);
     return t;
@@ -260,7 +293,7 @@ bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10
   }
   switch (t.kind) {
     case TreeKind::Tensor:
-      if (metas && !(*metas)[t.tensor].matches(THPVariable_Unpack(o).unsafeGetTensorImpl())) return false;
+      if (metas && (!(*metas)[t.tensor].matches(THPVariable_Unpack(o).unsafeGetTensorImpl()) || !has_attributes(o, t.value.get()))) return false;
       tensors.push_back(o);
       return true;
     case TreeKind::Object:
