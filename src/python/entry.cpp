@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "python/errors.h"
 #include "python/symbols.h"
@@ -58,6 +59,13 @@ bool match_call(const Signature& s, const Call& c, Tensors& tensors) {
   return true;
 }
 
+bool repeats(const Tensors& tensors) {
+  if (tensors.size() > 16) return std::unordered_set<PyObject*>(tensors.begin(), tensors.end()).size() < tensors.size();
+  for (size_t i = 1; i < tensors.size(); ++i)
+    if (std::find(tensors.begin(), tensors.begin() + i, tensors[i]) != tensors.begin() + i) return true;
+  return false;
+}
+
 bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<double>& floats) {
   tensors.clear();
   if (!match_call(*e.signature, c, tensors)) return false;
@@ -75,6 +83,8 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
           if (t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storages[i]) return false;
     }
   }
+  // Programs, and torch's modules, ask whether one object was given twice.
+  if (e.alias_of.empty() && e.graph && repeats(tensors)) return false;
   if (e.guards && !e.guards->check()) return false;
   if (e.live && !e.live->check(tensors, floats)) return false;
   return !e.symbols || e.symbols->check(tensors);
