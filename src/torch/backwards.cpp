@@ -28,7 +28,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (is_stale(node.call())) return op_by_op(unpack, tangents, node);
+  if (is_stale(node.call()) || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
   if (batched && !static_) return one_by_one(unpack, tangents, node);
@@ -113,14 +113,16 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
   Layouts how = node.layouts(tangents);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
+  const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
   const std::shared_ptr<const Backward> b = [&] {
     std::lock_guard lock(mutex_);
-    const auto known = is_stale(node.call()) ? nullptr : backward_known(how, sizes);
-    return known ? known : derivative(how, sizes, node.call().needs_now());
+    const auto known = is_stale(node.call()) || !assigned.empty() ? nullptr : backward_known(how, sizes);
+    return known ? known : derivative(how, sizes, node.call().needs_now(), RegionCall::numbers_of(assigned));
   }();
   std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
   for (const at::Tensor& t : tangents)
     if (t.defined()) inputs.push_back(t);
+  for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
   ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
   variable_list all(num_edges());
   for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
@@ -226,12 +228,13 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
   return all.emplace_back(std::move(b));
 }
 
-std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs) const {
+std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs,
+                                                         const std::vector<uint32_t>& assigned) const {
   StageTimer timer("derivative");
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs);
+  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs, assigned);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

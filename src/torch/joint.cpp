@@ -477,6 +477,9 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && !f->view->parent && f->view->storage->input < 0)
       if (const ResultSpec& r = j.program.results[i]; r.kind == ResultSpec::Kind::Value && j.outputs[r.index] == f->view->storage->base)
         result_memory.emplace(f->view->storage, r.index);
+  for (uint32_t i = 0; i < outputs.size(); ++i)
+    if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && (f->view->parent || f->view->storage->input < 0))
+      if (j.program.results[i].kind != ResultSpec::Kind::Input) result_views.try_emplace(f->view, i);
 
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {
@@ -607,11 +610,11 @@ void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, cons
   }
 }
 
-Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& type) {
-  sources.push_back({{}, {}, ir::InputKind::Tangent, name});
+Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& type, ir::InputKind kind) {
+  sources.push_back({{}, {}, kind, name});
   sources.back().input = static_cast<int32_t>(inputs.size());
   inputs.push_back(&sources.back());
-  return graph->add_input(ir::InputKind::Tangent, name, type);
+  return graph->add_input(kind, name, type);
 }
 
 std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::vector<TangentLayout>& how) {
