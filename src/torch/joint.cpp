@@ -19,7 +19,6 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
-#include "torch/overlap.h"
 #include "torch/stops.h"
 #include "torch/sym_node.h"
 #include "torch/tape.h"
@@ -659,14 +658,6 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
     if (r.written >= 0) r.written = static_cast<int32_t>(place[r.written]);
 }
 
-void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
-  for (Grad& g : grads) {
-    g.how.index += j.num_forward;
-    j.gradients.push_back({.given = j.place_of(g.of), .how = std::move(g.how), .type = std::move(g.type)});
-  }
-  j.outputs.insert(j.outputs.end(), values.begin(), values.end());
-}
-
 std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std::vector<at::Tensor>& tangents, bool create_graph,
                                                    const std::vector<TangentLayout>& how) {
   std::vector<Edge> from;
@@ -710,53 +701,6 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   else
     run();
   return grads;
-}
-
-std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
-                                                            const std::vector<TangentLayout>& how) {
-  backward_begin = graph->next_id();
-  const capture::InRound in_round(++round);
-  read_itself.clear();
-  read_memory.clear();
-  detached.clear();
-  read_counted.clear();
-  read_uncounted.clear();
-  const auto writes = [&] {
-    uint64_t n = 0;
-    for (const at::Tensor& t : tangents)
-      if (const FakeImpl* f = as_fake(t)) n += f->view->storage->generation;
-    return n;
-  };
-  const uint64_t before = writes();
-  const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
-  if (writes() != before) fail("a backward writes into the gradient that it is given");
-  std::vector<Grad> r;
-  std::vector<int32_t> stops;
-  for (size_t k = 0; k < how.size(); ++k)
-    if (how[k].stops) stops.push_back(static_cast<int32_t>(k));
-  auto owners = output_roots;  // gradients and results each have memory of their own
-  for (size_t k = 0; k < grads.size(); ++k) {
-    if (!grads[k].defined()) continue;
-    const auto* batched = at::maybeGetBatchedImpl(grads[k]);
-    const at::Tensor g = fake_of(batched ? batched->value() : grads[k]);
-    FakeImpl* f = as_fake(g);
-    const bool lazy = f->is_conj() || f->is_neg();
-    capture::View& v = *f->view;
-    if (lazy && (batched || !v.parent)) fail("a gradient is a conjugate or negative view");
-    ResultSpec how;
-    how.index = static_cast<uint32_t>(values.size());
-    if (lazy || overlaps_itself(v.type)) {
-      how.kind = ResultSpec::Kind::ViewOfOutput;
-      how.path = path_of(v);
-      values.push_back(own_storage(v.storage->base, v.storage.get(), owners));
-    } else {
-      values.push_back(own_storage(read(v), v.storage.get(), owners));
-    }
-    const bool stopped = k >= level.of.size();
-    r.push_back({stopped ? Value() : level.of[k], std::move(how), v.type, batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1,
-                 stopped ? stops[k - level.of.size()] : -1});
-  }
-  return r;
 }
 
 }  // namespace vitrify
