@@ -4,6 +4,7 @@
 
 #include "torch/passes/match.h"
 #include "torch/slice.h"
+#include "torch/tangents.h"
 
 namespace vitrify {
 
@@ -58,6 +59,8 @@ void find_added(JointProgram& j, const std::unordered_set<uint32_t>& sums) {
 std::optional<BackwardProgram> backward_without(const JointProgram& j, const BackwardProgram& all, const std::vector<size_t>& absent) {
   for (size_t k : absent)
     if (!j.roots[k].added) return std::nullopt;
+  for (const ResultSpec& r : all.results)
+    if (is_of_tangent(r) && std::ranges::find(absent, r.index) != absent.end()) return std::nullopt;
   auto copy = [](const ir::Graph& g, const std::vector<Value>& inputs) {
     std::vector<Node*> unordered;
     for (Node* n : g.nodes())

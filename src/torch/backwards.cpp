@@ -2,6 +2,7 @@
 #include <ATen/LegacyBatchedTensorImpl.h>
 
 #include <ranges>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "ops/lowering.h"
@@ -10,12 +11,62 @@
 #include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
+#include "torch/view_path.h"
 
 namespace vitrify {
 
 namespace {
 
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
+
+// Those that the graph makes.
+std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
+  for (ResultSpec& r : results)
+    if (is_of_tangent(r)) r = {.kind = ResultSpec::Kind::Undefined};
+  return results;
+}
+
+// In whatever strides what it begins with comes.
+bool any_strides(const std::vector<ResultSpec::ViewOp>& path) {
+  return std::ranges::none_of(path, [](const ResultSpec::ViewOp& v) {
+    return v.op.find("view") != std::string::npos || v.op == "aten::_reshape_alias" || v.op == "aten::as_strided";
+  });
+}
+
+// The others are tangents or their views, as eager's are: what is done to the one is done to the other.
+class OfTangents {
+ public:
+  OfTangents(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j) : results_(b.results) {
+    for (size_t g = 0; g < b.results.size(); ++g) {
+      const ResultSpec& r = b.results[g];
+      if (!is_of_tangent(r)) continue;
+      const at::Tensor& t = tangents[r.index];
+      const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(t, j.tangent(r.index).type());
+      made_.emplace_back(g, follow(resolve(r.path), as_is ? t : laid_out(t, j.tangent(r.index).type(), how[r.index])));
+    }
+  }
+  void take(variable_list& grads) {
+    for (auto& [g, t] : made_) grads[g] = std::move(t);
+    std::unordered_map<uint32_t, size_t> views;  // those of one order are one
+    for (size_t g = 0; g < grads.size(); ++g)
+      if (const uint32_t order = results_[g].order)
+        if (const auto [first, fresh] = views.try_emplace(order, g); !fresh) grads[g] = grads[first->second];
+  }
+
+ private:
+  const std::vector<ResultSpec>& results_;
+  std::vector<std::pair<size_t, at::Tensor>> made_;
+};
+
+bool same_results(const std::vector<ResultSpec>& a, const std::vector<ResultSpec>& b) {
+  const auto same_step = [](const ResultSpec::ViewOp& v, const ResultSpec::ViewOp& w) {
+    return v.op == w.op && v.result == w.result && v.args == w.args;
+  };
+  return std::ranges::equal(a, b, [&](const ResultSpec& r, const ResultSpec& s) {
+    return r.kind == s.kind && r.index == s.index && r.order == s.order && (!is_of_tangent(r) || any_strides(r.path)) &&
+           std::ranges::equal(r.path, s.path, same_step);
+  });
+}
 
 bool draws(const ir::Graph& g) {
   return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
@@ -28,7 +79,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (is_stale(node.call())) return op_by_op(unpack, tangents, node);
+  if (is_stale(node.call()) || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
   if (batched && !static_) return one_by_one(unpack, tangents, node);
@@ -55,9 +106,11 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
     auto [saved, fit] = unpack(b->program, last);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
+    OfTangents of_tangents(b->program, b->tangents, tangents, joint_);
     if (fit == Fit::BySizes && take_by_sizes(saved, *b->program.graph, b->program.saved.size())) fit = Fit::Yes;
     if (fit != Fit::Yes) {
-      ResultMaker(b->program.results).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
+      ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
+      of_tangents.take(grads);
       break;
     }
     try {
@@ -67,6 +120,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       } else {
         b->plan->run(saved, grads);
       }
+      of_tangents.take(grads);
       if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node, node.edges_shown()) || refused++ == kMaxRenewals) break;
       forget(b);
     } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
@@ -113,15 +167,19 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
   Layouts how = node.layouts(tangents);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
+  const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
   const std::shared_ptr<const Backward> b = [&] {
     std::lock_guard lock(mutex_);
-    const auto known = is_stale(node.call()) ? nullptr : backward_known(how, sizes);
-    return known ? known : derivative(how, sizes, node.call().needs_now());
+    const auto known = is_stale(node.call()) || !assigned.empty() ? nullptr : backward_known(how, sizes);
+    return known ? known : derivative(how, sizes, node.call().needs_now(), RegionCall::numbers_of(assigned));
   }();
   std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
   for (const at::Tensor& t : tangents)
     if (t.defined()) inputs.push_back(t);
-  ResultMaker(b->program.results).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
+  for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
+  OfTangents of_tangents(b->program, b->tangents, tangents, joint_);
+  ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
+  of_tangents.take(grads);
   variable_list all(num_edges());
   for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
   return all;
@@ -137,7 +195,7 @@ Layouts Training::batches_of(const variable_list& tangents, const RegionNode& no
 std::vector<Value> Training::asked_of(const BackwardProgram& b, const Node& node) const {
   std::vector<Value> asked;
   for (size_t g = 0; g < b.gradients.size(); ++g)
-    if (comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
+    if (!is_of_tangent(b.results[g]) && comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
   return asked;
 }
 
@@ -201,7 +259,7 @@ std::shared_ptr<Training::Backward> Training::planned(const Layouts& how, const 
   Program p;
   p.graph = extract(g, g.outputs, inputs, unordered);
   p.num_args = static_cast<uint32_t>(inputs.size());
-  p.results = b->program.results;
+  p.results = made_by_graph(b->program.results);
   p.trained = p.lenient = true;
   b->plan = CompiledGraph::compile(std::move(p), options_);
   if (built_) b->known = taking.known(sizes, g, g.outputs, {});
@@ -222,16 +280,17 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
   if (is_other(how))  // many gradients do not follow their tangents
     if (const auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end())
       for (const auto& p : plain->second)
-        if (p->program.types == b->program.types && holds(p->known, sizes)) b = p;
+        if (p->program.types == b->program.types && same_results(p->program.results, b->program.results) && holds(p->known, sizes)) b = p;
   return all.emplace_back(std::move(b));
 }
 
-std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs) const {
+std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs,
+                                                         const std::vector<uint32_t>& assigned) const {
   StageTimer timer("derivative");
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs);
+  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs, assigned);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -90,11 +90,13 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     } catch (...) {
       in_backward = past_checkpoints = in_batch = false;
       look = nullptr;
+      assigned.clear();
       stop();
       if (failure) throw CaptureError(*failure);  // Python code on its way has made another exception of it
       throw;
     }
     in_backward = past_checkpoints = in_batch = false;
+    assigned.clear();
     stop();
   };
   if (options.with_gil)
@@ -109,8 +111,19 @@ void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, co
     if (const Source& s = *inputs[input_index(*j.given[given].node)]; is_argument(s) && s.fake.defined()) f(s.fake, needed);
 }
 
+// For a backward: results whose .data is another tensor. `made`: what stands for those of now.
+void Tracer::Impl::assign(const JointProgram& j, const std::vector<uint32_t>& now, std::vector<std::pair<uint32_t, Value>>& made) {
+  for (uint32_t i : now) made.emplace_back(i, Value());
+  for (const auto& [view, i] : result_views) {
+    for (const auto& [result, value] : j.assigned)
+      if (result == i) assigned[view.get()] = value;
+    for (auto& [result, value] : made)
+      if (result == i) assigned[view.get()] = value = add_tangent(fmt::format("assigned{}", inputs.size()), view->type, ir::InputKind::Captured);
+  }
+}
+
 std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<TangentLayout>& how, std::vector<Value>& tangents,
-                                            std::vector<Value>& values, const Needs& needs) {
+                                            std::vector<Value>& values, const Needs& needs, const std::vector<uint32_t>& assigned) {
   Impl& m = *impl_;
   std::vector<Gradient> r;
   m.again([&] {
@@ -127,6 +140,9 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
       if (!how[k].expanded.empty()) given.back() = once(given.back(), how[k]).expand_symint(sizes);
       if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
     }
+    std::vector<std::pair<uint32_t, Value>> other;
+    m.assign(j, assigned, other);
+    for (const auto& [_, value] : other) tangents.push_back(value);
     for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
       r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
     const auto turn = [&](const Gradient& g) {  // as the first derivative has them: plans of the same gradients are one
@@ -138,7 +154,7 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
 }
 
 JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look,
-                            const Needs& needs) {
+                            const Needs& needs, const std::vector<uint32_t>& assigned) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
@@ -159,6 +175,12 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
       if ((n->op->flags & ir::kRandom) && n->id < below.backward)
         for (uint32_t i = 0; i < n->outs.size(); ++i) add(n->out(i));
+    m.assign(below, assigned, j.assigned);
+    for (const auto& [_, value] : j.assigned) j.given.push_back(value);
+    for (const auto& before : below.assigned)
+      if (std::ranges::find(assigned, before.first) == assigned.end()) j.assigned.push_back(before);
+    std::optional<capture::InRound> in_round;
+    if (!m.assigned.empty()) in_round.emplace(++m.round);
     const std::vector<Value> given = m.tangents_for(below, how);
     std::vector<at::Tensor> tangents(given.size());
     Tracer::Impl::Level& level = m.levels.emplace_back();

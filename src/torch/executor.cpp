@@ -364,6 +364,13 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
   }
 }
 
+// Each element once, of what is expanded too.
+static void copy_once(at::Tensor to, at::Tensor from) {
+  for (int64_t d = 0; d < to.dim() && from.dim() == to.dim(); ++d)
+    if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+  to.copy_(from);
+}
+
 void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor t, const ExternState& state) {
   const auto slot = static_cast<uint32_t>(e.results[r]);
   const runtime::Slot& p = plan_->slots[slot];
@@ -411,7 +418,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
     counters().results_copied++;
     Window w = make_window(s.sizes, s.strides, slot_scalar_type(p), false, 0);
     w.storage->set_data_ptr_noswap(c10::DataPtr(f.pointers[slot], c10::Device(c10::kCPU)));
-    w.tensor.copy_(t);
+    copy_once(w.tensor, t);
     return;
   }
   if (!t.defined()) {
@@ -421,7 +428,7 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
   if (strided) {
     if (!same) {
       at::Tensor u = new_result(s.sizes, s.strides, t.scalar_type(), s.contiguous, cached_from);
-      u.copy_(t);
+      copy_once(u, t);
       t = std::move(u);
     } else if (!((e.node->op->flags & ir::kView) && is_native(p.dtype))) {  // the plan copies those itself
       // What an op hands through must not die, or change, with the memory of its operand.

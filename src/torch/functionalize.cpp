@@ -81,11 +81,33 @@ at::Tensor Tracer::Impl::new_tensor(Value value, bool conj, bool neg) {
   return t;
 }
 
+const capture::View* Tracer::Impl::before_backwards(const View& v) {
+  const View* at = &v;
+  while (at->parent && at->round) at = at->parent.get();
+  return at;
+}
+
+// A view that a backward has made of it looks at the memory that it has by then; those that are older keep theirs.
+Value Tracer::Impl::read_as_assigned(View& v, const View& result) {
+  if (&v == &result) return assigned.at(&v);
+  if (v.cached && v.generation == v.storage->generation) return v.cached;
+  if (v.step.op && v.step.op->name == "aten::as_strided") fail("looks at memory of a view whose .data was assigned to");
+  v.cached = apply(v, read_as_assigned(*v.parent, result));
+  v.generation = v.storage->generation;
+  return v.cached;
+}
+
 Value Tracer::Impl::read(View& v) {
+  if (!assigned.empty())
+    if (const View* early = before_backwards(v); assigned.contains(early)) return read_as_assigned(v, *early);
+  return read_as_was(v);
+}
+
+Value Tracer::Impl::read_as_was(View& v) {
   StorageState& s = *v.storage;
   if (!v.parent) return s.base;
   if (!v.cached || v.generation != s.generation) {
-    v.cached = v.step.op && v.step.op->name == "aten::as_strided" ? read_strided(v) : apply(v, read(*v.parent));
+    v.cached = v.step.op && v.step.op->name == "aten::as_strided" ? read_strided(v) : apply(v, read_as_was(*v.parent));
     v.generation = s.generation;
   }
   return v.cached;

@@ -19,7 +19,6 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
-#include "torch/overlap.h"
 #include "torch/stops.h"
 #include "torch/sym_node.h"
 #include "torch/tape.h"
@@ -477,6 +476,9 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && !f->view->parent && f->view->storage->input < 0)
       if (const ResultSpec& r = j.program.results[i]; r.kind == ResultSpec::Kind::Value && j.outputs[r.index] == f->view->storage->base)
         result_memory.emplace(f->view->storage, r.index);
+  for (uint32_t i = 0; i < outputs.size(); ++i)
+    if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && (f->view->parent || f->view->storage->input < 0))
+      if (j.program.results[i].kind != ResultSpec::Kind::Input) result_views.try_emplace(f->view, i);
 
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {
@@ -607,11 +609,11 @@ void Tracer::Impl::add_root(JointProgram& j, Level& level, uint32_t output, cons
   }
 }
 
-Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& type) {
-  sources.push_back({{}, {}, ir::InputKind::Tangent, name});
+Value Tracer::Impl::add_tangent(const std::string& name, const ir::TensorType& type, ir::InputKind kind) {
+  sources.push_back({{}, {}, kind, name});
   sources.back().input = static_cast<int32_t>(inputs.size());
   inputs.push_back(&sources.back());
-  return graph->add_input(ir::InputKind::Tangent, name, type);
+  return graph->add_input(kind, name, type);
 }
 
 std::vector<Value> Tracer::Impl::tangents_for(const JointProgram& j, const std::vector<TangentLayout>& how) {
@@ -654,14 +656,6 @@ void Tracer::Impl::place_inputs(JointProgram& j) {
   for (Mutation& m : j.program.mutations) m.input = place[m.input];
   for (JointProgram::Root& r : j.roots)
     if (r.written >= 0) r.written = static_cast<int32_t>(place[r.written]);
-}
-
-void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
-  for (Grad& g : grads) {
-    g.how.index += j.num_forward;
-    j.gradients.push_back({.given = j.place_of(g.of), .how = std::move(g.how), .type = std::move(g.type)});
-  }
-  j.outputs.insert(j.outputs.end(), values.begin(), values.end());
 }
 
 std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std::vector<at::Tensor>& tangents, bool create_graph,
@@ -707,53 +701,6 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   else
     run();
   return grads;
-}
-
-std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
-                                                            const std::vector<TangentLayout>& how) {
-  backward_begin = graph->next_id();
-  const capture::InRound in_round(++round);
-  read_itself.clear();
-  read_memory.clear();
-  detached.clear();
-  read_counted.clear();
-  read_uncounted.clear();
-  const auto writes = [&] {
-    uint64_t n = 0;
-    for (const at::Tensor& t : tangents)
-      if (const FakeImpl* f = as_fake(t)) n += f->view->storage->generation;
-    return n;
-  };
-  const uint64_t before = writes();
-  const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
-  if (writes() != before) fail("a backward writes into the gradient that it is given");
-  std::vector<Grad> r;
-  std::vector<int32_t> stops;
-  for (size_t k = 0; k < how.size(); ++k)
-    if (how[k].stops) stops.push_back(static_cast<int32_t>(k));
-  auto owners = output_roots;  // gradients and results each have memory of their own
-  for (size_t k = 0; k < grads.size(); ++k) {
-    if (!grads[k].defined()) continue;
-    const auto* batched = at::maybeGetBatchedImpl(grads[k]);
-    const at::Tensor g = fake_of(batched ? batched->value() : grads[k]);
-    FakeImpl* f = as_fake(g);
-    const bool lazy = f->is_conj() || f->is_neg();
-    capture::View& v = *f->view;
-    if (lazy && (batched || !v.parent)) fail("a gradient is a conjugate or negative view");
-    ResultSpec how;
-    how.index = static_cast<uint32_t>(values.size());
-    if (lazy || overlaps_itself(v.type)) {
-      how.kind = ResultSpec::Kind::ViewOfOutput;
-      how.path = path_of(v);
-      values.push_back(own_storage(v.storage->base, v.storage.get(), owners));
-    } else {
-      values.push_back(own_storage(read(v), v.storage.get(), owners));
-    }
-    const bool stopped = k >= level.of.size();
-    r.push_back({stopped ? Value() : level.of[k], std::move(how), v.type, batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1,
-                 stopped ? stops[k - level.of.size()] : -1});
-  }
-  return r;
 }
 
 }  // namespace vitrify

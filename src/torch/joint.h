@@ -89,6 +89,8 @@ struct JointProgram {
   std::exception_ptr failed;                 // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
+  std::vector<std::pair<uint32_t, ir::Value>> assigned;  // of Tape::views, those whose .data it found assigned to: what of `given` it reads for them
+
   size_t places() const { return roots.size() + inner.size(); }
   ir::Value tangent(size_t place) const { return place < roots.size() ? roots[place].tangent : inner[place - roots.size()].tangent; }
   Way& way(size_t place) {

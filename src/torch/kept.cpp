@@ -47,10 +47,6 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
   return r;
 }
 
-at::Tensor laid_in(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return at::empty_strided(sizes, strides, t.options().requires_grad(false)).copy_(t.detach());
-}
-
 bool is_symbolic(const ir::TensorType& t) {
   return std::ranges::any_of(t.sizes, [](sym::Int i) { return !i.is_const(); });
 }
@@ -88,6 +84,10 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& v
 }
 
 }  // namespace
+
+at::Tensor laid_in(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return at::empty_strided(sizes, strides, t.options().requires_grad(false)).copy_(t.detach());
+}
 
 Kept::Kept(const at::Tensor& t, Hold how) : itself(how != Hold::Memory) {
   if (!t.defined()) return;

@@ -45,6 +45,7 @@ enum class Fit { No, BySizes, Yes };
 Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
 // The first `given` of what `graph` reads, in the strides that its types say. Symbols are first what the others say. False: they have other sizes.
 bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, size_t given);
+at::Tensor laid_in(const at::Tensor&, at::IntArrayRef sizes, at::IntArrayRef strides);  // a copy
 // As the trace has it: passes may have chosen another layout.
 Kept laid_as_recorded(const Saved&, Kept);
 

@@ -54,6 +54,7 @@ void Training::give_up(const std::string& why) const {
 Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call, const variable_list& tangents, const Layouts& how,
                         RegionNode& node) const {
   const std::vector<Value>& wanted = joint_.given;
+  const RegionCall::Assigned assigned = node.call().assigned(true);
   const size_t own = below.joint_.given.size();
   Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call};
   std::vector<char> found(wanted.size());
@@ -71,7 +72,14 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
       if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined())
         o.given[at] = Kept::sizes_of(call->kept[s].tensor);
     } else {
+      const bool is_other = std::ranges::any_of(assigned, [&](const auto& a) {
+        return below.saved_[s].kind == Saved::Kind::Result && a.second.output == static_cast<int32_t>(below.saved_[s].index);
+      });
       Kept kept = call->unpack(s, node.getptr());
+      if (is_other && kept.readable()) {  // the other is given by itself
+        kept = Kept(call->kept[s].tensor);
+        kept.version = call->kept[s].version;
+      }
       o.given[at] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept));
       if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
     }
@@ -79,6 +87,12 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   size_t k = 0;
   for (size_t i = own; i < wanted.size(); ++i) {
     if (!is_input(*wanted[i].node)) continue;
+    if (const auto of = std::ranges::find(joint_.assigned, wanted[i], [](const auto& a) { return a.second; }); of != joint_.assigned.end()) {
+      const auto& [now, recorded, _] = assigned.at(of->first);
+      if (now.sizes() != recorded.sizes() || now.dtype() != recorded.dtype()) give_up("what they read has another size or dtype than in the forward");
+      o.given[i] = Kept(now.strides() == recorded.strides() ? now : laid_in(now, recorded.sizes(), recorded.strides()));
+      continue;
+    }
     while (!how[k].defined) ++k;
     const at::Tensor t = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
     o.given[i] = Kept(t);
@@ -120,24 +134,25 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
       if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Next>& all = next_[how];
+    const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));
     const bool stale = is_stale(node.call());
     if (stale) all.clear();
     for (const Next& n : all)
-      if (holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
+      if (assigned.empty() && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
     if (all.size() >= kMaxVariants) all.erase(all.begin());
     std::vector<Value> kept;
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
-      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now());
+      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now(), assigned);
       j.results = joint_.results;
       for (const Saved& s : saved_)
         if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);
       auto program = std::make_shared<Training>(std::move(j), trace_, options_, gave_up_);
       const JointProgram& made = program->joint_;
       Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);
-      if (!stale) all.push_back({program, std::move(known)});
+      if (!stale && assigned.empty()) all.push_back({program, std::move(known)});
       return program;
     } catch (const CaptureError& e) {
       why = e.what();

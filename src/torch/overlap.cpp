@@ -122,6 +122,7 @@ bool may_overlap_itself(at::IntArrayRef sizes, at::IntArrayRef strides) {
 }
 
 bool overlaps_itself(const ir::TensorType& type) {
+  if (std::ranges::any_of(type.sizes, [](sym::Int n) { return n.is(0); })) return false;
   for (size_t d = 0; d < type.dim(); ++d)
     if (type.strides[d].is(0) && !type.sizes[d].is(1)) return true;
   return false;

@@ -24,6 +24,32 @@ void RegionCall::find_views(Layouts& how) const {
     if (how[v.root].defined && comes_to_node(v.node) && v.node->sequence_nr() == v.number) how[v.root].view = static_cast<int32_t>(v.view);
 }
 
+void RegionCall::note_memory(uint32_t result, int32_t output, const at::Tensor& t, const at::Tensor& recorded) {
+  if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
+  const at::Tensor geometry = Kept::sizes_of(t).tensor;
+  in_memory.push_back({result, output, Seen(t.getIntrusivePtr()), t.storage().getWeakStorageImpl(), t.storage_offset(), geometry,
+                       recorded.defined() ? recorded : geometry});
+}
+
+RegionCall::Assigned RegionCall::assigned(bool all) const {
+  Assigned r;
+  for (const InMemory& m : in_memory) {
+    if (m.output >= 0 && !all) continue;
+    const at::Tensor now(m.tensor.lock());
+    const bool as_it_was = !now.defined() || (now.has_storage() && now.storage().unsafeGetStorageImpl() == m.storage._unsafe_get_target() &&
+                                              now.storage_offset() == m.offset && now.sizes() == m.geometry.sizes() &&
+                                              now.strides() == m.geometry.strides() && now.dtype() == m.geometry.dtype());
+    if (!as_it_was) r.emplace(m.result, Other{now.tensor_data(), m.recorded, m.output});
+  }
+  return r;
+}
+
+std::vector<uint32_t> RegionCall::numbers_of(const Assigned& assigned) {
+  std::vector<uint32_t> r;
+  for (const auto& [result, _] : assigned) r.push_back(result);
+  return r;
+}
+
 Tracer::Needs RegionCall::needs_now() const {
   Tracer::Needs r;
   for (const Given& g : computed_again)

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,24 @@ struct RegionCall : Call {
     std::optional<Seen> tensor;
     int64_t expected = 0;
   };
+  // A result that eager has saved (Tape::views), and where its elements were.
+  struct InMemory {
+    uint32_t result;
+    int32_t output;  // it is that one of the forward, and a first derivative reads it as it is by then (Hold); else -1
+    Seen tensor;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int64_t offset;
+    at::Tensor geometry, recorded;  // hollow; recorded: as the trace has it
+  };
+  void note_memory(uint32_t result, int32_t output, const at::Tensor&, const at::Tensor& recorded = {});
+  // Those whose .data is another tensor by now, while somebody has them. `all`: also those with an output.
+  struct Other {
+    at::Tensor tensor, recorded;
+    int32_t output;
+  };
+  using Assigned = std::map<uint32_t, Other>;
+  Assigned assigned(bool all) const;
+  static std::vector<uint32_t> numbers_of(const Assigned&);
   struct Given {
     Seen tensor;
     uint32_t index;
@@ -65,6 +84,7 @@ struct RegionCall : Call {
   std::vector<Watched> watched;
   std::vector<Raised> raised;
   std::vector<View> views;
+  std::vector<InMemory> in_memory;
   uint64_t oldest = 0;  // number of its first node
 
  private:

@@ -20,6 +20,7 @@
 #include "torch/passes/layout.h"
 #include "torch/slice.h"
 #include "torch/snapshots.h"
+#include "torch/tangents.h"
 #include "torch/tape.h"
 
 namespace vitrify {
@@ -568,7 +569,7 @@ struct Splitter {
       out.backward.types.push_back(g.type);
       out.backward.batch_dims.push_back(-1);
       out.backward.results.push_back(g.how);
-      out.backward.results.back().index -= j.num_forward;
+      if (!is_of_tangent(g.how)) out.backward.results.back().index -= j.num_forward;
     }
   }
 

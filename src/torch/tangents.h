@@ -8,6 +8,9 @@ namespace vitrify {
 
 using Layouts = std::vector<TangentLayout>;
 
+// Of a gradient: it is the tangent of place ResultSpec::index itself, or a view of it.
+inline bool is_of_tangent(const ResultSpec& how) { return how.kind == ResultSpec::Kind::Input || how.kind == ResultSpec::Kind::ViewOfInput; }
+
 // Whether any comes in strides or in an order of its own.
 bool is_other(const Layouts&);
 Layouts as_recorded(Layouts);

@@ -99,7 +99,11 @@ class Sources {
 // Of a tensor that is read while gradients are computed. One that was detached before is another tensor, of the same elements.
 Value Tracer::Impl::read_noted(View& v) {
   const Value value = read(v);
-  const int32_t key = in_backward ? memory_key(v.storage) : -1;
+  if (!in_backward) return value;
+  const View* const early = before_backwards(v);
+  if (const auto result = std::ranges::find(result_views, early, [](const auto& r) { return r.first.get(); }); result != result_views.end())
+    read_views.insert(result->second);
+  const int32_t key = assigned.contains(early) ? -1 : memory_key(v.storage);
   if (key == -1) return value;
   (counts_writes(v, round) ? read_counted : read_uncounted).emplace(running.get(), key);
   const View* at = &v;
@@ -219,6 +223,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (key < -1 && j.level == 0) s.itself_outputs.push_back(static_cast<uint32_t>(result_key(0) - key));
   };
   auto counted = read_counted, uncounted = read_uncounted;
+  std::set<uint32_t> views = read_views;
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
     for (const at::Tensor& saved : capture::saved_by(*s.node)) {
@@ -230,11 +235,13 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
         s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+      if (const auto result = f ? result_views.find(f->view) : result_views.end(); result != result_views.end()) views.insert(result->second);
       const View* at = f ? f->view.get() : nullptr;
       while (at && at->in_place) at = at->parent.get();
       if (!at || !at->parent) add_itself(s, f ? memory_key(f->view->storage) : input);
     }
   }
+  if (j.level == 0) tape->views.assign(views.begin(), views.end());
   const auto held = [&](int32_t key) {
     if (!read_itself.contains(key)) return Hold::Memory;
     return read_memory.contains(key) ? Hold::Both : Hold::Tensor;

@@ -50,6 +50,9 @@ struct Tape {
   std::vector<Hold> holds;          // by JointProgram::given
   std::vector<Hold> holds_results;  // the same of the forward's outputs
 
+  // Results that are views, by number, which eager has saved themselves: assigning to their .data gives them other memory, and it reads that.
+  std::vector<uint32_t> views;
+
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
   // backward asks for all.
   Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops = {}) const;

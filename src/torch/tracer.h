@@ -95,9 +95,10 @@ class Tracer {
   // After finish_joint, any thread, one at a time: the gradients once more, for tangents as `how` says, recorded with what was learned since. Appends
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
   // `needs`: which of JointProgram::given need gradients by now, or do not, unlike in the forward: checkpoints compute again with those as they are.
+  // `assigned`: of Tape::views, those whose .data is another tensor by now; the inputs that stand for that follow those in `tangents`.
   using Needs = std::vector<std::pair<uint32_t, bool>>;
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
-                                      std::vector<ir::Value>& outputs, const Needs& needs = {});
+                                      std::vector<ir::Value>& outputs, const Needs& needs = {}, const std::vector<uint32_t>& assigned = {});
   // What a formula that looks at values finds in the call under way; the next level is then for calls in which it finds the same.
   struct Look {
     std::function<std::vector<std::pair<ir::Value, at::Tensor>>()> values;  // asked for once
@@ -105,7 +106,8 @@ class Tracer {
   };
   // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable. It is given what was `kept` for the
   // first derivative, too.
-  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept, Look, const Needs& needs);
+  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept, Look, const Needs& needs,
+                      const std::vector<uint32_t>& assigned);
   void abort();
 
   // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.

@@ -198,6 +198,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   at::Tensor new_tensor(ir::Value, bool conj = false, bool neg = false);  // a fresh tensor holding that value
   ir::Value read(View&);
   ir::Value read_noted(View&);
+  ir::Value read_as_was(View&);  // whatever a backward has found assigned
   ir::Value apply(View&, ir::Value parent);
   void write(View&, ir::Value, std::string_view op);
   ir::Value scatter(View& child, ir::Value parent, ir::Value value, std::string_view op);
@@ -295,6 +296,12 @@ struct Tracer::Impl final : capture::ModeHandler {
   // Which nodes read it where writes to it are counted, and where they are not.
   std::set<std::pair<const torch::autograd::Node*, int32_t>> read_counted, read_uncounted;
   std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
+  std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;           // of results that are views: which
+  std::set<uint32_t> read_views;                                              // of those, what a backward has read
+  std::map<const View*, ir::Value> assigned;                                  // and, in a backward, other memory that some have by now
+  void assign(const JointProgram&, const std::vector<uint32_t>& now, std::vector<std::pair<uint32_t, ir::Value>>& made);
+  ir::Value read_as_assigned(View& v, const View& result);
+  static const View* before_backwards(const View& v);  // what it is, or is a view of, that no backward has made
   // Of a graph input: its number. Of a result: result_key(). -1: of nobody else.
   int32_t memory_key(const std::shared_ptr<StorageState>&) const;
   static int32_t result_key(uint32_t output) { return -2 - static_cast<int32_t>(output); }
@@ -324,7 +331,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void refuse_own_derivatives(const std::vector<at::Tensor>& outputs, const Program&) const;
   void order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level&, Program&);
   void add_root(JointProgram&, Level&, uint32_t output, const at::Tensor&);
-  ir::Value add_tangent(const std::string& name, const ir::TensorType&);
+  ir::Value add_tangent(const std::string& name, const ir::TensorType&, ir::InputKind kind = ir::InputKind::Tangent);
   std::vector<ir::Value> tangents_for(const JointProgram&, const std::vector<TangentLayout>&);
   // For Level::to, then what stops.
   std::vector<at::Tensor> run_backward(const Level&, const std::vector<at::Tensor>& tangents, bool create_graph,

@@ -109,12 +109,24 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
   for (uint32_t i : read_given_)  // hooks keep what it was
-    if (!hooked) call->watch(*given[i], origin ? origin->given[i].version : version_of(*given[i]), false, i);
+    if (!hooked) {                // what is given may be a copy in other strides
+      const at::Tensor& t = origin ? origin->given[i].tensor : *given[i];
+      call->watch(t, origin ? origin->given[i].version : version_of(t), false, i);
+    }
   for (uint32_t o : read_outputs_)
     if (!hooked)
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
+  if (!hooked && !origin)
+    for (uint32_t i : tape().views) {
+      const ResultSpec& r = joint_.program.results[i];
+      const bool kept = r.kind == ResultSpec::Kind::Value && tape().holds_results[r.index] != Hold::Memory;
+      call->note_memory(i, kept ? static_cast<int32_t>(r.index) : -1, out[i]);
+    }
+  if (origin)
+    for (const RegionCall::InMemory& m : static_cast<const RegionCall&>(*origin->call).in_memory)
+      if (const at::Tensor now(m.tensor.lock()); now.defined()) call->note_memory(m.result, -1, now, m.recorded);
   for (uint32_t k = 0; k < joint_.roots.size(); ++k)
     if (const auto& views = joint_.roots[k].views; views.size() > 1)
       for (uint32_t v = 0; v < views.size(); ++v) call->add_view(k, v, out[views[v]]);

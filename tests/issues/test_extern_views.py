@@ -41,6 +41,7 @@ def test_views_of_no_elements(op):
     check(op, torch.zeros(0, 1, 3), torch.zeros(0, 10, 3))
 
 
+@pytest.mark.no_kernels("libraries transform, and gradients are views of what they make", some=True)
 @pytest.mark.parametrize("f", [torch.fft.irfft2, torch.fft.irfftn, torch.fft.rfft2, lambda x: torch.fft.rfft(x, dim=0)])
 @pytest.mark.parametrize("shape", [(1, 2), (3, 1, 4), (1, 3, 4)])
 def test_fourier_transforms_of_one_element(f, shape):
@@ -80,3 +81,16 @@ def test_bits_of_views(made, view, bits, dynamic):
                 ours = compiled(x.clone())
                 for a, b in zip(ours if isinstance(ours, tuple) else (ours,), eager if isinstance(eager, tuple) else (eager,)):
                     assert a.stride() == b.stride() and torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("f", [
+    lambda x: x.clone()[:4].expand(2, 4).view(torch.int8) + 1,
+    lambda x: torch.broadcast_to(x.clone().chunk(2, 0)[0], (2, 4)).view(torch.int8).repeat(1, 2) + 1,
+], ids=["slice", "chunk"])
+@pytest.mark.parametrize("make", [lambda: torch.randn(7), lambda: torch.randn(14)[::2], lambda: torch.complex(torch.randn(7), torch.randn(7)).conj().imag], ids=["dense", "strided", "negative"])
+def test_bits_of_what_is_expanded(f, make):
+    """The call gives dense memory where it was recorded to give expanded, and copying that over itself raised."""
+    compiled = vitrify.compile(f, fullgraph=True)
+    x = make()
+    assert torch.equal(compiled(x), f(x))

@@ -323,6 +323,7 @@ def test_gradients_of_gradients_beside_the_gradient_of_a_written_argument(name, 
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.no_kernels("a library makes the number, and gradients are its parts", some=True)
 def test_parts_of_a_complex_number():
     """Its node has saved tensors of which its formula reads nothing."""
     def run(f):

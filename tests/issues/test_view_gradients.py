@@ -166,3 +166,17 @@ def test_strides_of_dims_of_one_element(f, x, seen):
         told.append(strides)
     assert told[1] == told[0]
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
+
+
+@pytest.mark.no_kernels("there are no elements")
+@pytest.mark.parametrize("shape", [(1, 4, 0, 1), (0, 1, 3), (2, 0)])
+def test_gradients_without_elements_that_need_some(shape):
+    """Their strides may be 0, as the tangent's are: they were taken for what overlaps itself, and gradients of gradients were refused."""
+    results = []
+    for f in (vitrify.compile(lambda x: x.sin() * 2, fullgraph=True), lambda x: x.sin() * 2):
+        x = torch.randn(shape, requires_grad=True)
+        (f(x) * torch.rand(shape)).sum().backward(create_graph=True)
+        first = x.grad
+        second, = torch.autograd.grad(first.square().sum(), x)
+        results.append([(g.shape, g.stride()) for g in (first, second)])
+    assert results[0] == results[1]

@@ -36,7 +36,7 @@ BASIC = [
     ("return x * y, x.detach() + 1, x > y, x.argmax(1)", {}),
     ("return x * 2", {}),  # y is unused: None
     ("return x * 2, 5, None, 'text', [y + 1]", {}),
-    ("return x.detach() * 2 + y", {}),
+    ("return x.detach() * 2 + y", {"native": "forward"}),  # the gradient is the tangent
     ("return x * y.detach(), x.data + y.data", {}),
     # equal gradients, and gradients that are the tangent: each in memory of its own
     ("return x + y", {"native": "forward"}),

@@ -148,7 +148,8 @@ def also(text):
 ONE = leaves((2, 3), (2, 3))
 # Why rows run eagerly; "": eager raises.
 REFUSED = {"P14": "gradients must follow", "P15": "set_", "P19": "modified by an inplace operation", "P13": "", "A6 expanded": "", "A6 overlapping": ""}
-NATIVE = {"P7": "none", "P7 and a write": "none"}  # only views are made
+NATIVE = {"P7": "none", "P7 and a write": "none",  # only views are made
+          **dict.fromkeys(("P21", "P21 no leaf", "P21 no leaf and a write"), "forward")}  # gradients are the tangents
 TABLE = {
     "P1": ("v = x[0]; v.mul_(2); return v", AWAY, None),
     "P1 and a write": ("v = x[0]; v.mul_(2); return v", AWAY, "out.add_(1)"),

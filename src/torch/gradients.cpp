@@ -1,0 +1,111 @@
+// What a backward of the trace gives, and whose memory that is.
+#include <ATen/LegacyBatchedTensorImpl.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "torch/convert.h"
+#include "torch/joint.h"
+#include "torch/overlap.h"
+#include "torch/sym_node.h"
+#include "torch/tangents.h"
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::as_fake;
+using capture::fail;
+using capture::FakeImpl;
+using ir::Value;
+
+namespace {
+
+// How many steps it is away from `of`, where they can be made again: no guard has to say sizes for them, and eager's have made views.
+std::optional<size_t> steps_from(const capture::View& v, const capture::View* of) {
+  size_t steps = 0;
+  bool fixed = true;
+  for (const capture::View* at = &v; at != of; at = at->parent.get(), ++steps) {
+    if (!at) return {};
+    fixed = fixed && !at->in_place && std::ranges::all_of(at->step.args, [](const c10::IValue& a) { return capture::is_static(a); });
+  }
+  return fixed ? std::optional(steps) : std::nullopt;
+}
+
+}  // namespace
+
+void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
+  for (Grad& g : grads) {
+    if (!is_of_tangent(g.how)) g.how.index += j.num_forward;
+    j.gradients.push_back({.given = j.place_of(g.of), .how = std::move(g.how), .type = std::move(g.type)});
+  }
+  j.outputs.insert(j.outputs.end(), values.begin(), values.end());
+}
+
+std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,
+                                                            const std::vector<TangentLayout>& how) {
+  backward_begin = graph->next_id();
+  const capture::InRound in_round(++round);
+  read_itself.clear();
+  read_memory.clear();
+  detached.clear();
+  read_counted.clear();
+  read_uncounted.clear();
+  const auto writes = [&] {
+    uint64_t n = 0;
+    for (const at::Tensor& t : tangents)
+      if (const FakeImpl* f = as_fake(t)) n += f->view->storage->generation;
+    return n;
+  };
+  const uint64_t before = writes();
+  const std::vector<at::Tensor> grads = run_backward(level, tangents, false, how);
+  if (writes() != before) fail("a backward writes into the gradient that it is given");
+  std::vector<Grad> r;
+  std::vector<int32_t> stops;
+  for (size_t k = 0; k < how.size(); ++k)
+    if (how[k].stops) stops.push_back(static_cast<int32_t>(k));
+  // Results have memory of their own. Gradients have what eager's have: of a tangent, or of each other, or as views. A view holds what it is of, so
+  // that nothing is added to it in place.
+  auto owners = output_roots;
+  std::unordered_map<const StorageState*, size_t> tangent_of;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (const FakeImpl* f = as_fake(tangents[k])) tangent_of.emplace(f->view->storage.get(), k);
+  std::unordered_map<const StorageState*, uint32_t> made;
+  std::unordered_map<const View*, uint32_t> made_as;
+  std::unordered_map<const View*, size_t> views;
+  for (size_t k = 0; k < grads.size(); ++k) {
+    if (!grads[k].defined()) continue;
+    const auto* batched = at::maybeGetBatchedImpl(grads[k]);
+    const at::Tensor g = fake_of(batched ? batched->value() : grads[k]);
+    FakeImpl* f = as_fake(g);
+    const bool lazy = f->is_conj() || f->is_neg();
+    capture::View& v = *f->view;
+    if (lazy && (batched || !v.parent)) fail("a gradient is a conjugate or negative view");
+    ResultSpec how;
+    how.index = static_cast<uint32_t>(values.size());
+    const StorageState* const memory = v.storage.get();
+    if (const auto from = batched ? tangent_of.end() : tangent_of.find(memory);
+        from != tangent_of.end() && steps_from(v, as_fake(tangents[from->second])->view.get())) {
+      how.index = static_cast<uint32_t>(from->second);
+      how.path = path_of(v);
+      how.path.erase(how.path.begin(), how.path.end() - static_cast<std::ptrdiff_t>(*steps_from(v, as_fake(tangents[from->second])->view.get())));
+      how.kind = how.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
+    } else if (lazy || overlaps_itself(v.type) || (!batched && memory->input < 0 && steps_from(v, nullptr))) {
+      const auto [at, fresh] = made.try_emplace(memory, how.index);
+      if (fresh) values.push_back(own_storage(memory->base, memory, owners));
+      how.index = at->second;
+      if (v.parent) how.kind = ResultSpec::Kind::ViewOfOutput, how.path = path_of(v);
+    } else {
+      const auto [at, fresh] = made_as.try_emplace(&v, how.index);
+      if (fresh || batched) values.push_back(own_storage(read(v), v.storage.get(), owners));
+      if (!batched) how.index = at->second;
+    }
+    if (!batched && !how.path.empty()) how.order = 1 + static_cast<uint32_t>(views.try_emplace(&v, k).first->second);
+    const bool stopped = k >= level.of.size();
+    const bool given = is_of_tangent(how);
+    r.push_back({stopped ? Value() : level.of[k], std::move(how), given ? undefined_type() : v.type,
+                 batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1, stopped ? stops[k - level.of.size()] : -1});
+  }
+  return r;
+}
+
+}  // namespace vitrify

@@ -1,0 +1,90 @@
+"""Gradients that are the tangent itself, a view of it, or a tensor that several leaves share: eager's engine takes what nobody else holds as .grad, in the strides it has, and
+copies the rest in those of the leaf. Ours were memory of their own, which nobody else held."""
+import pytest
+import torch
+import vitrify
+
+PROGRAMS = {
+    "sum": lambda x, w: x + w,
+    "one": lambda x, w: x + 2,
+    "three": lambda x, w: (x + w) + x.sin().detach() - w * 0.5,
+    "shared behind": lambda x, w: (x + w).sin(),
+    "shared view behind": lambda x, w: (x + w).t().exp(),
+    "swapped": lambda x, w: (x + w).t() * w.t(),
+    "views": lambda x, w: (x.unsqueeze(0), w.t()),
+    "expanded": lambda x, w: (x + w).sum(0),
+    "rotated": lambda x, w: torch.rot90(x + w, 1, (0, 1)),
+    "in two results": lambda x, w: (x.nansum(0), (x.permute(1, 0) + w.t()).sigmoid()),
+    "stacked": lambda x, w: torch.cat([x, w]),
+    "of both": lambda x, w: (x + w, (x + w).t().sin()),
+    "through another result": lambda x, w: (lambda y: (y, y + 1))(x + w),
+}
+LAYOUTS = {
+    "row": lambda: torch.rand(1, 33),
+    "column": lambda: torch.rand(33, 1),
+    "column, swapped": lambda: torch.rand(33).as_strided((33, 1), (1, 33)),
+    "matrix": lambda: torch.rand(4, 3),
+    "matrix, swapped": lambda: torch.rand(3, 4).t(),
+}
+
+
+def facts(grads, tangents):
+    """What can be seen of how they lie: strides, which are whose tensor, and which share memory."""
+    found = []
+    for i, g in enumerate(grads):
+        if g is None:
+            found.append(None)
+            continue
+        others = [*grads[:i], *tangents]
+        found.append((g.stride(), [o is g for o in others], [o is not None and o.untyped_storage().data_ptr() == g.untyped_storage().data_ptr() for o in others]))
+    return found
+
+
+def tangents_of(out, how):
+    made = [torch.rand(t.shape) for t in out]
+    if how == "swapped":
+        made = [torch.empty_strided(t.shape, t.t().contiguous().t().stride() if t.dim() == 2 else t.stride()).copy_(t) for t in made]
+    return [t.expand_as(t) if how == "view" else t for t in made]
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("how", ["held", "swapped", "by another node", "grad", "hooked", "accumulated", "twice"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_gradients_are(name, layout, how):
+    results = []
+    for f in (vitrify.compile(PROGRAMS[name], fullgraph=True), PROGRAMS[name]):
+        for _ in range(2):
+            torch.manual_seed(0)
+            x, w = LAYOUTS[layout]().requires_grad_(), LAYOUTS[layout]().requires_grad_()
+            out = f(x, w)
+            out = out if isinstance(out, tuple) else (out,)
+            tangents, seen = tangents_of(out, how), []
+            if how == "accumulated":
+                x.grad = torch.ones_like(x)
+            if how == "hooked":
+                for t in (x, w):
+                    t.register_hook(lambda g: seen.append((g.stride(), [g is t for t in tangents])))
+            if how == "by another node":
+                sum((t * g).sum() for t, g in zip(out, tangents)).backward()
+            elif how == "grad":
+                grads = torch.autograd.grad(out, (x, w), tangents, allow_unused=True)
+                results.append((facts(grads, tangents), seen, grads))
+                continue
+            else:
+                torch.autograd.backward(out, tangents, retain_graph=how == "twice")
+                if how == "twice":
+                    torch.autograd.backward(out, tangents)
+            results.append((facts((x.grad, w.grad), tangents), seen, (x.grad, w.grad)))
+    for ours, eager in zip(results[:2], results[2:]):
+        torch.testing.assert_close([g for g in ours[2] if g is not None], [g for g in eager[2] if g is not None])
+        assert ours[:2] == eager[:2]
+
+
+def test_a_write_to_the_one_is_one_to_the_other():
+    f = lambda x: x.view(-1) + 0  # noqa: E731
+    for c in (vitrify.compile(f, fullgraph=True), f):
+        x, g = torch.rand(3, 4, requires_grad=True), torch.ones(12)
+        c(x).backward(g)
+        g.mul_(3)
+        assert x.grad.sum() == 36
