@@ -4,6 +4,7 @@
 #include "ops/gradient_shapes.h"
 #include "ops/matmul.h"
 #include "ops/rules.h"
+#include "ops/view.h"
 
 namespace vitrify::ops {
 namespace {
@@ -192,6 +193,14 @@ const OpRow kRows[] = {
     {"aten::rnn_tanh.input", ir::kFaults, shape_rnn, nullptr},
     {"aten::rnn_relu.input", ir::kFaults, shape_rnn, nullptr},
     {"aten::_cdist_forward", ir::kFaults, shape_cdist, nullptr},
+    {"aten::_cdist_backward", ir::kFaults, shape_cdist_backward, nullptr},
+    {"aten::unfold_backward", ir::kFaults, shape_backward_of_view, nullptr},
+    {"aten::reflection_pad1d_backward", ir::kFaults, shape_edge_pad_backward<1>, nullptr},
+    {"aten::reflection_pad2d_backward", ir::kFaults, shape_edge_pad_backward<2>, nullptr},
+    {"aten::reflection_pad3d_backward", ir::kFaults, shape_edge_pad_backward<3>, nullptr},
+    {"aten::replication_pad1d_backward", ir::kFaults, shape_edge_pad_backward<1>, nullptr},
+    {"aten::replication_pad2d_backward", ir::kFaults, shape_edge_pad_backward<2>, nullptr},
+    {"aten::replication_pad3d_backward", ir::kFaults, shape_edge_pad_backward<3>, nullptr},
     {"aten::_fft_r2c", ir::kFaults, shape_fft_r2c, nullptr},
     {"aten::_fft_c2c", ir::kFaults, shape_fft_c2c, nullptr},
     {"aten::_fft_c2r", ir::kFaults, shape_fft_c2r, nullptr},

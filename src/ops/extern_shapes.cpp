@@ -204,6 +204,35 @@ Shape shape_cdist(sym::Context& ctx, ArgSpan args) {  // x1, x2, p, compute_mode
   return one(contiguous_type(a->dtype, a->device, out));
 }
 
+Shape shape_cdist_backward(sym::Context& ctx, ArgSpan args) {  // gradient, x1, x2, p, distances
+  const ir::Arg pair[] = {args[1], args[2]};
+  const auto distances = shape_cdist(ctx, pair);
+  const TensorType* x = float_on_cpu(args, 1);
+  if (!distances || !has_elements(ctx, distances->front().sizes) || !has_elements(ctx, x->sizes)) return {};
+  Dims sizes = distances->front().sizes;
+  sizes.back() = x->sizes.back();
+  return one(contiguous_type(x->dtype, x->device, sizes));
+}
+
+// --- gradients of what has been padded, of memory in rows
+
+template <size_t n>
+Shape shape_edge_pad_backward(sym::Context& ctx, ArgSpan args) {  // gradient, self, padding
+  const TensorType *g = float_on_cpu(args, 0), *x = float_on_cpu(args, 1);
+  const auto pad = numbers(ctx, args, 2, 2 * n);
+  if (!g || !x || !pad || g->dtype != x->dtype || x->sizes.size() < n + 1 || x->sizes.size() > n + 2 || g->sizes.size() != x->sizes.size()) return {};
+  for (const TensorType* t : {g, x})
+    if (!has_elements(ctx, t->sizes) || suggest_memory_format(ctx, *t) != ir::MemoryFormat::Contiguous) return {};
+  for (size_t k = 0, rank = x->sizes.size(); k < rank; ++k) {
+    const size_t d = rank - 1 - k;
+    if (!ctx.guard_eq(g->sizes[d], k < n ? x->sizes[d] + ((*pad)[2 * k] + (*pad)[2 * k + 1]) : x->sizes[d])) return {};
+  }
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+template Shape shape_edge_pad_backward<1>(sym::Context&, ArgSpan);
+template Shape shape_edge_pad_backward<2>(sym::Context&, ArgSpan);
+template Shape shape_edge_pad_backward<3>(sym::Context&, ArgSpan);
+
 // --- Fourier transforms, by MKL
 
 namespace {
@@ -258,10 +287,17 @@ Shape shape_fft_c2r(sym::Context& ctx, ArgSpan args) {  // self, dim, normalizat
   const TensorType* x = tensor_arg(args, 0);
   auto dims = transformed(ctx, args, x);
   auto* last = args.size() > 3 ? std::get_if<Int>(&args[3]) : nullptr;
-  if (!dims || dims->size() != 1 || !last || ctx.guard_lt(*last, 1) || (x->dtype != DType::C64 && x->dtype != DType::C128)) return {};
+  if (!dims || !last || ctx.guard_lt(*last, 1) || (x->dtype != DType::C64 && x->dtype != DType::C128)) return {};
+  TensorType between = *x;  // the other dims are transformed before the last one
+  if (dims->size() > 1) {
+    std::vector<int64_t> others(dims->begin(), dims->end() - 1);
+    sort_dims(ctx, *x, others, others.size());
+    between.strides = transformed_strides(ctx, *x, x->sizes, others);
+    dims->erase(dims->begin(), dims->end() - 1);
+  }
   TensorType t = contiguous_type(real_of(x->dtype), x->device, x->sizes);
   t.sizes[dims->back()] = *last;
-  t.strides = transformed_strides(ctx, *x, t.sizes, *dims);
+  t.strides = transformed_strides(ctx, between, t.sizes, *dims);
   return one(t);
 }
 
