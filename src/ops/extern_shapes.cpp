@@ -27,6 +27,8 @@ std::optional<std::vector<int64_t>> numbers(sym::Context& ctx, ArgSpan args, siz
 bool equal(sym::Context& ctx, const Dims& a, const Dims& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [&](Int x, Int y) { return ctx.guard_eq(x, y); });
 }
+DType complex_of(DType t) { return t == DType::F64 ? DType::C128 : DType::C64; }
+DType real_of(DType t) { return t == DType::C128 ? DType::F64 : DType::F32; }
 bool has_elements(sym::Context& ctx, const Dims& sizes) {
   return std::ranges::none_of(sizes, [&](Int s) { return ctx.guard_eq(s, 0); });
 }
@@ -233,11 +235,38 @@ template Shape shape_edge_pad_backward<1>(sym::Context&, ArgSpan);
 template Shape shape_edge_pad_backward<2>(sym::Context&, ArgSpan);
 template Shape shape_edge_pad_backward<3>(sym::Context&, ArgSpan);
 
+// --- complex numbers
+
+Shape shape_complex_arithmetic(sym::Context& ctx, ArgSpan args, int operands) {
+  std::vector<const TensorType*> types;
+  std::vector<const ir::Arg*> typed;
+  const TensorType number;
+  for (size_t i = 0; i < static_cast<size_t>(operands); ++i) {
+    if (i >= args.size()) return {};
+    typed.push_back(&args[i]);
+    if (const TensorType* t = tensor_arg(args, i)) {
+      if (t->device.kind != DeviceKind::CPU) return {};
+      types.push_back(t);
+    } else if (is_number(args[i]) || std::holds_alternative<ir::Complex>(args[i])) {
+      types.push_back(&number);
+    } else {
+      return {};
+    }
+  }
+  const DType t = result_type(typed);
+  if ((t != DType::C64 && t != DType::C128) || std::ranges::none_of(types, [&](const TensorType* o) { return o != &number; })) return {};
+  return one(elementwise_type(ctx, types, t, t));
+}
+Shape shape_complex(sym::Context& ctx, ArgSpan args) {  // real, imag
+  const TensorType *real = float_on_cpu(args, 0), *imag = float_on_cpu(args, 1);
+  if (!real || !imag || real->dtype != imag->dtype || (real->dtype != DType::F32 && real->dtype != DType::F64)) return {};
+  const TensorType* operands[] = {real, imag};
+  return one(elementwise_type(ctx, operands, complex_of(real->dtype)));
+}
+
 // --- Fourier transforms, by MKL
 
 namespace {
-DType complex_of(DType t) { return t == DType::F64 ? DType::C128 : DType::C64; }
-DType real_of(DType t) { return t == DType::C128 ? DType::F64 : DType::F32; }
 
 // Dims that are not transformed come first, as they lie, and then the others: so is the result laid out.
 Dims transformed_strides(sym::Context& ctx, const TensorType& x, const Dims& out, const std::vector<int64_t>& dims) {

@@ -61,6 +61,7 @@ std::optional<sym::Int> place_of(const View& v) {
       "aten::permute", "aten::t",      "aten::unsqueeze",  "aten::squeeze",      "aten::squeeze.dim",    "aten::squeeze.dims",
       "aten::expand",  "aten::unfold", "aten::transpose_", "aten::t_",           "aten::unsqueeze_",     "aten::squeeze_"};
   if (stays.contains(v.step.op->name)) return of;
+  if (v.step.op->name == "aten::view_as_real") return *of * 2;
   const bool slice = v.step.op->name == "aten::slice.Tensor";
   const std::vector<c10::IValue>& args = v.step.args;
   if ((!slice && v.step.op->name != "aten::select.int") || !args[0].isInt()) return std::nullopt;

@@ -80,6 +80,8 @@ CASES = {
     "fft": (lambda x: torch.view_as_real(torch.fft.fft(x, dim=1)), rows, 2),
     "fft2": (lambda x: torch.view_as_real(torch.fft.fft2(torch.complex(x, x))), rows, 2),
     "ifft": (lambda x: torch.view_as_real(torch.fft.ifft(torch.complex(x, x), dim=1)), rows, 2),
+    "magnitudes": (lambda x: torch.fft.rfft(x, dim=1).abs(), rows, 2),
+    "a filter": (lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2j + 1, n=x.shape[1], dim=1), rows, 2),
     "cdist": (lambda x: torch.cdist(x, x.flip(1)), rows, 3),
     "cdist of order 1": (lambda x: torch.cdist(x, x[:, :2], 1.0), rows, 2),
     "kron": (lambda x: torch.kron(x[0], EDGES[None]), rows, 2),
