@@ -160,6 +160,24 @@ Shape shape_elu_backward(sym::Context& ctx, ArgSpan args) {
   return pointwise_shape(ctx, pair, P::FloatOnly, 2);
 }
 
+Shape shape_prelu_backward(sym::Context& ctx, ArgSpan args) {  // gradient, self, weight: both results are of all their sizes
+  const TensorType *g = tensor_arg(args, 0), *x = tensor_arg(args, 1), *w = tensor_arg(args, 2);
+  if (!g || !x || !w || !is_float(x->dtype) || g->dtype != x->dtype || w->dtype != x->dtype) return {};
+  const TensorType* operands[] = {x, w, g};
+  auto t = elementwise_type(ctx, operands, x->dtype);
+  if (!t) return {};
+  return Types{*t, *t};
+}
+Shape shape_glu_backward(sym::Context& ctx, ArgSpan args) {  // gradient, self, dim
+  const TensorType *g = tensor_arg(args, 0), *x = tensor_arg(args, 1);
+  if (!g || !x || !is_float(x->dtype) || g->dtype != x->dtype || x->sizes.empty() || g->sizes.size() != x->sizes.size()) return {};
+  const auto dim = dims_arg(ctx, args, 2, x->sizes.size());
+  if (!dim || dim->size() != 1) return {};
+  for (size_t d = 0; d < x->sizes.size(); ++d)
+    if (!ctx.guard_eq(static_cast<int64_t>(d) == (*dim)[0] ? g->sizes[d] * 2 : g->sizes[d], x->sizes[d])) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+
 const OpRow kRows[] = {
     {"aten::gelu_backward", 0, float2, lower<lower_gelu_backward>},
     {"aten::silu_backward", 0, float2, lower<lower_silu_backward>},
@@ -177,8 +195,8 @@ const OpRow kRows[] = {
     {"aten::hardshrink_backward", 0, float2, lower<lower_shrink_backward>},
     {"aten::softshrink_backward", 0, float2, lower<lower_shrink_backward>},
     {"aten::native_dropout_backward", 0, nullptr, lower<lower_dropout_backward>},
-    {"aten::_prelu_kernel_backward", 0, nullptr, lower<lower_prelu_backward>},
-    {"aten::glu_backward", 0, nullptr, lower<lower_glu_backward>},
+    {"aten::_prelu_kernel_backward", 0, shape_prelu_backward, lower<lower_prelu_backward>},
+    {"aten::glu_backward", 0, shape_glu_backward, lower<lower_glu_backward>},
 };
 
 }  // namespace

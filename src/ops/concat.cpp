@@ -229,7 +229,6 @@ Shape shape_constant_pad(sym::Context& ctx, ArgSpan args) {
     if (!p.is_const()) return {};
     nothing = nothing && p.value() <= 0;
   }
-  if (nothing) return {};  // eager returns a clone of a slice
   Dims sizes = x->sizes;
   for (size_t k = 0; k < pad->size() / 2; ++k) {
     Int& s = sizes[sizes.size() - 1 - k];
@@ -237,7 +236,12 @@ Shape shape_constant_pad(sym::Context& ctx, ArgSpan args) {
     if (ctx.guard_lt(s, 0)) return {};
   }
   TensorType t = contiguous_type(x->dtype, x->device, sizes);
-  t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);
+  if (nothing) {  // eager returns a clone of a slice
+    t.strides = x->strides;
+    t.strides = preserved_strides(ctx, t);
+  } else {
+    t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);
+  }
   return one(t);
 }
 Shape shape_roll(sym::Context& ctx, ArgSpan args) {

@@ -190,8 +190,11 @@ Shape arange_type(sym::Context& ctx, ArgSpan args, const ir::Arg& start, const i
   const auto large = [](const Int* i) { return i->is_const() && std::abs(static_cast<double>(i->value())) > 0x1p53; };
   const bool integers = s && e && k;
   if (integers && !(d && is_float(*d) && (large(s) || large(e) || large(k)))) {
-    if (!ctx.guard_lt(0, *k) || !ctx.guard_le(*s, *e)) return {};
-    return one(with_options(args, options, DType::I64, {}, Dims{sym::ceildiv(*e - *s, *k)}));
+    const bool up = ctx.guard_lt(0, *k);
+    if (!up && !ctx.guard_lt(*k, 0)) return {};
+    const Int from = up ? *s : *e, to = up ? *e : *s;
+    if (!ctx.guard_le(from, to)) return {};
+    return one(with_options(args, options, DType::I64, {}, Dims{sym::ceildiv(to - from, up ? *k : -*k)}));
   }
   if (!is_number(start) || !is_number(end) || !is_number(step) || (d && !is_float(*d))) return {};
   const auto x = value_of(ctx, start), y = value_of(ctx, end), by = value_of(ctx, step);

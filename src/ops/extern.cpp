@@ -1,8 +1,10 @@
 // Ops that stay calls: matmul, convolution, attention, scans, sorting. Only their shape rules are here.
 #include "ir/faults.h"
+#include "ops/extern_shapes.h"
 #include "ops/gradient_shapes.h"
 #include "ops/matmul.h"
 #include "ops/rules.h"
+#include "ops/view.h"
 
 namespace vitrify::ops {
 namespace {
@@ -176,6 +178,34 @@ const OpRow kRows[] = {
     {"aten::topk", 0, shape_topk, nullptr},
     {"aten::sort", 0, shape_sort<1>, nullptr},
     {"aten::sort.stable", 0, shape_sort<2>, nullptr},
+    {"aten::median", ir::kFaults, shape_median, nullptr},
+    {"aten::nanmedian", ir::kFaults, shape_median, nullptr},
+    {"aten::median.dim", ir::kFaults, shape_median_dim, nullptr},
+    {"aten::nanmedian.dim", ir::kFaults, shape_median_dim, nullptr},
+    {"aten::logcumsumexp", ir::kFaults, shape_logcumsumexp, nullptr},
+    {"aten::searchsorted.Tensor", ir::kFaults, shape_searchsorted, nullptr},
+    {"aten::bucketize.Tensor", ir::kFaults, shape_bucketize, nullptr},
+    {"aten::_trilinear", ir::kFaults, shape_trilinear, nullptr},
+    {"aten::im2col", ir::kFaults, shape_im2col, nullptr},
+    {"aten::col2im", ir::kFaults, shape_col2im, nullptr},
+    {"aten::lstm.input", ir::kFaults, shape_lstm, nullptr},
+    {"aten::gru.input", ir::kFaults, shape_rnn, nullptr},
+    {"aten::rnn_tanh.input", ir::kFaults, shape_rnn, nullptr},
+    {"aten::rnn_relu.input", ir::kFaults, shape_rnn, nullptr},
+    {"aten::_cdist_forward", ir::kFaults, shape_cdist, nullptr},
+    {"aten::_euclidean_dist", ir::kFaults, shape_cdist, nullptr},
+    {"aten::_cdist_backward", ir::kFaults, shape_cdist_backward, nullptr},
+    {"aten::unfold_backward", ir::kFaults, shape_backward_of_view, nullptr},
+    {"aten::reflection_pad1d_backward", ir::kFaults, shape_edge_pad_backward<1>, nullptr},
+    {"aten::reflection_pad2d_backward", ir::kFaults, shape_edge_pad_backward<2>, nullptr},
+    {"aten::reflection_pad3d_backward", ir::kFaults, shape_edge_pad_backward<3>, nullptr},
+    {"aten::replication_pad1d_backward", ir::kFaults, shape_edge_pad_backward<1>, nullptr},
+    {"aten::replication_pad2d_backward", ir::kFaults, shape_edge_pad_backward<2>, nullptr},
+    {"aten::replication_pad3d_backward", ir::kFaults, shape_edge_pad_backward<3>, nullptr},
+    {"aten::complex", ir::kFaults, shape_complex, nullptr},
+    {"aten::_fft_r2c", ir::kFaults, shape_fft_r2c, nullptr},
+    {"aten::_fft_c2c", ir::kFaults, shape_fft_c2c, nullptr},
+    {"aten::_fft_c2r", ir::kFaults, shape_fft_c2r, nullptr},
     {"aten::_linalg_eigh", ir::kFaults, nullptr, nullptr},
     {"aten::_linalg_svd", ir::kFaults, nullptr, nullptr},
     {"aten::linalg_eig", ir::kFaults, nullptr, nullptr},

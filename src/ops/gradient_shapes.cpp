@@ -60,7 +60,19 @@ Shape shape_loss_backward(sym::Context& ctx, ArgSpan args) {
 
 Shape shape_convolution_backward(sym::Context& ctx, ArgSpan args) {
   const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1), *w = float_arg(args, 2);
-  if (!g || !x || !w || x->sizes.size() != 4 || g->sizes.size() != 4 || x->dtype != w->dtype || x->dtype != g->dtype) return {};
+  if (!g || !x || !w || x->sizes.size() != w->sizes.size() || g->sizes.size() != x->sizes.size() || x->dtype != w->dtype || x->dtype != g->dtype)
+    return {};
+  if (x->sizes.size() == 3) {  // eager's is of images with one row, of an input that lies in rows
+    const auto image = [](TensorType t) {
+      t.sizes.insert(t.sizes.begin() + 2, Int(1));
+      t.strides.insert(t.strides.begin() + 2, t.sizes[3] * t.strides[2]);
+      return t;
+    };
+    for (const TensorType& t : {image(plain(*x, x->sizes)), image(*w)})
+      if (suggest_memory_format(ctx, t) != ir::MemoryFormat::Contiguous) return {};
+    return Types{plain(*x, x->sizes), plain(*w, w->sizes), plain(*w, {g->sizes[1]})};
+  }
+  if (x->sizes.size() != 4) return {};
   return Types{of_format(ctx, *x), of_format(ctx, *w), plain(*w, {g->sizes[1]})};
 }
 

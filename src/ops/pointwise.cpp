@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "ir/faults.h"
+#include "ops/extern_shapes.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -596,10 +597,10 @@ const OpRow kRows[] = {
     VT_UNARY_FLOAT(special_erf, erf, 14),
     VT_UNARY_FLOAT(special_expm1, expm1, 12),
     VT_UNARY_FLOAT(special_exp2, exp2, 10),
-    {"aten::neg", 0, not_bool, lower<unary_same<LOp::neg>>},
-    {"aten::abs", 0, not_bool, lower<lower_abs>},
+    {"aten::neg", 0, complex_or<not_bool, 1>, lower<unary_same<LOp::neg>>},
+    {"aten::abs", 0, magnitude_or<not_bool>, lower<lower_abs>},
     {"aten::sign", 0, same1, lower<unary_same<LOp::sign>>},
-    {"aten::sgn", 0, same1, lower<unary_same<LOp::sign>>},
+    {"aten::sgn", 0, complex_or<same1, 1>, lower<unary_same<LOp::sign>>},
     {"aten::floor", 0, not_bool, lower<unary_same<LOp::floor, true>>},
     {"aten::ceil", 0, not_bool, lower<unary_same<LOp::ceil, true>>},
     {"aten::round", 0, not_bool, lower<unary_same<LOp::round, true>>},
@@ -618,16 +619,16 @@ const OpRow kRows[] = {
     {"aten::logical_not", 0, bool1, lower<lower_logical_not>},
     {"aten::bitwise_not", 0, same1, lower<lower_bitwise_not>},
 
-    {"aten::add.Tensor", 0, shape_add, lower<lower_add<1, false>>},
-    {"aten::add.Scalar", 0, shape_add, lower<lower_add<1, false>>},
-    {"aten::sub.Tensor", 0, shape_add, lower<lower_add<-1, false>>},
-    {"aten::sub.Scalar", 0, shape_add, lower<lower_add<-1, false>>},
+    {"aten::add.Tensor", 0, complex_or<shape_add>, lower<lower_add<1, false>>},
+    {"aten::add.Scalar", 0, complex_or<shape_add>, lower<lower_add<1, false>>},
+    {"aten::sub.Tensor", 0, complex_or<shape_add>, lower<lower_add<-1, false>>},
+    {"aten::sub.Scalar", 0, complex_or<shape_add>, lower<lower_add<-1, false>>},
     {"aten::rsub.Tensor", 0, shape_rsub, lower<lower_add<-1, true>>},
     {"aten::rsub.Scalar", 0, shape_add, lower<lower_add<-1, true>>},
-    {"aten::mul.Tensor", 0, same2, lower<lower_mul>},
-    {"aten::mul.Scalar", 0, same2, lower<lower_mul>},
-    {"aten::div.Tensor", 0, float2, lower<lower_div>},
-    {"aten::div.Scalar", 0, float2, lower<lower_div>},
+    {"aten::mul.Tensor", 0, complex_or<same2>, lower<lower_mul>},
+    {"aten::mul.Scalar", 0, complex_or<same2>, lower<lower_mul>},
+    {"aten::div.Tensor", 0, complex_or<float2>, lower<lower_div>},
+    {"aten::div.Scalar", 0, complex_or<float2>, lower<lower_div>},
     {"aten::true_divide.Tensor", 0, float2, lower<lower_div>},
     {"aten::div.Tensor_mode", ir::kDivides, shape_of<P::DivMode, 2>, lower<lower_div_mode>},
     {"aten::div.Scalar_mode", ir::kDivides, shape_of<P::DivMode, 2>, lower<lower_div_mode>},

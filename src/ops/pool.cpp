@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ir/faults.h"
 #include "ops/norm.h"
 #include "ops/view.h"
 
@@ -377,7 +378,7 @@ const OpRow kRows[] = {
     {"aten::max_pool2d_with_indices", 0, shape_max_pool2d, lower<lower_max_pool<2>>},
     {"aten::max_pool3d_with_indices", 0, nullptr, lower<lower_max_pool<3>>},
     {"aten::max_pool2d", 0, nullptr, lower<lower_max_pool<2>>},
-    {"aten::max_pool1d", ir::kGivesContiguous, nullptr, lower<lower_max_pool<1>>},
+    {"aten::max_pool1d", ir::kGivesContiguous, shape_max_pool1d, lower<lower_max_pool<1>>},
     {"aten::max_pool1d_with_indices", 0, nullptr, lower<lower_max_pool<1>>},
     {"aten::avg_pool1d", 0, nullptr, lower<lower_avg_pool<1>>},
     {"aten::avg_pool2d", 0, shape_avg_pool2d, lower<lower_avg_pool<2>>},
@@ -386,14 +387,33 @@ const OpRow kRows[] = {
     {"aten::adaptive_avg_pool2d", 0, nullptr, lower<lower_adaptive_avg<2>>},
     {"aten::_adaptive_avg_pool2d", 0, shape_adaptive_avg_pool2d, lower<lower_adaptive_avg<2>>},
     {"aten::_adaptive_avg_pool3d", 0, nullptr, lower<lower_adaptive_avg<3>>},
-    {"aten::upsample_nearest1d", 0, nullptr, lower<lower_nearest<1, false>>},
-    {"aten::upsample_nearest2d", 0, shape_upsample2d, lower<lower_nearest<2, false>>},
-    {"aten::upsample_nearest3d", 0, nullptr, lower<lower_nearest<3, false>>},
+    {"aten::adaptive_max_pool2d", ir::kFaults, shape_adaptive_max_pool2d, nullptr},
+    {"aten::upsample_nearest1d", 0, shape_upsample, lower<lower_nearest<1, false>>},
+    {"aten::upsample_nearest2d", 0, shape_upsample, lower<lower_nearest<2, false>>},
+    {"aten::upsample_nearest3d", 0, shape_upsample, lower<lower_nearest<3, false>>},
     {"aten::upsample_nearest2d.vec", 0, nullptr, lower<lower_nearest<2, true>>},
-    {"aten::upsample_linear1d", 0, nullptr, lower<lower_linear<1, false>>},
-    {"aten::upsample_bilinear2d", 0, shape_upsample2d, lower<lower_linear<2, false>>},
+    {"aten::upsample_linear1d", 0, shape_upsample, lower<lower_linear<1, false>>},
+    {"aten::upsample_bilinear2d", 0, shape_upsample, lower<lower_linear<2, false>>},
     {"aten::upsample_bilinear2d.vec", 0, nullptr, lower<lower_linear<2, true>>},
-    {"aten::upsample_trilinear3d", 0, nullptr, lower<lower_linear<3, false>>},
+    {"aten::upsample_trilinear3d", 0, shape_upsample, lower<lower_linear<3, false>>},
+    {"aten::upsample_bicubic2d", ir::kFaults, shape_upsample, nullptr},
+    {"aten::_upsample_nearest_exact1d", ir::kFaults, shape_upsample, nullptr},
+    {"aten::_upsample_nearest_exact2d", ir::kFaults, shape_upsample, nullptr},
+    {"aten::_upsample_nearest_exact3d", ir::kFaults, shape_upsample, nullptr},
+    {"aten::_upsample_bilinear2d_aa", ir::kFaults, shape_upsample, nullptr},
+    {"aten::_upsample_bicubic2d_aa", ir::kFaults, shape_upsample, nullptr},
+    {"aten::upsample_nearest1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_nearest2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_nearest3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_linear1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_bilinear2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_trilinear3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_bicubic2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_nearest_exact1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_nearest_exact2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_nearest_exact3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_bilinear2d_aa_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_bicubic2d_aa_backward", ir::kFaults, shape_upsample_backward, nullptr},
 };
 
 }  // namespace

@@ -15,8 +15,11 @@ Int window_numel(const Index& o, const Dims& sizes, const std::vector<int64_t>& 
                  const std::vector<int64_t>& kernel, bool include_pad);
 
 Shape shape_max_pool2d(sym::Context&, ArgSpan);
+Shape shape_max_pool1d(sym::Context&, ArgSpan);  // as its kernel without indices gives it
+Shape shape_adaptive_max_pool2d(sym::Context&, ArgSpan);
 Shape shape_avg_pool2d(sym::Context&, ArgSpan);
 Shape shape_adaptive_avg_pool2d(sym::Context&, ArgSpan);
-Shape shape_upsample2d(sym::Context&, ArgSpan);
+Shape shape_upsample(sym::Context&, ArgSpan);  // to one size for each dim but two
+Shape shape_upsample_backward(sym::Context&, ArgSpan);
 
 }  // namespace vitrify::ops

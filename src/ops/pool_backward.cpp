@@ -1,4 +1,5 @@
 // Gradients of pooling. Each element of the input asks the windows that reach it, in their order, so that nothing is added atomically.
+#include "ir/faults.h"
 #include "ops/gradient_shapes.h"
 #include "ops/norm.h"
 #include "ops/pool.h"
@@ -138,6 +139,7 @@ const OpRow kRows[] = {
     {"aten::max_pool3d_with_indices_backward", 0, nullptr, lower<lower_max_pool_backward<3>>},
     {"aten::avg_pool2d_backward", 0, shape_pool_backward, lower<lower_avg_pool_backward<2>>},
     {"aten::avg_pool3d_backward", 0, nullptr, lower<lower_avg_pool_backward<3>>},
+    {"aten::adaptive_max_pool2d_backward", ir::kFaults, shape_pool_backward, nullptr},
     {"aten::_adaptive_avg_pool2d_backward", 0, shape_pool_backward, lower<lower_adaptive_avg_backward<2>>},
     {"aten::_adaptive_avg_pool3d_backward", 0, nullptr, lower<lower_adaptive_avg_backward<3>>},
 };

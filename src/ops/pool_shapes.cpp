@@ -54,6 +54,31 @@ Shape shape_max_pool2d(sym::Context& ctx, ArgSpan args) {
   if (!kernel || !dilation) return {};
   return pool2d(ctx, args, *kernel, 2, 3, *dilation, bool_arg(args, 5), true);
 }
+Shape shape_max_pool1d(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  const auto number = [&](size_t i, std::optional<int64_t> if_empty) -> std::optional<int64_t> {
+    auto* l = i < args.size() ? std::get_if<std::vector<Int>>(&args[i]) : nullptr;
+    if (!l || l->size() > 1 || (l->size() == 1 && !(*l)[0].is_const())) return std::nullopt;
+    return l->empty() ? if_empty : (*l)[0].value();
+  };
+  const auto kernel = number(1, {}), stride = number(2, kernel), pad = number(3, {}), dilation = number(4, {});
+  if (!x || (x->sizes.size() != 2 && x->sizes.size() != 3) || !is_float(x->dtype) || !kernel || !stride || !pad || !dilation) return {};
+  Dims sizes = x->sizes;
+  for (auto& s : sizes)
+    if (ctx.guard_eq(s, 0)) return {};
+  const auto length = pooled(ctx, sizes.back(), *kernel, *pad, *stride, *dilation, bool_arg(args, 5));
+  if (!length) return {};
+  sizes.back() = *length;
+  return one(contiguous_type(x->dtype, x->device, sizes));
+}
+Shape shape_adaptive_max_pool2d(sym::Context& ctx, ArgSpan args) {
+  auto r = shape_adaptive_avg_pool2d(ctx, args);
+  if (!r || ctx.guard_eq(r->front().sizes[0], 0)) return {};
+  TensorType indices = r->front();
+  indices.dtype = DType::I64;
+  r->push_back(indices);
+  return r;
+}
 Shape shape_avg_pool2d(sym::Context& ctx, ArgSpan args) {
   auto kernel = pair_arg(ctx, args, 1, {});
   if (!kernel) return {};
@@ -71,18 +96,28 @@ Shape shape_adaptive_avg_pool2d(sym::Context& ctx, ArgSpan args) {
   t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);
   return one(t);
 }
-Shape shape_upsample2d(sym::Context& ctx, ArgSpan args) {
+Shape shape_upsample(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* o = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
-  if (!x || !o || o->size() != 2 || x->sizes.size() != 4 || !is_native(x->dtype) || x->device.kind != DeviceKind::CPU) return {};
-  Dims sizes{x->sizes[0], x->sizes[1], (*o)[0], (*o)[1]};
+  if (!x || !o || o->empty() || x->sizes.size() != o->size() + 2 || !is_native(x->dtype) || x->device.kind != DeviceKind::CPU) return {};
+  Dims sizes{x->sizes[0], x->sizes[1]};
+  sizes.insert(sizes.end(), o->begin(), o->end());
   for (auto& s : sizes)
     if (ctx.guard_le(s, 0)) return {};
   for (auto& s : x->sizes)
     if (ctx.guard_eq(s, 0)) return {};
-  TensorType t = contiguous_type(x->dtype, x->device, sizes);
-  t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);
-  return one(t);
+  return like_image(ctx, *x, sizes);
+}
+Shape shape_upsample_backward(sym::Context& ctx, ArgSpan args) {  // gradient, output_size, input_size
+  const TensorType* g = tensor_arg(args, 0);
+  auto list = [&](size_t i) { return i < args.size() ? std::get_if<std::vector<Int>>(&args[i]) : nullptr; };
+  auto *out = list(1), *in = list(2);
+  if (!g || !out || !in || out->empty() || g->sizes.size() != out->size() + 2 || in->size() != g->sizes.size() || !is_float(g->dtype) ||
+      g->device.kind != DeviceKind::CPU)
+    return {};
+  for (size_t d = 0; d < in->size(); ++d)
+    if (ctx.guard_le((*in)[d], 0) || !ctx.guard_eq(g->sizes[d], d < 2 ? (*in)[d] : (*out)[d - 2])) return {};
+  return like_image(ctx, *g, Dims(in->begin(), in->end()));
 }
 
 }  // namespace vitrify::ops

@@ -294,6 +294,12 @@ Shape shape_of(sym::Context& ctx, ArgSpan args) {
   return reduction_shape(ctx, args, rule, dims_at, keep_at, dtype_at, results);
 }
 
+Shape shape_logsumexp(sym::Context& ctx, ArgSpan args) {
+  auto* dims = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
+  if (dims && dims->empty()) return {};  // eager raises, of what has dims
+  return shape_of<R::Float, 1, 2>(ctx, args);
+}
+
 constexpr AccumKind Sum = AccumKind::Sum, Prod = AccumKind::Prod, Max = AccumKind::Max, Min = AccumKind::Min;
 
 const OpRow kRows[] = {
@@ -326,7 +332,7 @@ const OpRow kRows[] = {
     {"aten::norm.ScalarOpt_dim", 0, shape_of<R::Float, 2, 3>, lower<lower_norm_dim>},
     {"aten::norm.ScalarOpt_dim_dtype", 0, nullptr, lower<lower_norm_dim>},
     {"aten::norm.Scalar", 0, shape_of<R::Float, 99, 99>, lower<lower_norm_all>},
-    {"aten::logsumexp", ir::kNamesDims, nullptr, lower<lower_logsumexp>},
+    {"aten::logsumexp", ir::kNamesDims, shape_logsumexp, lower<lower_logsumexp>},
     {"aten::count_nonzero.dim_IntList", 0, nullptr, lower<lower_count_nonzero>},
     {"aten::count_nonzero", 0, nullptr, lower<lower_count_nonzero>},
 };

@@ -317,7 +317,7 @@ const OpRow kRows[] = {
     {"aten::view", V, shape_view, lower<lower_reshape>},
     {"aten::reshape", 0, nullptr, lower<lower_reshape>},
     {"aten::_unsafe_view", 0, shape_unsafe_view, lower<lower_reshape>},
-    {"aten::_reshape_alias", V, nullptr, lower<lower_reshape>},
+    {"aten::_reshape_alias", V, shape_as_strided, lower<lower_reshape>},
     {"aten::_reshape_copy", 0, nullptr, lower<lower_reshape>},
     {"aten::view_copy", 0, nullptr, lower<lower_reshape>},
     {"aten::view.dtype", V, nullptr, lower<lower_reshape>},
@@ -377,8 +377,8 @@ const OpRow kRows[] = {
     {"aten::diagonal_backward", 0, shape_backward_of_view, lower<lower_diagonal_backward>},
     {"aten::as_strided", V, shape_as_strided, lower<lower_as_strided>},
     {"aten::as_strided_scatter", 0, nullptr, lower<lower_as_strided_scatter>},
-    {"aten::view_as_real", V, nullptr, nullptr},
-    {"aten::view_as_complex", V, nullptr, nullptr},
+    {"aten::view_as_real", V, shape_view_as_real, nullptr},
+    {"aten::view_as_complex", V, shape_view_as_complex, nullptr},
 };
 
 }  // namespace

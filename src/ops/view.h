@@ -23,6 +23,8 @@ Shape shape_slice(sym::Context&, ArgSpan);
 Shape shape_select(sym::Context&, ArgSpan);
 Shape shape_unfold(sym::Context&, ArgSpan);
 Shape shape_as_strided(sym::Context&, ArgSpan);
+Shape shape_view_as_real(sym::Context&, ArgSpan);
+Shape shape_view_as_complex(sym::Context&, ArgSpan);
 Shape shape_diagonal(sym::Context&, ArgSpan);
 Shape shape_flip(sym::Context&, ArgSpan);
 Shape shape_split(sym::Context&, ArgSpan);

@@ -115,6 +115,29 @@ Shape shape_as_strided(sym::Context&, ArgSpan args) {
   t.strides.assign(stride->begin(), stride->end());
   return one(t);
 }
+Shape shape_view_as_real(sym::Context&, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || (x->dtype != DType::C64 && x->dtype != DType::C128)) return {};
+  TensorType t = plain(*x);
+  t.dtype = x->dtype == DType::C64 ? DType::F32 : DType::F64;
+  for (Int& s : t.strides) s = s * 2;
+  t.sizes.push_back(Int(2)), t.strides.push_back(Int(1));
+  return one(t);
+}
+Shape shape_view_as_complex(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = tensor_arg(args, 0);
+  if (!x || x->sizes.empty() || (x->dtype != DType::F32 && x->dtype != DType::F64) || !ctx.guard_eq(x->sizes.back(), 2) ||
+      !ctx.guard_eq(x->strides.back(), 1))
+    return {};
+  TensorType t = plain(*x);
+  t.dtype = x->dtype == DType::F32 ? DType::C64 : DType::C128;
+  t.sizes.pop_back(), t.strides.pop_back();
+  for (Int& s : t.strides) {
+    if (!ctx.guard_eq(sym::mod(s, 2), 0)) return {};
+    s = sym::floordiv(s, 2);
+  }
+  return one(t);
+}
 Shape shape_expand(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   auto* size = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;

@@ -10,6 +10,7 @@
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
 #include "torch/bits.h"
+#include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
@@ -80,12 +81,23 @@ bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue
   });
   return needed && !seen;
 }
-bool is_random_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
+// Attention and recurrent layers draw only where they drop something.
+bool drops_nothing(const capture::OpInfo& info, const std::vector<Arg>& args) {
+  const bool attention = info.name.find("scaled_dot_product") != std::string::npos;
+  bool known = false, drops = false, trains = true;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& name = info.op.schema().arguments()[i].name();
+    if (name == (attention ? "dropout_p" : "dropout")) known = true, drops = std::get<double>(args[i]) != 0;
+    if (name == "train" && !attention) trains = std::get<bool>(args[i]);
+  }
+  return known && !(drops && trains);
+}
 
 }  // namespace
 
 void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = ops.get(op);
+  const bool whole = capture::stays_whole() && has_rule(info, last(*stack, info.args.size()));
   if (const void* hooks = in_backward ? nullptr : capture::hooks_on_saved(); hooks && hooks != outer_hooks)
     hooked.insert(at::sequence_number::peek() - 1);  // of the node that autograd has just made for it
   at::sequence_number::get_and_increment();          // free numbers between autograd's: see in_turn
@@ -93,7 +105,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   try {
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on an inference tensor that needs gradients", info.name));
-    if (info.kind == OpKind::Composite) {
+    if (info.kind == OpKind::Composite && !whole) {
       decompose(info, stack);
       return;
     }
@@ -237,13 +249,7 @@ std::string Tracer::Impl::state_key() const {
 
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
-  if ((flags & ir::kRandom) && is_random_attention(info.name)) {
-    // Attention draws only when its dropout probability is not zero.
-    bool draws = false;
-    for (size_t i = 0; i < args.size(); ++i)
-      if (info.op.schema().arguments()[i].name() == "dropout_p") draws = std::get<double>(args[i]) != 0;
-    if (!draws) flags &= ~ir::kRandom;
-  }
+  if ((flags & ir::kRandom) && drops_nothing(info, args)) flags &= ~ir::kRandom;
   std::string state;
   if (flags & ir::kRandom) {
     state = state_key();
@@ -282,6 +288,10 @@ std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IV
   auto resolve = [this](const at::Tensor& t) { return value_of_tensor(t); };
   for (size_t i = 0; i < args.size(); ++i) r.push_back(to_arg(*graph, args[i], info.args[i], resolve));
   return r;
+}
+
+bool Tracer::Impl::has_rule(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  return info.row && info.row->shape && info.row->shape(graph->ctx(), convert_args(info, args));
 }
 
 // The op's Meta kernel on tensors of the same metadata; `device`: where the results live.
@@ -419,7 +429,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         throw NoMeta(fmt::format("reads a tensor's value: {}", info.name));
       const bool asks = !ruled && asks_kernel(info, converted);
       try {
-        asked = hides_sizes(info.name) || asks;
+        asked = hides_sizes(info.name) || asks || info.kind == OpKind::Composite;
         call.metas = run_meta(info, args, &device, !ruled, asked);
       } catch (const CaptureError&) {
         throw;

@@ -3,7 +3,9 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <unordered_set>
 
+#include "ops/shapes.h"
 #include "sym/known.h"
 #include "torch/composites.h"
 #include "torch/convert.h"
@@ -47,6 +49,34 @@ at::Tensor find_offset(View& v) {
   const at::Tensor t = results.at(static_cast<size_t>(std::max(v.step.result, 0)));
   v.offset = t.storage_offset();
   return t;
+}
+
+// Where in its memory it begins, as far as that follows from the steps that lead there.
+std::optional<sym::Int> place_of(const View& v) {
+  if (!v.parent) return sym::Int(v.offset);
+  const auto of = place_of(*v.parent);
+  if (!of || !v.step.op) return of;
+  static const std::unordered_set<std::string_view> stays{
+      "aten::alias",   "aten::detach", "aten::view",       "aten::_unsafe_view", "aten::_reshape_alias", "aten::transpose.int",
+      "aten::permute", "aten::t",      "aten::unsqueeze",  "aten::squeeze",      "aten::squeeze.dim",    "aten::squeeze.dims",
+      "aten::expand",  "aten::unfold", "aten::transpose_", "aten::t_",           "aten::unsqueeze_",     "aten::squeeze_"};
+  if (stays.contains(v.step.op->name)) return of;
+  if (v.step.op->name == "aten::view_as_real") return *of * 2;
+  const bool slice = v.step.op->name == "aten::slice.Tensor";
+  const std::vector<c10::IValue>& args = v.step.args;
+  if ((!slice && v.step.op->name != "aten::select.int") || !args[0].isInt()) return std::nullopt;
+  const ir::TensorType& type = v.parent->type;
+  const auto d = static_cast<size_t>(c10::maybe_wrap_dim(args[0].toInt(), static_cast<int64_t>(type.dim())));
+  sym::Context& ctx = *v.storage->ctx;
+  const auto number = [](const c10::IValue& i, sym::Int otherwise) {
+    return i.isNone() ? otherwise : i.isSymInt() ? from_sym_int(i.toSymInt()) : sym::Int(i.toInt());
+  };
+  sym::Int at = number(args[1], 0);
+  if (slice)
+    ops::size_of_slice(ctx, type.sizes[d], at, number(args[2], type.sizes[d]), number(args[3], 1));
+  else if (ctx.guard_lt(at, 0))
+    at = at + type.sizes[d];
+  return *of + at * type.strides[d];
 }
 
 }  // namespace
@@ -93,7 +123,16 @@ void FakeImpl::specialize() const {
   for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
 }
 
+std::optional<sym::Int> FakeImpl::place() const {
+  const auto p = place_of(*view);
+  return p && value_of(*p) == now().view->offset ? p : std::nullopt;
+}
+
 void FakeImpl::specialize_offset() const {
+  if (const auto p = place()) {
+    view->storage->ctx->specialize(*p);
+    return;
+  }
   for (const View* v = view.get(); v->parent; v = v->parent.get()) {
     bool from_end = v->step.result >= 0;  // places that count from the end, and the parts of a split, follow from the size
     for (const c10::IValue& a : v->step.args) {
@@ -124,6 +163,10 @@ int64_t FakeImpl::numel_custom() const {
 int64_t FakeImpl::storage_offset_custom() const {
   specialize_offset();
   return now().view->offset;
+}
+c10::SymInt FakeImpl::sym_storage_offset_custom() const {
+  const auto p = place();
+  return p ? to_sym_int(view->storage->ctx, *p) : c10::SymInt(storage_offset_custom());
 }
 c10::SymInt FakeImpl::sym_size_custom(int64_t d) const { return sym_sizes_[c10::maybe_wrap_dim(d, sizes_default().size())]; }
 c10::SymInt FakeImpl::sym_numel_custom() const { return to_sym_int(view->storage->ctx, view->type.numel()); }

@@ -88,7 +88,7 @@ class FakeImpl final : public c10::TensorImpl {
   c10::SymInt sym_size_custom(int64_t d) const override;
   c10::SymInt sym_numel_custom() const override;
   int64_t storage_offset_custom() const override;
-  c10::SymInt sym_storage_offset_custom() const override { return storage_offset_custom(); }
+  c10::SymInt sym_storage_offset_custom() const override;
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat) const override;
   c10::SymBool sym_is_non_overlapping_and_dense_custom() const override { return now().is_non_overlapping_and_dense_default(); }
 
@@ -99,6 +99,7 @@ class FakeImpl final : public c10::TensorImpl {
   std::shared_ptr<View> view;
 
  private:
+  std::optional<sym::Int> place() const;  // where in its memory it begins, where that follows from sizes
   void set_hints();
   const FakeImpl& now() const;  // the same, with hints as they are
   uint64_t hinted_ = 0;

@@ -184,6 +184,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     Types types;          // flattened tensor results
     compat::Stack metas;  // filled by the Meta path
   };
+  bool has_rule(const OpInfo&, c10::ArrayRef<c10::IValue>);  // that says what the op gives for these
   std::vector<ir::Arg> convert_args(const OpInfo&, c10::ArrayRef<c10::IValue>);
   // Symbols at their hints; with `specialize` the result may depend on those, so they are guarded.
   compat::Stack run_meta(const OpInfo&, c10::ArrayRef<c10::IValue>, c10::Device* result_device, bool specialize, bool real = false);

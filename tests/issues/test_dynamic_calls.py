@@ -1,0 +1,161 @@
+"""Ops that stay calls, or that ATen takes apart by sizes as numbers, under sizes that change: few plans serve many sizes."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+N = (5, 6, 7, 9, 12, 15, 20, 31, 33, 40, 41, 64)
+T = torch.float64
+K = torch.randn(4, 3, 3, dtype=T)
+B = torch.randn(4, 3, 3, dtype=T)
+EDGES = torch.tensor([-0.5, 0.0, 0.5], dtype=T)
+
+
+def rows(n):
+    return (2, n, 3)
+
+
+def lines(n):
+    return (2, 3, n)
+
+
+def image(n):
+    return (2, 3, n, n + 2)
+
+
+def interpolate(**how):
+    return lambda x: F.interpolate(x, **how)
+
+
+def mod(n, classes):
+    return torch.arange(n) % classes
+
+
+# What is called, the sizes of its argument, and how many plans may serve them: the first size has one of its own; ATen's kernels change what they do
+# at some sizes.
+CASES = {
+    "logsumexp": (lambda x: x.logsumexp(1), rows, 2),
+    "logsumexp that keeps dims": (lambda x: x.logsumexp((0, 1), True), rows, 2),
+    "logcumsumexp": (lambda x: x.logcumsumexp(1), rows, 2),
+    "median": (lambda x: x.median(1)[0], rows, 2),
+    "median of all": (lambda x: x.median(), rows, 2),
+    "nanmedian": (lambda x: x.nanmedian(1, True)[0], rows, 2),
+    "quantile": (lambda x: x.quantile(.3, 1), rows, 2),
+    "quantiles": (lambda x: x.quantile(torch.tensor([.2, .7], dtype=T), 1, True), rows, 2),
+    "quantile of all": (lambda x: x.quantile(.3), rows, 2),
+    "nanquantile": (lambda x: x.nanquantile(.3, 2, interpolation="nearest"), rows, 2),
+    "searchsorted": (lambda x: torch.searchsorted(x.detach().sort(-1)[0], x.detach().flip(-1)), lines, 2),
+    "bucketize": (lambda x: torch.bucketize(x.detach(), EDGES, out_int32=True), rows, 2),
+    "bucketize by many": (lambda x: torch.bucketize(EDGES, x.detach()[0, :, 0].sort()[0]), rows, 2),
+    "one_hot": (lambda x: F.one_hot(mod(x.shape[1], 3), 3), rows, 2),
+    "nearest": (interpolate(scale_factor=2), lines, 2),
+    "nearest by 1.5": (interpolate(scale_factor=1.5), lines, 2),
+    "nearest to a size": (lambda x: F.interpolate(x, x.shape[2] + 3), lines, 2),
+    "nearest exact": (interpolate(scale_factor=2, mode="nearest-exact"), lines, 2),
+    "linear": (interpolate(scale_factor=2, mode="linear"), lines, 2),
+    "linear of what is transposed": (lambda x: F.interpolate(x.mT, scale_factor=2, mode="linear"), rows, 2),
+    "bilinear": (interpolate(scale_factor=(2, .5), mode="bilinear", align_corners=True), image, 2),
+    "bilinear smoothed": (interpolate(scale_factor=.5, mode="bilinear", antialias=True), image, 2),
+    "bicubic": (interpolate(scale_factor=2, mode="bicubic"), image, 2),
+    "bicubic of channels last": (lambda x: F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2, mode="bicubic"), lambda n: (2, n, n + 2, 3), 2),
+    "nearest of an image": (interpolate(scale_factor=2), image, 2),
+    "trilinear": (interpolate(scale_factor=2, mode="trilinear"), lambda n: (1, 2, 3, n % 13 + 2, 4), 2),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 2), lines, 2),
+    "max_pool1d of what is transposed": (lambda x: F.max_pool1d(x.mT, 3, 2, 1), rows, 2),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x, 2), lines, 2),
+    "avg_pool1d of what is transposed": (lambda x: F.avg_pool1d(x.mT, 3, 2, 1), rows, 2),
+    "avg_pool1d of a slice": (lambda x: F.avg_pool1d(x[:, 1:], 2), lines, 2),
+    "adaptive_avg_pool1d": (lambda x: F.adaptive_avg_pool1d(x, 2), lines, 2),
+    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 2), lines, 2),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, (2, 3)), image, 2),
+    "unfold": (lambda x: x.unfold(1, 2, 1), rows, 2),
+    "unfold by more": (lambda x: x.unfold(1, 3, 2), rows, 2),
+    "F.unfold": (lambda x: F.unfold(x, 2), image, 2),
+    "F.unfold with gaps": (lambda x: F.unfold(x, (2, 3), (1, 2), 1, 2), image, 3),
+    "F.fold": (lambda x: F.fold(F.unfold(x, 2), x.shape[2:], 2), image, 2),
+    "rfft": (lambda x: torch.view_as_real(torch.fft.rfft(x, dim=1)), rows, 2),
+    "rfft2": (lambda x: torch.view_as_real(torch.fft.rfft2(x)), rows, 2),
+    "irfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1), rows, 2),
+    "irfft2": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[1:]), rows, 2),
+    "fft": (lambda x: torch.view_as_real(torch.fft.fft(x, dim=1)), rows, 2),
+    "fft2": (lambda x: torch.view_as_real(torch.fft.fft2(torch.complex(x, x))), rows, 2),
+    "ifft": (lambda x: torch.view_as_real(torch.fft.ifft(torch.complex(x, x), dim=1)), rows, 2),
+    "magnitudes": (lambda x: torch.fft.rfft(x, dim=1).abs(), rows, 2),
+    "a filter": (lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2j + 1, n=x.shape[1], dim=1), rows, 2),
+    "cdist": (lambda x: torch.cdist(x, x.flip(1)), rows, 3),
+    "cdist of order 1": (lambda x: torch.cdist(x, x[:, :2], 1.0), rows, 2),
+    "kron": (lambda x: torch.kron(x[0], EDGES[None]), rows, 2),
+    "bilinear form": (lambda x: F.bilinear(x, x.flip(1), B), rows, 2),
+    "inner": (lambda x: torch.inner(x, x[:1]), rows, 2),
+    "arange downwards": (lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -1)], rows, 2),
+    "conv1d": (lambda x: F.conv1d(x, K), lines, 2),
+    "conv1d of what is transposed": (lambda x: F.conv1d(x.mT, K), rows, 2),
+    "conv_transpose1d": (lambda x: F.conv_transpose1d(x, K.mT.permute(2, 1, 0)), lambda n: (2, 3, n), 2),
+    "pad": (lambda x: F.pad(x, (0, 0, 1, 2)), rows, 2),
+    "pad that cuts": (lambda x: F.pad(x, (0, 0, -1, 0)), rows, 2),
+    "reflect": (lambda x: F.pad(x, (1, 1), mode="reflect"), lines, 2),
+    "replicate": (lambda x: F.pad(x, (1, 1), mode="replicate"), lines, 2),
+    "prelu": (lambda x: F.prelu(x, EDGES[2:]), rows, 2),
+    "glu": (lambda x: F.glu(x, 1), lambda n: (2, 2 * n, 3), 2),
+    "var": (lambda x: x.var(1), rows, 2),
+    "std": (lambda x: x.std(1), rows, 2),
+    "written in place": (lambda x: (lambda y: (y[:, 1:].add_(x[:, :-1]), y)[1])(x.clone()), rows, 2),
+}
+
+
+@pytest.mark.parametrize("needs", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CASES)
+def test_few_plans(name, needs):
+    f, sizes, plans = CASES[name]
+    program = lambda x: f(x * 2) + 1  # noqa: E731
+    compiled = vitrify.compile(program)
+    before = vitrify.counters["captures"]
+    for n in N:
+        made = torch.randn(sizes(n), dtype=T)
+        results = []
+        for g in (compiled, program):
+            x = made.clone().requires_grad_(needs)
+            out = g(x)
+            if out.requires_grad:
+                out.square().sum().backward()
+            results.append((out, x.grad))
+        torch.testing.assert_close(*results)
+        for a, b in zip(*results):
+            assert (a is None) == (b is None) and (a is None or a.stride() == b.stride())
+    assert vitrify.counters["captures"] - before <= plans
+
+
+@pytest.mark.parametrize("how", [dict(), dict(batch_first=True), dict(num_layers=2, bidirectional=True)], ids=str)
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers(layer, how):
+    m = layer(4, 5, **how)
+
+    def program(x):
+        out, state = m(x * 2)
+        return (out + 1, out, *(state if isinstance(state, tuple) else (state,)))
+    compiled = vitrify.compile(program)
+    before = vitrify.counters["captures"]
+    with torch.no_grad():
+        for n in N:
+            x = torch.randn(2, n, 4) if how.get("batch_first") else torch.randn(n, 2, 4)
+            a, b = compiled(x), program(x)
+            torch.testing.assert_close(a, b)
+            assert [t.stride() for t in a] == [t.stride() for t in b]
+    assert vitrify.counters["captures"] - before <= 2
+
+
+def test_one_hot_of_other_contents():
+    program = lambda x: F.one_hot(x, 9) + 1  # noqa: E731
+    compiled = vitrify.compile(program)
+    before = vitrify.counters["captures"]
+    for n in N:
+        x = torch.randint(0, n % 9 + 1, (n,))
+        torch.testing.assert_close(compiled(x), program(x))
+    assert vitrify.counters["captures"] - before <= 2
+    for wrong in (9, -1):
+        x = torch.tensor([0, 3, wrong])
+        with pytest.raises(RuntimeError) as ours:
+            compiled(x)
+        with pytest.raises(RuntimeError) as eager:
+            program(x)
+        assert str(ours.value) == str(eager.value)
