@@ -60,6 +60,13 @@ Val Body::emit(Instr i, DType result_type) {
   return {this, i.result, result_type};
 }
 
+std::optional<Val> Body::given(int32_t expression, const Index& at) {
+  const auto it = given_.find(expression);
+  if (it == given_.end() || it->second.mask != mask_ || it->second.at != at) return std::nullopt;
+  return Val{this, it->second.id, it->second.type};
+}
+void Body::give(int32_t expression, const Index& at, Val v) { given_.insert_or_assign(expression, Given{at, mask_, v.id, v.type}); }
+
 const Instr* Body::constant_of(Val v) const {
   const Instr& d = instrs[def_[v.id]];
   return d.op == loop::Op::constant ? &d : nullptr;

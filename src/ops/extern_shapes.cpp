@@ -257,6 +257,14 @@ Shape shape_complex_arithmetic(sym::Context& ctx, ArgSpan args, int operands) {
   if ((t != DType::C64 && t != DType::C128) || std::ranges::none_of(types, [&](const TensorType* o) { return o != &number; })) return {};
   return one(elementwise_type(ctx, types, t, t));
 }
+Shape shape_magnitude(sym::Context& ctx, const TensorType& x) {  // as empty_like() lies
+  if (x.device.kind != DeviceKind::CPU) return {};
+  TensorType t = x;
+  t.dtype = real_of(x.dtype);
+  t.wrapped_number = false;
+  t.strides = preserved_strides(ctx, x);
+  return one(t);
+}
 Shape shape_complex(sym::Context& ctx, ArgSpan args) {  // real, imag
   const TensorType *real = float_on_cpu(args, 0), *imag = float_on_cpu(args, 1);
   if (!real || !imag || real->dtype != imag->dtype || (real->dtype != DType::F32 && real->dtype != DType::F64)) return {};

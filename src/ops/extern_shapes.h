@@ -25,12 +25,11 @@ Shape complex_or(sym::Context& ctx, ArgSpan args) {
   if (auto r = shape_complex_arithmetic(ctx, args, operands)) return r;
   return of_others(ctx, args);
 }
+Shape shape_magnitude(sym::Context&, const TensorType&);
 template <ShapeFn of_others>
 Shape magnitude_or(sym::Context& ctx, ArgSpan args) {
-  auto r = shape_complex_arithmetic(ctx, args, 1);
-  if (!r) return of_others(ctx, args);
-  r->front().dtype = r->front().dtype == DType::C64 ? DType::F32 : DType::F64;
-  return r;
+  const TensorType* x = tensor_arg(args, 0);
+  return x && is_complex(x->dtype) ? shape_magnitude(ctx, *x) : of_others(ctx, args);
 }
 Shape shape_complex(sym::Context&, ArgSpan);
 Shape shape_fft_r2c(sym::Context&, ArgSpan);

@@ -46,10 +46,15 @@ class Body {
   Int checked_index(Val i, Int bound);
   // While a mask is set, loads made through Tensor::at read 0 where it is false and never touch memory there (cat, pad, pooling).
   Val masked(Val mask, const std::function<Val()>& f, Val other);
+  // What an expression gave last, if that was at this index and under the mask of now: it would give the same again, and those that read one
+  // expression twice, one after the other, would be walked as a tree.
+  std::optional<Val> given(int32_t expression, const Index&);
+  void give(int32_t expression, const Index&, Val);
   // Nothing is added from here on: drops what only that needs.
   void close() {
     cse_ = {};
     def_ = {};
+    given_ = {};
   }
 
   std::vector<loop::Instr> instrs;
@@ -64,6 +69,12 @@ class Body {
   const loop::Instr* constant_of(Val) const;  // its defining instruction if it is a constant
   std::unordered_map<uint64_t, std::vector<size_t>> cse_;
   std::vector<size_t> def_;  // instruction that defines each value
+  struct Given {
+    Index at;
+    int32_t mask = loop::kNoValue, id = loop::kNoValue;
+    DType type = DType::F32;
+  };
+  std::unordered_map<int32_t, Given> given_;
 };
 
 Val operator+(Val, Val);

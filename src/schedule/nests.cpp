@@ -97,12 +97,15 @@ Tensor Nests::map(DType dtype, Dims sizes, Elem f, int cost, int reads) {
   t.reads = reads;
   t.at = [this, id](Body& b, const Index& i) {
     if (lazies_[id].realized) return lazies_[id].realized->at(b, i);
+    if (const auto v = b.given(id, i)) return *v;
     deepest_ = std::max(deepest_, ++depth_);
     struct Leave {
       int& depth;
       ~Leave() { --depth; }
     } leave{depth_};
-    return lazies_[id].f(b, i);
+    const Val v = lazies_[id].f(b, i);
+    b.give(id, i, v);
+    return v;
   };
   return t;
 }

@@ -108,6 +108,11 @@ CASES = {
 }
 
 
+# Steps that add nothing to a loop's body, each reading the one before twice.
+CASES["folds"] = (lambda x: chain(lambda m: m & m, 25)(x > 3)), lambda: data(64)
+CASES["folds_masked"] = (lambda x: chain(lambda m: torch.where(m > 0, m, m).maximum(m), 25)(x)), lambda: data(64)
+
+
 def element_writes(x):
     y = x.clone()
     for i in range(300):
