@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,6 +16,7 @@
 #include "support/counters.h"
 #include "support/fault.h"
 #include "torch/compiled.h"
+#include "torch/deregistered.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
 #include "torch/team.h"
@@ -697,6 +699,10 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   }
   // Where it fails, eager starts from the same random state; not where an op has run that must not run twice.
   const uint64_t effects = effects_before_ = effects_begun();
+  if (const uint64_t now = deregistrations(); now != looked_at_) {
+    for (const NodeCall& c : calls_) c.check_registered();
+    looked_at_ = now;
+  }
   std::vector<at::Tensor> states;
   for (const at::Generator& g : generators_) states.push_back(g.get_state());
   const auto put_back = [&] {

@@ -143,6 +143,7 @@ class PlanRun {
 
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<NodeCall> calls_;
+  uint64_t looked_at_ = 0;  // deregistrations, by which none of their ops was gone
   std::shared_ptr<const Originals> originals_;
   uint32_t first_kept_;
   struct Failed {

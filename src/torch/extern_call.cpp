@@ -8,6 +8,8 @@
 
 #include "runtime/extern_table.h"
 #include "support/error.h"
+#include "torch/deregistered.h"
+#include "torch/learned.h"
 #include "torch/versions.h"
 
 namespace vitrify {
@@ -108,7 +110,8 @@ void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vecto
   stack.clear();
 }
 
-NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g) : node_(n), graph_(g), op_(operator_of(n)), kinds_(arg_kinds(op_.schema())) {
+NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g)
+    : node_(n), graph_(g), deregistrations_(deregistrations()), op_(operator_of(n)), kinds_(arg_kinds(op_.schema())) {
   VT_CHECK(n.args.size() == kinds_.size(), "{} has {} arguments, its schema {}", n.op->name, n.args.size(), kinds_.size());
   uint32_t operand = 0;
   arguments_.resize(n.args.size());
@@ -158,6 +161,11 @@ void NodeCall::fill(const at::Tensor* const* operands, std::vector<c10::IValue>&
     uint32_t k = t.operand;
     stack[t.arg] = to_ivalue(graph_, node_.args[t.arg], kinds_[t.arg], [&](const ir::Value&) { return *operands[k++]; });
   }
+}
+
+void NodeCall::check_registered() const {
+  if (is_deregistered_since(node_.op->name, deregistrations_))
+    throw capture::PlanRefused(node_.op->name + " is no longer registered, or another op of that name");
 }
 
 void NodeCall::call_in_place(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const {

@@ -39,6 +39,7 @@ class NodeCall {
 
   // runtime::writes_into_operand lists them.
   bool has_in_place() const { return in_place_.has_value(); }
+  void check_registered() const;  // PlanRefused: a library has taken the op back
   void call_in_place(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const;
 
  private:
@@ -51,6 +52,7 @@ class NodeCall {
   const ir::Node& node_;
   const ir::Graph& graph_;
   void fill(const at::Tensor* const* operands, std::vector<c10::IValue>& stack) const;
+  uint64_t deregistrations_;  // before the op was looked up
   c10::OperatorHandle op_;
   std::optional<c10::OperatorHandle> in_place_;
   std::vector<ArgKind> kinds_;
