@@ -168,7 +168,11 @@ def test_an_interrupt_at_any_time(do, calls):
     after = snapshot(eager, y)
     versions = after["versions"]
     interrupted, tries = 0, 24
-    for n in range(tries):
+    for n in range(10 * tries):  # more, and earlier ones, where the machine was slower when the length was taken
+        if n >= tries and n % tries == 0:
+            length /= 2
+        if n >= tries and interrupted > tries // 3:
+            break
         vitrify.reset()
         for _ in range(calls - 1):
             fresh(ours)
@@ -177,7 +181,7 @@ def test_an_interrupt_at_any_time(do, calls):
         ours.zero_grad(set_to_none=True)
         before = snapshot(ours, x)
         try:
-            with Alarm(max(length * (n + 0.5) / tries, 1e-6)):
+            with Alarm(max(length * (n % tries + 0.5) / tries, 1e-6)):
                 run(compiled, ours, x)
         except KeyboardInterrupt:
             interrupted += 1
