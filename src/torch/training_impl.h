@@ -61,7 +61,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
       reads_state_ = reads_state_ || joint_.tape->steps[i].python;
     }
-    derivative_ = s.backward.graph;
+    derivative_ = s.derivative;
     for (const ir::Node* n : derivative_->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
