@@ -104,9 +104,15 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
 // lead to `t` were made of such a one, or none was.
 std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vector<ResultSpec::ViewOp>& path) {
   const torch::autograd::Node* n = t.grad_fn().get();
+  at::Tensor base = t;
+  if (t.is_view()) base = t._base();
+  const compat::NodePtr whole = torch::autograd::impl::gradient_edge(base).function;
   for (size_t steps = 0; n && steps < path.size(); ++steps) {
-    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n))
-      return path[path.size() - 1 - steps].op == "aten::as_strided" ? std::nullopt : std::optional(steps);
+    const std::string& op = path[path.size() - 1 - steps].op;
+    // The program's own as_strided() of all that a view is was recorded as an alias of that view.
+    const bool own = op == "aten::alias" && n->num_outputs() == 1 && n->next_edge(0).function != whole;
+    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n) && !own)
+      return op == "aten::as_strided" ? std::nullopt : std::optional(steps);
     n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
   }
   return {};
