@@ -150,25 +150,27 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
-    if (const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt; since) {
+    const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt;
+    bool chained = false;
+    size_t steps = 1;
+    const View* p = as_fake(fakes[i])->view->parent.get();
+    for (; p && steps < r.path.size() && steps <= since.value_or(steps); p = p->parent.get(), ++steps) {
+      const auto it = views.find(p);
+      if (it == views.end() || results[it->second].path.empty() || !made_from(fakes[i], fakes[it->second], steps)) continue;
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = it->second;
+      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
+      chained = true;
+      break;
+    }
+    if (since && !chained) {
       const View* whole = &v;
       for (size_t s = 0; s < *since; ++s) whole = whole->parent.get();
       if (capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
         r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(*since));
         r.path.insert(r.path.begin(),
                       {"aten::as_strided", {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset}});
-        continue;
       }
-    }
-    size_t steps = 1;
-    const View* p = as_fake(fakes[i])->view->parent.get();
-    for (; p && steps < r.path.size(); p = p->parent.get(), ++steps) {
-      const auto it = views.find(p);
-      if (it == views.end() || results[it->second].path.empty() || !made_from(fakes[i], fakes[it->second], steps)) continue;
-      r.kind = ResultSpec::Kind::ViewOfValue;
-      r.index = it->second;
-      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
-      break;
     }
   }
   std::ranges::sort(turns);

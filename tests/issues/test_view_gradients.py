@@ -187,9 +187,11 @@ def test_gradients_without_elements_that_need_some(shape):
     lambda x: (lambda y: (lambda v: (v, v.as_strided(v.shape, v.stride()), y))(y.view(-1)))(x * 2),
     lambda x: (lambda v: (v, v.as_strided(v.shape, v.stride())))((x * 2).view(-1)),
     lambda x: (lambda v: (v, v.as_strided(v.shape, v.stride()).view(2, 4).t(), x.exp()))((x * 2).t()),
-], ids=["with its base", "without", "behind"])
+    lambda x: (lambda y: (lambda v: (y.add_(1), v, v.as_strided(v.shape, v.stride()))[1:])(y.view(-1)))(x * 2),
+    lambda x: (lambda y: (lambda v: (y.add_(1), v, v.view(2, 4), v[1:])[1:])(y.view(-1)))(x * 2),
+], ids=["with its base", "without", "behind", "written", "written, other views"])
 def test_hooks_of_a_view_whose_whole_memory_is_viewed(fn):
-    """The gradient of as_strided() of all of a view goes through that view."""
+    """The gradient of as_strided() of all of a view goes through that view, as do those of its views where it was made again after a write."""
     runs = []
     for f in (fn, vitrify.compile(fn, fullgraph=True)):
         x, seen = torch.ones(4, 2, requires_grad=True), []
