@@ -26,13 +26,6 @@ std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
   return results;
 }
 
-// In whatever strides what it begins with comes.
-bool any_strides(const std::vector<ResultSpec::ViewOp>& path) {
-  return std::ranges::none_of(path, [](const ResultSpec::ViewOp& v) {
-    return v.op.find("view") != std::string::npos || v.op == "aten::_reshape_alias" || v.op == "aten::as_strided";
-  });
-}
-
 // The others are tangents or their views, as eager's are: what is done to the one is done to the other.
 class OfTangents {
  public:

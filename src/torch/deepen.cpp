@@ -5,9 +5,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <list>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "support/budget.h"
+#include "torch/derivatives.h"
 #include "torch/old_versions.h"
 #include "torch/overlap.h"
 #include "torch/slice.h"
@@ -49,6 +51,21 @@ std::string refusal_behind(const Edge& from) {
       if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
   }
   return {};
+}
+
+// It is `of` itself, or a view of it by views that can be made again, which is all of its history.
+bool is_view_of(const at::Tensor& t, const at::Tensor& of) {
+  const FakeImpl *view = as_fake(t), *from = as_fake(of);
+  if (t.is_same(of)) return true;
+  if (view->view->storage != from->view->storage || t.requires_grad() != of.requires_grad()) return false;
+  for (const capture::View* at = view->view.get(); at != from->view.get(); at = at->parent.get())
+    if (!at || at->in_place || !at->parent || !std::ranges::all_of(at->step.args, [](const c10::IValue& a) { return capture::is_static(a); }))
+      return false;
+  if (view->view == from->view || !t.requires_grad()) return view->view != from->view;
+  const compat::NodePtr end = torch::autograd::impl::gradient_edge(of).function;
+  for (compat::NodePtr n = t.grad_fn(); n != end; n = n->next_edge(0).function)
+    if (!n || capture::of_python(*n) || n->num_outputs() != 1) return false;
+  return true;
 }
 
 // For a backward, placeholders need gradients where what they stand for does by then.
@@ -212,14 +229,24 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
         if (how[k].stops) results[results.size() - below.places() + k] = grads[i++];
     }
     std::vector<std::pair<uint32_t, at::Tensor>> roots;
+    std::unordered_map<const c10::TensorImpl*, uint32_t> made;
+    auto owners = m.output_roots;
     for (const at::Tensor& t : results) {
       ResultSpec r;
       r.kind = ResultSpec::Kind::Undefined;
       if (t.defined()) {
         at::Tensor root = m.fake_of(t);
         capture::View& v = *as_fake(root)->view;
+        const auto tangent = std::ranges::find_if(tangents, [&](const at::Tensor& of) { return of.defined() && is_view_of(root, of); });
         Value value;
-        if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of
+        if (const auto same = made.find(t.unsafeGetTensorImpl()); same != made.end()) {
+          r = j.program.results[same->second];
+          if (!r.path.empty()) r = {.kind = ResultSpec::Kind::ViewOfValue, .index = same->second};
+        } else if (tangent != tangents.end()) {  // the caller's own, or a view of it
+          r.path = m.path_of(v);
+          r.kind = r.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
+          r.index = j.place_of(given[static_cast<size_t>(tangent - tangents.begin())]);
+        } else if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of
           if (!v.parent) fail("a gradient is a conjugate or negative view of nothing");
           r.path = m.path_of(v);
           if (v.storage->input >= 0) {
@@ -237,11 +264,11 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
           value = m.read(v);
         }
         if (value) {
-          auto owners = m.output_roots;
           r.index = static_cast<uint32_t>(j.outputs.size());
           if (root.requires_grad()) roots.emplace_back(r.index, root);
           j.outputs.push_back(m.own_storage(value, v.storage.get(), owners));
         }
+        made.try_emplace(t.unsafeGetTensorImpl(), static_cast<uint32_t>(j.program.results.size()));
       }
       j.program.results.push_back(std::move(r));
     }

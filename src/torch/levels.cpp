@@ -5,6 +5,24 @@
 
 namespace vitrify {
 
+namespace {
+
+// Gradients that are tangents, or views of them, are of those that came, and not of how they were laid out. The last that is given are those.
+void give_tangents(variable_list& grads, const JointProgram& j, const variable_list& tangents, const std::vector<at::Tensor>& given) {
+  variable_list came;
+  std::ranges::copy_if(tangents, std::back_inserter(came), [](const at::Tensor& t) { return t.defined(); });
+  const size_t first = given.size() - came.size();
+  for (size_t g = 0; g < grads.size(); ++g) {
+    const ResultSpec& r = j.program.results[g];
+    if (r.kind == ResultSpec::Kind::ViewOfValue) grads[g] = grads[r.index];  // the same again
+    if (!is_of_tangent(r) || r.index < first) continue;
+    const at::Tensor& t = came[r.index - first];
+    if (given[r.index].strides() == t.strides() || any_strides(r.path)) grads[g] = follow(resolve(r.path), t);
+  }
+}
+
+}  // namespace
+
 variable_list Training::differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
   if (joint_.failed) std::rethrow_exception(joint_.failed);
   if (!all_plain(tangents)) {
@@ -28,6 +46,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
     try {
       variable_list all;
       next->run(given, all, &origin);
+      give_tangents(all, next->joint_, tangents, given);
       return all;
     } catch (const capture::PlanRefused& e) {  // as in backward()
       why = e.what();
@@ -117,9 +136,10 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
 bool Training::reads_for(const Training& below, const Node& node, size_t given) const {
   std::vector<Value> asked;
   for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
-    const ResultSpec& r = joint_.program.results[g];
+    ResultSpec r = joint_.program.results[g];
     if (r.kind == ResultSpec::Kind::Undefined || !comes_to(node.next_edge(g))) continue;
-    asked.push_back(r.kind == ResultSpec::Kind::ViewOfInput ? joint_.given[r.index] : joint_.outputs[r.index]);
+    if (r.kind == ResultSpec::Kind::ViewOfValue) r = joint_.program.results[r.index];
+    asked.push_back(is_of_tangent(r) ? joint_.given[r.index] : joint_.outputs[r.index]);
   }
   std::lock_guard lock(below.mutex_);
   return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);

@@ -104,9 +104,15 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
 // lead to `t` were made of such a one, or none was.
 std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vector<ResultSpec::ViewOp>& path) {
   const torch::autograd::Node* n = t.grad_fn().get();
+  at::Tensor base = t;
+  if (t.is_view()) base = t._base();
+  const compat::NodePtr whole = torch::autograd::impl::gradient_edge(base).function;
   for (size_t steps = 0; n && steps < path.size(); ++steps) {
-    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n))
-      return path[path.size() - 1 - steps].op == "aten::as_strided" ? std::nullopt : std::optional(steps);
+    const std::string& op = path[path.size() - 1 - steps].op;
+    // The program's own as_strided() of all that a view is was recorded as an alias of that view.
+    const bool own = op == "aten::alias" && n->num_outputs() == 1 && n->next_edge(0).function != whole;
+    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n) && !own)
+      return op == "aten::as_strided" ? std::nullopt : std::optional(steps);
     n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
   }
   return {};
@@ -144,25 +150,27 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
-    if (const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt; since) {
+    const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt;
+    bool chained = false;
+    size_t steps = 1;
+    const View* p = as_fake(fakes[i])->view->parent.get();
+    for (; p && steps < r.path.size() && steps <= since.value_or(steps); p = p->parent.get(), ++steps) {
+      const auto it = views.find(p);
+      if (it == views.end() || results[it->second].path.empty() || !made_from(fakes[i], fakes[it->second], steps)) continue;
+      r.kind = ResultSpec::Kind::ViewOfValue;
+      r.index = it->second;
+      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
+      chained = true;
+      break;
+    }
+    if (since && !chained) {
       const View* whole = &v;
       for (size_t s = 0; s < *since; ++s) whole = whole->parent.get();
       if (capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
         r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(*since));
         r.path.insert(r.path.begin(),
                       {"aten::as_strided", {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset}});
-        continue;
       }
-    }
-    size_t steps = 1;
-    const View* p = as_fake(fakes[i])->view->parent.get();
-    for (; p && steps < r.path.size(); p = p->parent.get(), ++steps) {
-      const auto it = views.find(p);
-      if (it == views.end() || results[it->second].path.empty() || !made_from(fakes[i], fakes[it->second], steps)) continue;
-      r.kind = ResultSpec::Kind::ViewOfValue;
-      r.index = it->second;
-      r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(steps));
-      break;
     }
   }
   std::ranges::sort(turns);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,6 +18,8 @@
 #include "passes/partition.h"
 #include "pipeline/pipeline.h"
 #include "torch/bits.h"
+#include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/passes/layout.h"
 #include "torch/slice.h"
 #include "torch/snapshots.h"
@@ -134,6 +137,25 @@ void take_as(ir::Graph& g, size_t i, const Saved& kept) {
   reads_input->args[0] = v;
 }
 
+// Of what a derivative could be given - `kept` values and the tangents - that which `g` reads, and whose sizes it may read, which the first `sized`
+// have. What is not read may have been changed since.
+std::vector<Value> needed_of(const ir::Graph& g, const std::vector<Value>& given, size_t sized, size_t kept, std::vector<uint32_t>& saved) {
+  ir::NodeSet read(g);
+  for (Value v : g.outputs)
+    if (v) read.insert(v.node);
+  for (ir::Node* n : g.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
+  std::vector<Value> needed;
+  saved.clear();
+  for (uint32_t k = 0; k < given.size(); ++k) {
+    const auto& sizes = given[k].type().sizes;
+    const bool tangent = k >= kept, symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
+    if (!tangent && !(symbolic && k < sized) && !read.contains(g.inputs[k].value.node)) continue;
+    needed.push_back(given[k]);
+    if (!tangent) saved.push_back(k);
+  }
+  return needed;
+}
+
 // Of the views that `n` reads, those that were there before the gradients were. For what was detached then an alias stands
 // (Tracer::Impl::read_noted).
 void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late) {
@@ -171,6 +193,7 @@ struct Splitter {
   ir::ValueMap<Value> memories;   // of what is given, where eager reads it as it is by then and by way of views of what it was: those
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
+  std::vector<Value> others;  // of the trace: what the derivative through all does not need, and others may
 
   size_t num_given() const { return j.given.size(); }
   Value given(size_t i) const { return joint->inputs[i].value; }
@@ -185,11 +208,14 @@ struct Splitter {
       if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && n->id >= j.begin &&
           (n->outs.empty() || !known.contains(n->out())))
         unordered.push_back(n);
+    find_others(known);
+    std::vector<Value> wanted = j.outputs;
+    wanted.insert(wanted.end(), others.begin(), others.end());
     ir::ValueMap<Value> copies;
     if (j.level) {
-      extract_from_kept(inputs, unordered, copies);
+      extract_from_kept(wanted, inputs, unordered, copies);
     } else {
-      joint = extract(*j.program.graph, j.outputs, inputs, unordered, &copies);
+      joint = extract(*j.program.graph, wanted, inputs, unordered, &copies);
     }
     ir::NodeMap<int> group(*joint);
     for (auto& [from, to] : copies) {
@@ -220,10 +246,36 @@ struct Splitter {
           options);
   }
 
-  // Some of the inputs are values that the trace computes, and computes again for each use: what is given is the first of them.
-  void extract_from_kept(const std::vector<Value>& inputs, const std::vector<ir::Node*>& unordered, ir::ValueMap<Value>& copies) {
+  // Gradients may end at a place behind which nothing reads them, and a user's own formula may read what it does not read where all results have
+  // gradients. Numbers that were drawn cannot be made again for those.
+  void find_others(const std::unordered_set<Value>& known) {
     const ir::Graph& g = *j.program.graph;
-    std::vector<Value> all, wanted = j.outputs;
+    if (!j.parts.empty()) {
+      ir::NodeSet read(g);
+      for (Value v : j.outputs)
+        if (v) read.insert(v.node);
+      for (ir::Node* n : g.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
+      for (ir::Node* n : g.nodes())
+        if (n->id >= j.backward && !is_input(*n) && !read.contains(n) && !(n->op->flags & kUnordered))
+          for (uint32_t i = 0; i < n->outs.size(); ++i)
+            if (!is_undefined(n->outs[i])) others.push_back(n->out(i));
+    }
+    if (j.places() < 2 || !j.tape || std::ranges::none_of(j.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); })) return;
+    std::unordered_set<Value> results;
+    for (uint32_t o = 0; o < j.num_forward; ++o)
+      if (j.outputs[o]) results.insert(root_of(j.outputs[o]));
+    for (ir::Node* n : g.nodes())
+      if ((n->op->flags & ir::kRandom) && n->id >= j.begin && n->id < j.backward)
+        for (uint32_t i = 0; i < n->outs.size(); ++i)
+          if (!known.contains(n->out(i)) && !results.contains(n->out(i))) others.push_back(n->out(i));
+  }
+
+  // Some of the inputs are values that the trace computes, and computes again for each use: what is given is the first of them.
+  void extract_from_kept(std::vector<Value> wanted, const std::vector<Value>& inputs, const std::vector<ir::Node*>& unordered,
+                         ir::ValueMap<Value>& copies) {
+    const ir::Graph& g = *j.program.graph;
+    const auto num_wanted = static_cast<std::ptrdiff_t>(wanted.size());
+    std::vector<Value> all;
     for (const ir::Input& in : g.inputs) all.push_back(in.value);
     wanted.insert(wanted.end(), inputs.begin(), inputs.end());
     ir::ValueMap<Value> first;
@@ -239,7 +291,7 @@ struct Splitter {
     for (auto& [to, from] : recorded)
       if (drawn.contains(from.node)) draw.insert(to.node);
     passes::cse(*whole, {}, [&](const ir::Node& n) { return group.at(&n); });
-    const auto end = whole->outputs.begin() + static_cast<std::ptrdiff_t>(j.outputs.size());
+    const auto end = whole->outputs.begin() + num_wanted;
     const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
     std::vector<ir::Node*> draws;
     for (ir::Node* n : whole->nodes())
@@ -552,18 +604,28 @@ struct Splitter {
   }
 
   void make_backward() {
-    std::vector<Value> given = saved_values, grads(joint->outputs.begin() + j.num_forward, joint->outputs.end());
+    const auto first = joint->outputs.begin();
+    const std::vector<Value> grads(first + j.num_forward, first + static_cast<std::ptrdiff_t>(j.outputs.size()));
+    std::vector<Value> given = saved_values;
     for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
     ir::ValueMap<Value> copies;
     out.backward.graph = extract(*joint, grads, given, unordered(true), &copies);
+    out.derivative = out.backward.graph;
+    out.backward.saved.resize(saved_values.size());
+    std::iota(out.backward.saved.begin(), out.backward.saved.end(), 0);
+    if (!others.empty()) {
+      const std::vector<Value> needed = needed_of(*out.derivative, given, saved_values.size(), saved_values.size(), out.backward.saved);
+      out.backward.graph = extract(*joint, grads, needed, unordered(true), &copies);
+      std::vector<Value> all = grads;
+      for (size_t o = j.outputs.size(); o < joint->outputs.size(); ++o)
+        if (parts.backward[joint->outputs[o].node->id]) all.push_back(joint->outputs[o]);
+      out.derivative = extract(*joint, all, given, unordered(true));
+    }
     ir::NodeSet again(*out.backward.graph);
     for (auto& [from, to] : copies)
       if (!parts.backward[from.node->id]) again.insert(to.node);
     compute_late(*out.backward.graph, again);
-    for (uint32_t k = 0; k < saved_values.size(); ++k) {
-      take_as(*out.backward.graph, k, out.saved[k]);
-      out.backward.saved.push_back(k);
-    }
+    for (size_t i = 0; i < out.backward.saved.size(); ++i) take_as(*out.backward.graph, i, out.saved[out.backward.saved[i]]);
     for (const Gradient& g : j.gradients) {
       out.backward.gradients.push_back(static_cast<uint32_t>(out.backward.gradients.size()));
       out.backward.types.push_back(g.type);
@@ -672,23 +734,14 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     if ((late.contains(n) || n->outs.empty()) && (n->op->flags & kUnordered)) unordered.push_back(n);
   ir::ValueMap<Value> taken;
   b.graph = extract(*whole, made, given, unordered, &taken);
-  // What is not read here may have been changed since.
-  ir::NodeSet read(*b.graph);
-  for (Value v : b.graph->outputs)
-    if (v) read.insert(v.node);
-  for (ir::Node* n : b.graph->nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
-  std::vector<Value> needed;
-  for (uint32_t k = 0; k < given.size(); ++k) {
-    const auto& sizes = given[k].type().sizes;
-    const bool tangent = k >= kept, symbolic = std::any_of(sizes.begin(), sizes.end(), [](sym::Int i) { return !i.is_const(); });
-    if (!tangent && !(symbolic && k < saved.size()) && !read.contains(b.graph->inputs[k].value.node)) continue;
-    needed.push_back(given[k]);
-    if (!tangent) b.saved.push_back(k);
-  }
+  const std::vector<Value> needed = needed_of(*b.graph, given, saved.size(), kept, b.saved);
   if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered, &taken);
   ir::NodeSet again(*b.graph);
   for (auto& [from, to] : taken)
-    if (!late.contains(from.node) && !is_input(*to.node)) again.insert(to.node);
+    if (!late.contains(from.node) && !is_input(*to.node)) {
+      if (from.node->op->flags & ir::kRandom) throw CaptureError("vitrify: a gradient needs random numbers that were not kept");
+      again.insert(to.node);
+    }
   compute_late(*b.graph, again);
   for (size_t i = 0; i < b.saved.size(); ++i)
     if (b.saved[i] < saved.size()) take_as(*b.graph, i, saved[b.saved[i]]);

@@ -36,6 +36,8 @@ struct Split {
   std::vector<Saved> saved;
   int64_t kept_bytes = 0;    // of the private ones
   BackwardProgram backward;  // for all tangents
+  // Through all results, of all that is kept: also what comes to places behind which nothing reads it.
+  std::shared_ptr<const ir::Graph> derivative;
 };
 
 Split split(const JointProgram&, const Options&);

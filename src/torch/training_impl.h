@@ -38,6 +38,13 @@ constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, o
 // What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
 using Unpack = std::function<std::pair<std::vector<at::Tensor>, Fit>(const BackwardProgram&, bool last)>;
 
+// Those views can be made of it in whatever strides it comes.
+inline bool any_strides(const std::vector<ResultSpec::ViewOp>& path) {
+  return std::ranges::none_of(path, [](const ResultSpec::ViewOp& v) {
+    return v.op.find("view") != std::string::npos || v.op == "aten::_reshape_alias" || v.op == "aten::as_strided";
+  });
+}
+
 // Why calls of a program run eagerly from now on: its gradients cannot be differentiated.
 struct GaveUp {
   std::atomic<bool> is{false};
@@ -61,7 +68,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
       reads_state_ = reads_state_ || joint_.tape->steps[i].python;
     }
-    derivative_ = s.backward.graph;
+    derivative_ = s.derivative;
     for (const ir::Node* n : derivative_->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);

@@ -48,7 +48,7 @@ def tangents_of(out, how):
 
 
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
-@pytest.mark.parametrize("how", ["held", "swapped", "by another node", "grad", "hooked", "accumulated", "twice"])
+@pytest.mark.parametrize("how", ["held", "swapped", "by another node", "grad", "differentiable", "differentiable, held", "hooked", "accumulated", "twice"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_gradients_are(name, layout, how):
@@ -67,9 +67,14 @@ def test_what_gradients_are(name, layout, how):
                     t.register_hook(lambda g: seen.append((g.stride(), [g is t for t in tangents])))
             if how == "by another node":
                 sum((t * g).sum() for t, g in zip(out, tangents)).backward()
-            elif how == "grad":
-                grads = torch.autograd.grad(out, (x, w), tangents, allow_unused=True)
-                results.append((facts(grads, tangents), seen, grads))
+            elif how in ("grad", "differentiable", "differentiable, held"):
+                if how == "differentiable, held":
+                    tangents = [t.detach().requires_grad_() for t in tangents]
+                grads = torch.autograd.grad(out, (x, w), tangents, allow_unused=True, create_graph=how != "grad")
+                seen += [g is not None and (g.requires_grad, g.is_leaf) for g in grads]
+                again = [g.square().sum() for g in grads if g is not None and g.requires_grad]
+                leaves = [t for t in (x, w, *tangents) if t.requires_grad]
+                results.append((facts(grads, tangents), seen, [*grads, *(torch.autograd.grad(again, leaves, allow_unused=True) if again else [])]))
                 continue
             else:
                 torch.autograd.backward(out, tangents, retain_graph=how == "twice")
@@ -77,6 +82,7 @@ def test_what_gradients_are(name, layout, how):
                     torch.autograd.backward(out, tangents)
             results.append((facts((x.grad, w.grad), tangents), seen, (x.grad, w.grad)))
     for ours, eager in zip(results[:2], results[2:]):
+        assert [g is None for g in ours[2]] == [g is None for g in eager[2]]
         torch.testing.assert_close([g for g in ours[2] if g is not None], [g for g in eager[2] if g is not None])
         assert ours[:2] == eager[:2]
 
@@ -88,3 +94,20 @@ def test_a_write_to_the_one_is_one_to_the_other():
         c(x).backward(g)
         g.mul_(3)
         assert x.grad.sum() == 36
+
+
+def test_gradients_that_are_differentiated():
+    """A sum's are the tangent: a write to the one is one to the other. Also where it is expanded."""
+    f = lambda x, w: x + w.sin()  # noqa: E731
+    for c in (vitrify.compile(f, fullgraph=True), f):
+        x, w = (torch.rand(3, 4, requires_grad=True) for _ in range(2))
+        for t in (torch.ones(4, 3).t(), torch.ones(()).expand(3, 4)):
+            g, other = torch.autograd.grad(c(x, w), (x, w), t, create_graph=True)
+            assert g is t and other.requires_grad
+            torch.testing.assert_close(other, w.cos())
+        g = torch.autograd.grad(c(x, w), x, torch.ones(3, 4).requires_grad_(), create_graph=True)[0]
+        assert g.is_leaf and g.requires_grad
+        with torch.no_grad():
+            t = torch.ones(3, 4)
+        torch.autograd.grad(c(x, w), x, t, create_graph=True)[0][0].fill_(7)
+        assert t.sum() == 8 + 28

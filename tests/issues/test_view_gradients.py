@@ -180,3 +180,24 @@ def test_gradients_without_elements_that_need_some(shape):
         second, = torch.autograd.grad(first.square().sum(), x)
         results.append([(g.shape, g.stride()) for g in (first, second)])
     assert results[0] == results[1]
+
+
+@pytest.mark.no_kernels("views", some=True)
+@pytest.mark.parametrize("fn", [
+    lambda x: (lambda y: (lambda v: (v, v.as_strided(v.shape, v.stride()), y))(y.view(-1)))(x * 2),
+    lambda x: (lambda v: (v, v.as_strided(v.shape, v.stride())))((x * 2).view(-1)),
+    lambda x: (lambda v: (v, v.as_strided(v.shape, v.stride()).view(2, 4).t(), x.exp()))((x * 2).t()),
+    lambda x: (lambda y: (lambda v: (y.add_(1), v, v.as_strided(v.shape, v.stride()))[1:])(y.view(-1)))(x * 2),
+    lambda x: (lambda y: (lambda v: (y.add_(1), v, v.view(2, 4), v[1:])[1:])(y.view(-1)))(x * 2),
+], ids=["with its base", "without", "behind", "written", "written, other views"])
+def test_hooks_of_a_view_whose_whole_memory_is_viewed(fn):
+    """The gradient of as_strided() of all of a view goes through that view, as do those of its views where it was made again after a write."""
+    runs = []
+    for f in (fn, vitrify.compile(fn, fullgraph=True)):
+        x, seen = torch.ones(4, 2, requires_grad=True), []
+        out = f(x)
+        out[0].register_hook(lambda g: (seen.append(g), g.clamp(-1, 1))[1])
+        sum((t * (k + 1)).sum() for k, t in enumerate(out)).backward()
+        runs.append([x.grad, *seen])
+    assert len(runs[0]) == len(runs[1])
+    torch.testing.assert_close(runs[1], runs[0])
