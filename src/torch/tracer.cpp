@@ -495,6 +495,7 @@ namespace {
 template <class M, class F>
 auto finishing(M& m, F&& f) {
   VT_CHECK(m.started, "finish() without start()");
+  if (!m.failure) m.failure = m.raised_now;
   try {
     return f();
   } catch (const CaptureError& e) {
