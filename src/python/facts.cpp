@@ -10,6 +10,7 @@
 #include "python/errors.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
+#include "torch/unreadable.h"
 
 namespace vitrify::python {
 namespace {
@@ -123,6 +124,24 @@ PyObject* call_generator(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- exceptions
+
+// Whoever asks for the data of a placeholder meets an exception that eager does not raise. A program may catch it: the capture hears of it where it
+// is made, whatever function of torch's, or of a library's, has asked.
+newfunc make_error = nullptr;
+
+PyObject* new_error(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  if (Tracer* t = Tracer::current(); t && PyTuple_GET_SIZE(args) == 1 && PyUnicode_Check(PyTuple_GET_ITEM(args, 0))) {
+    Py_ssize_t n = 0;
+    const char* says = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(args, 0), &n);
+    if (!says)
+      PyErr_Clear();
+    else if (capture::reads_placeholder({says, static_cast<size_t>(n)}))
+      t->note_failure(std::string(says, static_cast<size_t>(n)).substr(0, std::string_view(says).find('\n')));
+  }
+  return make_error(type, args, kwargs);
+}
+
 }  // namespace
 
 size_t hooks_of(const at::Tensor& t) {
@@ -154,6 +173,8 @@ void hear_of_facts() {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
     }(std::make_index_sequence<generator_methods.size()>());
+  auto* error = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError);
+  if (!make_error) make_error = std::exchange(error->tp_new, new_error);
 }
 
 }  // namespace vitrify::python
