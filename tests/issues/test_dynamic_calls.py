@@ -190,3 +190,42 @@ def test_one_hot_of_other_contents():
         with pytest.raises(RuntimeError) as eager:
             program(x)
         assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("make", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_steps_under_autocast(make, dynamic):
+    """Autocast casts the steps, not the op: kept whole it computed in float32."""
+    torch.manual_seed(0)
+    model = make(5, 3)
+
+    def program(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)[0] * 2
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 6, 7, 2):
+            x = torch.randn(n, 3, 5)
+            ours, eager = compiled(x), program(x)
+            assert ours.dtype == eager.dtype and ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
+
+
+MAPPED = {
+    "quantile": lambda r: r.quantile(torch.tensor([0.1, 0.4]), -1), "nanquantile": lambda r: r.nanquantile(torch.tensor([0.1, 0.4]), -1), "one quantile": lambda r: r.quantile(0.3, 0), "cdist": lambda r: torch.cdist(r, r), "kron": lambda r: torch.kron(r, r[:2]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", MAPPED)
+def test_strides_of_what_is_mapped(name, dynamic):
+    """vmap has no rule for some ops and stacks what they give: the results lie as stacks do."""
+    fn = lambda x: torch.func.vmap(MAPPED[name])(x) * 2  # noqa: E731
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 7, 9, 5):
+            x = torch.randn(n, 3, 5)
+            ours, eager = compiled(x), fn(x)
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
