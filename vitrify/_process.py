@@ -87,7 +87,6 @@ _PATCHES = (
     (builtins, "print", _refusing("print() inside the program: compiled code would not print")),
     # functions of modules: a class that is written loses the version that guards on its subclasses compare
     *((threading, name, _refusing("it starts a thread")) for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
-    *((module, "initial_seed", _refusing("it reads the seed of the process's random generator")) for module in (torch, torch.random)),
     *((random, name, _refusing("it sets the state of Python's random generator")) for name in ("seed", "setstate")),
     *((sys.modules["numpy"].random, name, _refusing("it sets the state of numpy's random generator")) for name in ("seed", "set_state") if "numpy" in sys.modules),
     (torch, "compile", _refusing("it calls torch.compile")),  # also torch.cond: frames met under our mode would be marked as never to be compiled

@@ -232,6 +232,12 @@ Shape shape_constant_pad(sym::Context& ctx, ArgSpan args) {
   Dims sizes = x->sizes;
   for (size_t k = 0; k < pad->size() / 2; ++k) {
     Int& s = sizes[sizes.size() - 1 - k];
+    Int left = s;  // eager cuts off before it pads
+    for (const Int& p : {(*pad)[2 * k], (*pad)[2 * k + 1]}) {
+      if (p.value() >= 0) continue;
+      left = left + p;
+      if (ctx.guard_lt(left, 0)) return {};
+    }
     s = s + (*pad)[2 * k] + (*pad)[2 * k + 1];
     if (ctx.guard_lt(s, 0)) return {};
   }

@@ -95,11 +95,23 @@ Shape shape_convolution(sym::Context& ctx, ArgSpan args) {
     if (ctx.guard_lt(out, 1)) return {};
     sizes.push_back(out);
   }
-  auto format = suggest_memory_format(ctx, *x);
-  if (format == ir::MemoryFormat::Contiguous) format = suggest_memory_format(ctx, *w);
-  if (format != ir::MemoryFormat::Contiguous && (x->device.kind != DeviceKind::CPU || x->dtype == DType::F64 || n != 2)) return {};
-  TensorType t = contiguous_type(x->dtype, x->device, sizes);
-  t.strides = strides_for(format, sizes);
+  // A row of pixels is an image of one row. ATen makes the input row-major before, which leaves dims of one element as they lie.
+  const auto image = [&](TensorType t) {
+    if (n != 1) return t;
+    t.strides.insert(t.strides.begin() + 2, t.sizes[2] * t.strides[2]);
+    t.sizes.insert(t.sizes.begin() + 2, Int(1));
+    return t;
+  };
+  const bool copied = n == 1 && !is_contiguous(ctx, *x);
+  auto format = suggest_memory_format(ctx, image(copied ? contiguous_type(x->dtype, x->device, x->sizes) : *x));
+  if (format == ir::MemoryFormat::Contiguous) format = suggest_memory_format(ctx, image(*w));
+  if (format != ir::MemoryFormat::Contiguous && (x->device.kind != DeviceKind::CPU || x->dtype == DType::F64 || n > 2)) return {};
+  TensorType t = image(contiguous_type(x->dtype, x->device, sizes));
+  t.strides = strides_for(format, t.sizes);
+  if (n == 1) {
+    t.sizes.erase(t.sizes.begin() + 2);
+    t.strides.erase(t.strides.begin() + 2);
+  }
   return one(t);
 }
 

@@ -2,6 +2,7 @@
 #include "ops/extern_shapes.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "ops/reduction.h"
 #include "ops/rules.h"
@@ -278,9 +279,11 @@ namespace {
 
 // Dims that are not transformed come first, as they lie, and then the others: so is the result laid out.
 Dims transformed_strides(sym::Context& ctx, const TensorType& x, const Dims& out, const std::vector<int64_t>& dims) {
-  std::vector<int64_t> order;
-  for (size_t d = 0; d < x.sizes.size(); ++d)
-    if (std::ranges::find(dims, static_cast<int64_t>(d)) == dims.end()) order.push_back(static_cast<int64_t>(d));
+  std::vector<int64_t> order(x.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  // As ATen does: of equal strides, those of dims of one element and of expanded ones among them, the order is what this leaves.
+  const auto others = std::partition(order.begin(), order.end(), [&](int64_t d) { return std::ranges::find(dims, d) == dims.end(); });
+  order.erase(others, order.end());
   for (size_t i = 1; i < order.size(); ++i)
     for (size_t j = i; j > 0 && ctx.guard_lt(x.strides[order[j - 1]], x.strides[order[j]]); --j) std::swap(order[j], order[j - 1]);
   order.insert(order.end(), dims.begin(), dims.end());

@@ -1,13 +1,16 @@
 #include "python/facts.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <utility>
 
 #include "python/errors.h"
+#include "torch/seed_seen.h"
 #include "torch/tracer.h"
+#include "torch/unreadable.h"
 
 namespace vitrify::python {
 namespace {
@@ -68,17 +71,75 @@ void replace_attribute(PyObject* type, const char* name, Fact fact) {
   if (ours->set) ours->set = write_attribute;
   descriptor->d_getset = ours;
 }
-template <size_t I>
-void replace_method(PyObject* type) {
-  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, methods[I].name);
-  if (!o || Py_TYPE(o) != &PyMethodDescr_Type) return;
+// What does what the descriptor does; its function is `ours`.
+bool replace_function(PyObject* type, const char* name, PyCFunction ours, PyMethodDef& real) {
+  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
+  if (!o || Py_TYPE(o) != &PyMethodDescr_Type) return false;
   auto* descriptor = reinterpret_cast<PyMethodDescrObject*>(o);
   const int flags = descriptor->d_method->ml_flags & ~(METH_COEXIST);
-  if (flags != METH_NOARGS && flags != METH_O && flags != METH_VARARGS && flags != (METH_VARARGS | METH_KEYWORDS)) return;
-  methods[I].real = *descriptor->d_method;
-  auto* ours = new PyMethodDef(*descriptor->d_method);
-  ours->ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_method<I>));
-  descriptor->d_method = ours;
+  if (flags != METH_NOARGS && flags != METH_O && flags != METH_VARARGS && flags != (METH_VARARGS | METH_KEYWORDS)) return false;
+  real = *descriptor->d_method;
+  auto* def = new PyMethodDef(real);
+  def->ml_meth = ours;
+  descriptor->d_method = def;
+  return true;
+}
+template <size_t I>
+void replace_method(PyObject* type) {
+  replace_function(type, methods[I].name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_method<I>)), methods[I].real);
+}
+
+// --- generators: captures mark their seeds (torch/seed_mark.h)
+
+struct GeneratorMethod {
+  const char* name;
+  enum { Seed, State, Sets } does;
+  PyMethodDef real = {};
+};
+std::array generator_methods{GeneratorMethod{"initial_seed", GeneratorMethod::Seed}, GeneratorMethod{"__reduce__", GeneratorMethod::Seed},
+                             GeneratorMethod{"get_state", GeneratorMethod::State},   GeneratorMethod{"manual_seed", GeneratorMethod::Sets},
+                             GeneratorMethod{"seed", GeneratorMethod::Sets},         GeneratorMethod{"set_state", GeneratorMethod::Sets},
+                             GeneratorMethod{"__setstate__", GeneratorMethod::Sets}};
+
+template <size_t I>
+PyObject* call_generator(PyObject* self, PyObject* args) {
+  const GeneratorMethod& m = generator_methods[I];
+  const at::Generator& g = reinterpret_cast<THPGenerator*>(self)->cdata;
+  Tracer* t = Tracer::current();
+  HANDLE_TH_ERRORS
+  if (!t && g.device().is_cpu()) {
+    if (m.does == GeneratorMethod::State) return THPVariable_Wrap(state_seen(g));
+    if (m.does == GeneratorMethod::Seed && m.real.ml_name == std::string_view("initial_seed")) return PyLong_FromUnsignedLongLong(seed_seen(g));
+  }
+  if (t && m.does != GeneratorMethod::State && is_marked(g)) {
+    if (m.does == GeneratorMethod::Seed) {
+      constexpr const char* kWhy = "it reads the seed of the process's random generator";
+      t->note_failure(kWhy);
+      set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
+      return nullptr;
+    }
+    note_state_set(true);
+  }
+  return m.real.ml_meth(self, args);
+  END_HANDLE_TH_ERRORS
+}
+
+// --- exceptions
+
+// Whoever asks for the data of a placeholder meets an exception that eager does not raise. A program may catch it: the capture hears of it where it
+// is made, whatever function of torch's, or of a library's, has asked.
+newfunc make_error = nullptr;
+
+PyObject* new_error(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  if (Tracer* t = Tracer::current(); t && PyTuple_GET_SIZE(args) == 1 && PyUnicode_Check(PyTuple_GET_ITEM(args, 0))) {
+    Py_ssize_t n = 0;
+    const char* says = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(args, 0), &n);
+    if (!says)
+      PyErr_Clear();
+    else if (capture::reads_placeholder({says, static_cast<size_t>(n)}))
+      t->note_failure(std::string(says, static_cast<size_t>(n)).substr(0, std::string_view(says).find('\n')));
+  }
+  return make_error(type, args, kwargs);
 }
 
 }  // namespace
@@ -108,6 +169,12 @@ void hear_of_facts() {
                                                                                {"_cdata", Fact::Other}})
     replace_attribute(base, name, fact);
   [&]<size_t... I>(std::index_sequence<I...>) { (replace_method<I>(base), ...); }(std::make_index_sequence<methods.size()>());
+  if (THPGeneratorClass)
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
+    }(std::make_index_sequence<generator_methods.size()>());
+  auto* error = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError);
+  if (!make_error) make_error = std::exchange(error->tp_new, new_error);
 }
 
 }  // namespace vitrify::python

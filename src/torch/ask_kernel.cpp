@@ -162,4 +162,10 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
   return takes;
 }
 
+bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  const Operands o = look_at(args);
+  return o.other && o.elements <= kMostZeros && !(info.flags & ir::kRandom) &&
+         std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); }) && kernel_takes(g, info, args);
+}
+
 }  // namespace vitrify

@@ -153,6 +153,12 @@ class Compiled final : public CompiledGraph {
     for (sym::Int s : found)  // others the run finds
       if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
     if (!found_.empty()) guards_ = program_.graph->ctx().guards();
+    compares_found_ = std::ranges::any_of(guards_, [&](const sym::Guard& g) {
+      std::vector<sym::Int> symbols;
+      sym::free_symbols(g.expr, symbols);
+      const auto is_found = [&](sym::Int s) { return std::ranges::find(found_, s, &std::pair<sym::Int, InputDim>::first) != found_.end(); };
+      return std::ranges::any_of(symbols, is_found) && !std::ranges::all_of(symbols, is_found);
+    });
     for (const FrozenGroup& g : shared_->groups) frozen_.push_back(std::make_unique<FrozenCache>(g));
 
     for (const ResultSpec& r : program_.results)
@@ -330,7 +336,7 @@ class Compiled final : public CompiledGraph {
   void refresh(Context& c) {
     bool fresh = false;
     refresh(c, fresh);
-    if (!fresh || found_.empty() || content_fits(c)) return;
+    if ((!fresh && !compares_found_) || found_.empty() || content_fits(c)) return;
     for (auto& f : c.frozen) f = nullptr;
     throw capture::CallRefused("the content of an argument is not what the plan is for");
   }
@@ -466,6 +472,7 @@ class Compiled final : public CompiledGraph {
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
   std::vector<std::pair<sym::Int, InputDim>> found_;
+  bool compares_found_ = false;     // with sizes of other arguments, which change while content stays
   std::vector<sym::Guard> guards_;  // checked here: they may speak of found sizes
   ResultMaker results_{{}};
   std::vector<ViewPath> mutation_paths_;

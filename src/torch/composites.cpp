@@ -149,6 +149,12 @@ void call_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat:
   op.redispatchBoxed(below & (kMode | kBelowViews), stack);
 }
 
+// Each of their steps is cast by itself. No kernel of autocast's is theirs, so its key is not among those of the call.
+void call_steps_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU)) return call_whole(op, keys, stack);
+  op.redispatchBoxed(below_composites(keys), stack);
+}
+
 // --- max_pool1d: with indices where gradients are asked for
 
 Tensor max_pool1d(c10::DispatchKeySet keys, const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef pad,
@@ -218,8 +224,9 @@ const bool registered = [] {
     ours->impl("kron", TORCH_FN(kron));
     ours->impl("cdist", TORCH_FN(cdist));
     ours->impl("max_pool1d", TORCH_FN(max_pool1d));
-    for (const char* name : {"one_hot", "lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
-      ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_whole>());
+    ours->impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&call_whole>());
+    for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
+      ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_steps_whole>());
     for (const char* name : {"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
                              "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
                              "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"})
@@ -233,6 +240,8 @@ const bool registered = [] {
 }  // namespace
 
 bool has_symbols(const Tensor& t) {
+  if (t.key_set().has(c10::DispatchKey::FuncTorchBatched))
+    return false;  // vmap has ways of its own with these ops, and results that lie as those make them
   return std::ranges::any_of(t.sym_sizes(), [](const SymInt& s) { return s.is_symbolic(); }) ||
          std::ranges::any_of(t.sym_strides(), [](const SymInt& s) { return s.is_symbolic(); });
 }

@@ -216,6 +216,7 @@ void Tracer::Impl::go_to(const at::mt19937& engine) {
 
 // As eager would have moved on: a program that takes the generator back to an earlier state is seen.
 void Tracer::Impl::draw() {
+  if (!saved->marks.front().there()) fail("sets the state of a random number generator");  // another thread, perhaps: its state is not ours to move
   do {
     at::mt19937 next = [&] {
       at::Generator g = at::detail::getDefaultCPUGenerator();
@@ -435,7 +436,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
         rethrow_interrupt();
-        if (!asks || checks_operands(info)) throw;
+        if (!asks || checks_operands(info) || refuses_layout(*graph, info, converted)) throw;
         asked = false;
         call.metas = run_meta(info, args, &device, !ruled);
       }

@@ -96,7 +96,7 @@ at::Tensor mask_positions(const at::Tensor& mask) { return mask.nonzero().view({
 
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("edge_csr(Tensor edge_index, int source, int destination, int sources, int nodes) -> (Tensor, Tensor, Tensor)");
-  m.def("mask_positions(Tensor mask) -> Tensor");
+  m.def("mask_positions(Tensor mask) -> Tensor", {at::Tag::dynamic_output_shape});
   m.def("edge_degree(Tensor begins) -> Tensor");
   m.def("edge_attention(Tensor x, Tensor logits, float epsilon, Tensor begins, Tensor columns, Tensor order) -> Tensor");
   m.def("weighted_segment_sum(Tensor x, Tensor weights, Tensor begins, Tensor columns, Tensor order) -> Tensor");

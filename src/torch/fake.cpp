@@ -11,6 +11,7 @@
 #include "torch/convert.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
+#include "torch/unreadable.h"
 
 namespace vitrify::capture {
 
@@ -225,7 +226,8 @@ FakeImpl* as_fake(const c10::TensorImpl* t) {
 }
 FakeImpl* as_fake(const at::Tensor& t) { return t.defined() ? as_fake(t.unsafeGetTensorImpl()) : nullptr; }
 
-bool reads_placeholder(const c10::Error& e) { return e.msg().find(kUnreadable) != std::string::npos; }
+bool reads_placeholder(std::string_view message) { return message.find(kUnreadable) != std::string_view::npos; }
+bool reads_placeholder(const c10::Error& e) { return reads_placeholder(std::string_view(e.msg())); }
 
 c10::Storage make_storage(c10::Device device, const ir::TensorType& type, int64_t offset) {
   int64_t extent = offset + 1;

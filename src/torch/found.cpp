@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
+#include "support/budget.h"
 #include "torch/convert.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
@@ -33,6 +34,17 @@ std::vector<Value> operands_of(const std::vector<Arg>& args) {
   return r;
 }
 
+template <class F>
+auto noting_errors(std::optional<std::string>& raised, F&& f) {
+  try {
+    return f();
+  } catch (const std::exception&) {
+    rethrow_interrupt();
+    raised = "an op raises by what its operands hold";
+    throw;
+  }
+}
+
 bool by_itself(const ir::Node& n) { return !(n.op->flags & (ir::kRandom | ir::kEffect)); }
 
 }  // namespace
@@ -55,7 +67,7 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
     real.push_back(i < known_now.size() ? known_now[i].second : look ? at::Tensor() : inputs[input_index(*given[i].node)]->real);
     if (!real.back().defined()) return std::nullopt;
   }
-  return interpret(*extract(*graph, wanted, used), real);
+  return noting_errors(raised_now, [&] { return interpret(*extract(*graph, wanted, used), real); });
 }
 
 // What the op gives for the inputs of now; false where that cannot be said.
@@ -70,7 +82,7 @@ bool Tracer::Impl::call_now(const OpInfo& info, const std::vector<Arg>& args, St
   {
     const c10::AutoGradMode no_grad(false);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    info.op.callBoxed(&stack);
+    noting_errors(raised_now, [&] { info.op.callBoxed(&stack); });
   }
   for (size_t i = 0; i < operands.size(); ++i) known_now.emplace_back(operands[i], (*now)[i]);
   *results = std::move(stack);

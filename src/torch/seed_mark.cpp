@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "torch/seed_seen.h"
+
 namespace vitrify {
 
 namespace {
@@ -121,5 +123,49 @@ void SeedMark::put_back(const at::Tensor& where) const {
   g_.set_state(before_);
   set_seed(cpu(g_), mark_);
 }
+
+namespace {
+
+thread_local bool set_here = false;
+
+// f(what is known of its mark, or null), while nobody else reads or sets it.
+template <class F>
+auto look_at(const at::Generator& of, F&& f) {
+  at::Generator g = of;  // for its mutex
+  std::lock_guard<std::mutex> all(marked().mutex);
+  std::lock_guard<std::mutex> one(g.mutex());
+  auto& entries = marked().entries;
+  const auto e = std::ranges::find_if(entries, [&](const Entry& e) { return e.g == g && cpu(g).current_seed() == e.mark; });
+  return f(cpu(g), e == entries.end() ? nullptr : &*e);
+}
+
+}  // namespace
+
+bool is_marked(const at::Generator& of) {
+  return of.device().is_cpu() && look_at(of, [](at::CPUGeneratorImpl&, const Entry* e) { return e != nullptr; });
+}
+
+uint64_t seed_seen(const at::Generator& of) {
+  return look_at(of, [](at::CPUGeneratorImpl& g, const Entry* e) { return e ? e->seed : g.current_seed(); });
+}
+
+at::Tensor state_seen(const at::Generator& of) {
+  return look_at(of, [&](at::CPUGeneratorImpl& g, const Entry* e) {
+    struct Unmarked {
+      at::CPUGeneratorImpl& g;
+      const Entry* e;
+      Unmarked(at::CPUGeneratorImpl& g, const Entry* e) : g(g), e(e) {
+        if (e) set_seed(g, e->seed);
+      }
+      ~Unmarked() {
+        if (e) set_seed(g, e->mark);
+      }
+    } unmarked(g, e);
+    return of.get_state();
+  });
+}
+
+void note_state_set(bool yes) { set_here = yes; }
+bool state_set_here() { return set_here; }
 
 }  // namespace vitrify

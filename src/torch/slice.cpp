@@ -171,6 +171,8 @@ std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given, con
   return r;
 }
 
+bool reads_content(const Node& n) { return n.op->name == "vitrify::edge_csr" || n.op->name == "vitrify::mask_positions"; }
+
 bool follows_from_integers(const Graph& g, Value v, const std::function<bool(uint32_t)>& may_read) {
   std::unordered_set<const Node*> seen;
   bool ok = true, reads = false;
@@ -193,7 +195,8 @@ bool follows_from_integers(const Graph& g, Value v, const std::function<bool(uin
       if (of == m->second.end()) return void(ok = false);
       visit(*of);
     }
-    ok = ok && !(n->op->flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)) && n->op->name.find("::empty") == std::string::npos;
+    ok = ok && (reads_content(*n) || !(n->op->flags & (ir::kRandom | ir::kEffect | ir::kDataDependent))) &&
+         n->op->name.find("::empty") == std::string::npos;
     if (ok) ir::for_each_input(*n, [&](Value& x) { visit(x.node); });
   };
   if (!v) return false;

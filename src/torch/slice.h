@@ -37,6 +37,8 @@ std::vector<ir::Value> carriers(const ir::Graph&, const std::vector<ir::Value>& 
 // True when v follows, through pure ops, from integer inputs on the CPU (and nothing else) for which `may_read` holds; at least one.
 bool follows_from_integers(const ir::Graph&, ir::Value v, const std::function<bool(uint32_t input)>& may_read);
 
+bool reads_content(const ir::Node&);  // ops of ours that may read arguments: their key is their content
+
 // The same computation, by structure.
 bool same_computation(const ir::Value&, const ir::Value&);
 

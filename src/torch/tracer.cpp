@@ -10,6 +10,7 @@
 #include "support/eager.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
+#include "torch/seed_seen.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -75,6 +76,7 @@ bool reached_by_drawing(at::mt19937 before, const at::mt19937& now) {
 // ---- process state
 
 void Tracer::Impl::save_process_state() {
+  note_state_set(false);
   Saved s;
   s.default_float = ops::default_float();
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
@@ -158,9 +160,11 @@ void Tracer::Impl::restore_process_state() {
     }
   rewound = false;
   last_forward_states.clear();
-  bool moved = true;  // where there is no memory to look, it is put back
+  bool moved = true, anyway = true;  // where there is no memory to look, it is put back
   try {
     moved = generators_moved();
+    // What another thread has set stays. Python's ways to set it are seen (python/facts.cpp), those of C++ are not.
+    anyway = moved && (!options.python_mode || state_set_here());
     if (!failure && moved) failure = "sets the state of a random number generator";
   } catch (const std::exception&) {
     if (!failure) failure = "no memory to look at the random number generators";
@@ -176,7 +180,7 @@ void Tracer::Impl::restore_process_state() {
       if (anyway || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
     };
     try {
-      put_back(moved);
+      put_back(anyway);
     } catch (const std::exception&) {
       if (!failure) failure = "no memory to look at the random number generators";
       put_back(true);
@@ -495,6 +499,7 @@ namespace {
 template <class M, class F>
 auto finishing(M& m, F&& f) {
   VT_CHECK(m.started, "finish() without start()");
+  if (!m.failure) m.failure = m.raised_now;
   try {
     return f();
   } catch (const CaptureError& e) {

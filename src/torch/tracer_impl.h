@@ -77,6 +77,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::pair<ir::Value, at::Tensor>> known_now;  // what some values are for the inputs of now
   std::vector<InputFact> facts;                             // of inputs, which the program has read
   size_t effects_known = 0;                                 // of TracerOptions::effects
+  std::optional<std::string> raised_now;                    // an op has, by what values are now: a program that goes on has caught it
   std::optional<Types> described;                           // results of the custom op under way, as its author describes them
 
   // --- process state put back at the end

@@ -190,3 +190,111 @@ def test_one_hot_of_other_contents():
         with pytest.raises(RuntimeError) as eager:
             program(x)
         assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("make", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_steps_under_autocast(make, dynamic):
+    """Autocast casts the steps, not the op: kept whole it computed in float32."""
+    torch.manual_seed(0)
+    model = make(5, 3)
+
+    def program(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)[0] * 2
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 6, 7, 2):
+            x = torch.randn(n, 3, 5)
+            ours, eager = compiled(x), program(x)
+            assert ours.dtype == eager.dtype and ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("pad", [(-3, 4), (4, -3), (-2, -1), (-1, 3, -3, 5), (-3, 1)], ids=str)
+def test_pads_that_cut_off_more_than_there_is(pad, dynamic):
+    """Eager cuts off before it pads, and refuses to cut off more than there is."""
+    import expects
+    expects.eager("narrow", "start", "length", "negative", some=True)
+    program = lambda x: F.pad(x * 2, pad, value=7.0)  # noqa: E731
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    with torch.no_grad():
+        for shape in ((4, 5), (3, 6), (5, 7), (3, 2), (2, 3), (4, 3)):
+            x, seen = torch.ones(shape), []
+            for f in (program, compiled):
+                try:
+                    seen.append(f(x).tolist())
+                except RuntimeError as e:
+                    seen.append(str(e).partition("\n")[0])
+            assert seen[0] == seen[1]
+
+
+def turned(n, c):
+    return torch.arange(2.0 * n * c).view(2, n, c).transpose(1, 2)
+
+
+LINES = {
+    "one channel": (lambda x: F.conv1d(x, torch.ones(4, 1, 3)), 1), "one channel, one result": (lambda x: F.conv1d(x, torch.ones(1, 1, 3)), 1), "transposed": (lambda x: F.conv_transpose1d(x, torch.ones(1, 4, 3)), 1),
+    "several channels": (lambda x: F.conv1d(x, torch.ones(4, 3, 3)), 3), "by channel": (lambda x: F.conv1d(x, torch.ones(4, 1, 3), groups=4), 4), "a turned weight": (lambda x: F.conv1d(x, torch.ones(4, 3, 2).transpose(1, 2)), 2),
+    "one wide": (lambda x: F.conv1d(x, torch.ones(4, 1, 1)), 1), "in double": (lambda x: F.conv1d(x.double(), torch.ones(4, 1, 3).double()), 1), "in bfloat16": (lambda x: F.conv1d(x.bfloat16(), torch.ones(4, 1, 3).bfloat16()), 1),
+    "strided": (lambda x: F.conv1d(x, torch.ones(4, 1, 3), stride=2, padding=1), 1), "of rows": (lambda x: F.conv1d(x[0], torch.ones(4, 1, 3)), 1),
+}
+
+
+@pytest.mark.compiled("ATen computes most of them")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LINES)
+def test_strides_of_convolved_lines(name, dynamic):
+    """ATen takes a row of pixels for an image, whose one channel lies as channels-last memory does."""
+    fn, channels = LINES[name]
+    compiled, before = vitrify.compile(fn, dynamic=dynamic), dict(vitrify.counters)
+    with torch.no_grad():
+        for n in (6, 7, 9, 12):
+            ours, eager = compiled(turned(n, channels)), fn(turned(n, channels))
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
+    most = 4 if eager.dtype == torch.float64 else 2 if dynamic is None else 1  # ATen is asked anew how doubles lie
+    assert vitrify.counters["captures"] - before["captures"] <= most
+
+
+TRANSFORMS = {
+    "irfft": lambda x: torch.fft.irfft(x, dim=1), "irfftn": lambda x: torch.fft.irfftn(x, dim=(0, 1)), "fft": lambda x: torch.fft.fft(x, dim=1), "rfft": lambda x: torch.fft.rfft(x.real, dim=1),
+    "rfft of the expanded": lambda x: torch.fft.rfft(x.real[:1, :, 0, :1].expand(3, -1, 4), dim=1), "irfft of the expanded": lambda x: torch.fft.irfft(x[:1, :, 0, :1].expand(3, -1, 4), dim=1), "rfftn": lambda x: torch.fft.rfftn(x.real, dim=(0, 1)),
+}
+
+
+@pytest.mark.compiled("ATen computes all of it")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("shape", [(1, 0, 1, 5), (2, 0, 1, 3), (1, 0, 1, 1), (3, 0, 4, 1), (1, 0, 4, 2)], ids=str)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_strides_of_transforms(name, shape, dynamic):
+    """Of dims of equal strides the order is what ATen's std::partition leaves."""
+    fn = TRANSFORMS[name]
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (6, 8, 9):
+            x = torch.randn(*(n if k == 0 else k for k in shape), dtype=torch.complex64)
+            ours, eager = compiled(x), fn(x)
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
+
+
+MAPPED = {
+    "quantile": lambda r: r.quantile(torch.tensor([0.1, 0.4]), -1), "nanquantile": lambda r: r.nanquantile(torch.tensor([0.1, 0.4]), -1), "one quantile": lambda r: r.quantile(0.3, 0), "cdist": lambda r: torch.cdist(r, r), "kron": lambda r: torch.kron(r, r[:2]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", MAPPED)
+def test_strides_of_what_is_mapped(name, dynamic):
+    """vmap has no rule for some ops and stacks what they give: the results lie as stacks do."""
+    fn = lambda x: torch.func.vmap(MAPPED[name])(x) * 2  # noqa: E731
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (4, 7, 9, 5):
+            x = torch.randn(n, 3, 5)
+            ours, eager = compiled(x), fn(x)
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)

@@ -86,3 +86,20 @@ def test_calls_of_what_the_schedule_made_dense():
         ours, theirs = compiled(x)[0], f(x)[0]
         assert vitrify.counters["externs_called"] == before + 1
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+@pytest.mark.no_kernels("the program raises", some=True)
+@pytest.mark.parametrize("shape", [(2, 4, 4, 4), (2, 1, 4, 4), (1, 4, 4, 4)], ids=str)
+@pytest.mark.parametrize("before", [lambda x: x, lambda x: x * 2], ids=["argument", "computed"])
+def test_what_kernels_refuse_as_it_lies(before, shape):
+    """Meta kernels take a volume without a batch that lies as channels-last images do."""
+    program = lambda x: torch.nn.functional.max_pool3d(before(x), 1) + 1  # noqa: E731
+    compiled, x = vitrify.compile(program), torch.ones(shape).contiguous(memory_format=torch.channels_last)
+    for _ in range(2):
+        seen = []
+        for f in (program, compiled):
+            try:
+                seen.append((f(x).stride(), f(x).tolist()))
+            except RuntimeError as e:
+                seen.append(str(e).partition("\n")[0])
+        assert seen[0] == seen[1]

@@ -1,4 +1,8 @@
 """What a program reads of a tensor without an op: compared in every call where it can be, else the program runs eagerly. Each has a later call in which it differs."""
+import copy
+import io
+
+import numpy as np
 import pytest
 import torch
 import vitrify
@@ -165,3 +169,30 @@ def test_memory_keeps_its_size_when_a_tensor_shrinks():
     compiled, x = vitrify.compile(program), A(4.0)
     with torch.no_grad():
         assert compiled(x)[1] == program(x)[1] == 16
+
+
+CAUGHT = {
+    "tolist()": lambda x: x.tolist(), "of what is computed": lambda x: (x + 1).tolist(), "numpy()": lambda x: x.numpy(), "asarray": lambda x: np.asarray(x), "data_ptr()": lambda x: x.data_ptr(),
+    "of the memory": lambda x: x.untyped_storage().data_ptr(), "bytes of the memory": lambda x: x.untyped_storage()[0], "str()": lambda x: str(x), "deepcopy()": lambda x: copy.deepcopy(x),
+    "to_dlpack": lambda x: torch.utils.dlpack.to_dlpack(x), "bool()": lambda x: bool(x.exp().sum() > 1), "int()": lambda x: int(x.exp()[0]), "save": lambda x: torch.save(x, io.BytesIO()),
+    "map_": lambda x: x.clone().map_(x, lambda a, b: a), "frombuffer": lambda x: memoryview(x.numpy()), "share_memory_()": lambda x: x.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("caught", [Exception, (RuntimeError, TypeError, NotImplementedError, ValueError)], ids=["Exception", "RuntimeError"])
+@pytest.mark.parametrize("look", CAUGHT.values(), ids=CAUGHT)
+def test_a_program_catches_what_placeholders_raise(look, caught):
+    """It went the way of its handler, in all calls."""
+    import expects
+    expects.eager("its data cannot be read", "shared between processes", "reads a tensor's value", "aten::", "untyped_storage", "looks at those it has", some=True)
+
+    def program(x):
+        try:
+            look(x)
+            n = 1
+        except caught:
+            n = 2
+        return x * n + 1
+    compiled = vitrify.compile(program)
+    for _ in range(3):
+        assert torch.equal(compiled(A(4.0)), program(A(4.0)))

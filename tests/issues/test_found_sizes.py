@@ -2,6 +2,7 @@
 import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 from beside import check
 
@@ -111,3 +112,28 @@ FILTERED = {"rows": lambda b: b[b[:, 0] > 5][1:][:, 0] * 2, "indices": lambda b:
 @pytest.mark.parametrize("name", FILTERED)
 def test_a_slice_of_a_slice(name):
     check(FILTERED[name], lambda: [torch.arange(36.0).view(9, 4)])
+
+
+RAISING = {
+    "repeat_interleave": lambda x, n: torch.repeat_interleave(x, n), "bincount": lambda x, n: n.bincount() + x.sum(), "one_hot": lambda x, n: F.one_hot(n) + x.sum(),
+    "ctc_loss": lambda x, n: F.ctc_loss(x.view(4, 1, 1).expand(4, 1, 3).log_softmax(-1), torch.tensor([[1, 2]]), n[:1].abs() + 3, torch.tensor([2])),
+    "a number of what raises": lambda x, n: x * (torch.repeat_interleave(x, n).sum() > 1).item(),
+}
+
+
+@pytest.mark.parametrize("first", [-1, 1])
+@pytest.mark.parametrize("name", RAISING)
+def test_errors_of_what_is_run_to_find_sizes(name, first):
+    """A program that catches one in its first call took the same way in all later ones."""
+    expects.eager("raises by what its operands hold", "size that follows from content", "a value that the program reads is another", "a compiled call raised what eager does not", some=True)
+
+    def program(x, n):
+        try:
+            y = RAISING[name](x, n)
+        except RuntimeError:
+            y = x - 5
+        return y * 2
+    compiled = vitrify.compile(program)
+    for least in (first, 1, -1, 1):
+        given = torch.arange(4.0), torch.tensor([least, 1, 2, 0])
+        assert torch.equal(compiled(*given), program(*given))

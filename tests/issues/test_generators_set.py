@@ -194,3 +194,69 @@ def test_a_capture_that_waits_for_another():
     now = torch.rand(3)
     torch.manual_seed(3)
     assert torch.initial_seed() == 3 and torch.equal(now, torch.rand(3))
+
+
+@pytest.mark.parametrize("read", [lambda g: torch.default_generator.initial_seed(), lambda g: g.initial_seed(), lambda g: torch.random.initial_seed()], ids=["default", "argument", "function"])
+def test_a_seed_is_read_from_the_generator(read):
+    """A capture marks the seeds of generators: the program computed with the mark."""
+    def program(x, g):
+        return x.sin() * (read(g) % 1000), torch.rand(2, generator=g)
+    eager("it reads the seed of the process's random generator")
+    compiled, x, g = vitrify.compile(program), torch.ones(4), torch.Generator()
+    for seed in (3, 4):
+        numbers = []
+        for f in (program, compiled):
+            torch.manual_seed(seed)
+            numbers.append(f(x, g.manual_seed(seed + 5)))
+        torch.testing.assert_close(*numbers, rtol=0, atol=0)
+    made = torch.Generator().manual_seed(11)
+    assert vitrify.compile(lambda x: x.sin() * made.initial_seed())(x).equal(x.sin() * 11)
+
+
+def beside_a_capture(program, act):
+    """What `act` gives on another thread, while a capture of `program` runs on this one."""
+    inside, acted, got = threading.Event(), threading.Event(), []
+
+    def waits(x):
+        y = program(x)
+        inside.set()
+        assert acted.wait(30)
+        return y + program(x)
+
+    def acts():
+        assert inside.wait(30)
+        got.append(act())
+        acted.set()
+    torch.manual_seed(3)
+    thread = threading.Thread(target=acts)
+    thread.start()
+    vitrify.compile(waits)(torch.ones(4))
+    thread.join()
+    return got[0]
+
+
+def test_other_threads_read_the_seed():
+    def look():
+        torch.manual_seed(torch.initial_seed() + 0)
+        return torch.initial_seed(), torch.default_generator.initial_seed()
+    eager("sets the state of a random number generator")
+    assert beside_a_capture(lambda x: x.sin() + 1, look) == (3, 3)
+
+
+def test_states_that_other_threads_keep():
+    state = beside_a_capture(lambda x: x.sin() + 1, torch.get_rng_state)
+    torch.manual_seed(9)
+    torch.set_rng_state(state)
+    assert torch.initial_seed() == 3
+
+
+@pytest.mark.parametrize("draw", [False, True], ids=["no draws", "draws"])
+def test_what_another_thread_sets_stays(draw):
+    eager("sets the state of a random number generator")
+    beside_a_capture(lambda x: x.sin() + 1, lambda: torch.manual_seed(5))
+    now = torch.initial_seed(), torch.rand(3)
+    torch.manual_seed(5)
+    assert now[0] == 5 and torch.equal(now[1], torch.rand(3))
+    if draw:  # the draws of the call, which eager makes anew, are all that comes after the seed
+        beside_a_capture(lambda x: F.dropout(x) + 1, lambda: torch.manual_seed(5))
+        assert torch.initial_seed() == 5

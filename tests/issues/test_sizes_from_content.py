@@ -1,7 +1,9 @@
 """Sizes that only the run finds, and sizes that guards have fixed: none, one or many elements, and the one that broadcasts."""
 import beside
+import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 
 A = lambda *v: torch.tensor(v)  # noqa: E731
@@ -105,4 +107,48 @@ def test_what_is_joined_with_a_found_part(fn):
             a = torch.arange(-4, 5 + k) + k
             b = a.clone()
             beside.same_call(beside.run(compiled, (a,)), beside.run(fn, (b,)), (a,), (b,))
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+SIZES_ONLY = {
+    "a number": lambda m, x: x.sum() * len(x[m]),
+    "in a product": lambda m, x: x[m].sum(0) * len(x[m]),
+    "another way": lambda m, x: x + 1 if len(x[m]) > 5 else x - 1,
+    "a loop": lambda m, x: torch.stack([r * 2 for r in x[m]]).sum(0),
+    "parts": lambda m, x: torch.cat([r[None] * 2 for r in x[m].unbind()]),
+    "a permutation": lambda m, x: torch.randperm(len(x[m])) * 2 + x.sum().long(),
+    "draws": lambda m, x: torch.rand(len(x[m])) + 1,
+    "dropout": lambda m, x: F.dropout(x[m], 0.5),
+    "a diagonal": lambda m, x: (x[m] @ x[m].T).fill_diagonal_(9.0).amin(1),
+    "a matrix of it": lambda m, x: torch.diag_embed(x[m][:, 0]) + 1,
+    "some of it": lambda m, x: x[m][torch.multinomial(x[m][:, 0] + 1, 2)] * 2,
+    "of the rest": lambda m, x: x[~m & (torch.arange(30) > 2)].sum() * x[~m].shape[0],
+    "of integers": lambda m, x: x[m.long() * 3 > 0].sum() * x[m.long() * 3 > 0].shape[0],
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("fn", SIZES_ONLY.values(), ids=list(SIZES_ONLY))
+def test_sizes_of_masked_arguments(fn, dynamic):
+    """Nobody looked whether a later mask sets as many where only their number is of use, or where the program had made a number of it: values of another mask, and memory of others."""
+    expects.eager("the content of an argument is not what the plan is for", "a size that follows from content is not what the plan is for", some=True)
+    compiled, before = vitrify.compile(fn, dynamic=dynamic), dict(vitrify.counters)
+    x = torch.arange(120.0).view(30, 4)
+    with torch.no_grad():
+        for n in (5, 6, 28, 5, 2, 9, 5):
+            m = torch.arange(30) < n
+            beside.same_call(beside.run(compiled, (m, x)), beside.run(fn, (m, x)), (m, x), (m, x))
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def test_a_size_of_a_mask_beside_that_of_another_argument():
+    """Masks whose content stays are not read again: what else the size was compared with changes all the same."""
+    expects.eager("the content of an argument is not what the plan is for", "a size that follows from content is not what the plan is for", some=True)
+    fn = lambda m, x, y: x[m] + y  # noqa: E731
+    compiled, before = vitrify.compile(fn, dynamic=True), dict(vitrify.counters)
+    m, x = torch.arange(30) < 5, torch.arange(120.0).view(30, 4)
+    with torch.no_grad():
+        for n in (5, 5, 6, 1, 5):
+            given = (m, x, torch.arange(4.0 * n).view(n, 4))
+            beside.same_call(beside.run(compiled, given), beside.run(fn, given), given, given)
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"]

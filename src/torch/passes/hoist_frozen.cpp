@@ -33,13 +33,11 @@ bool static_args(const Node& n) {
   }
   return true;
 }
-bool pure(const Node& n) { return !(n.op->flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)); }
+bool pure(const Node& n) { return reads_content(n) || !(n.op->flags & (ir::kRandom | ir::kEffect | ir::kDataDependent)); }
 bool is_own(const Node& n) { return n.op->name.starts_with("graph::"); }
 
 int64_t bytes_of(const ir::TensorType& t) { return t.numel().value() * static_cast<int64_t>(size_of(t.dtype)); }
 
-// May read arguments: their key is their content.
-bool reads_content(const Node& n) { return n.op->name == "vitrify::edge_csr" || n.op->name == "vitrify::mask_positions"; }
 bool always_worth(const Node& n) { return n.op->name.find("_reorder_") != std::string::npos || reads_content(n) || n.op->name == "aten::clone"; }
 
 struct Hoister {
