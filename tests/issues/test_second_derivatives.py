@@ -7,6 +7,7 @@ import expects
 import pytest
 import torch
 import vitrify
+from torch.utils.checkpoint import checkpoint
 
 PRODUCTS = {"whole": lambda x: x.prod(), "of rows": lambda x: x.view(2, 2).prod(1), "whole of a matrix": lambda x: x.view(2, 2).t().prod()}
 
@@ -255,4 +256,21 @@ def test_products_whose_factors_are_assigned(name, when):
             h.data = h.data * 1.5 + 0.1
         return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
 
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0], [4.0, 3.0]], [[0.0, 2.0], [4.0, 3.0]]], ids=["no zero", "a zero"])
+@pytest.mark.parametrize("outer", [0, 1], ids=["the result", "inside"])
+@pytest.mark.parametrize("name", ["prod", "prod kept", "cumprod", "cumprod of columns", "exp"])
+def test_gradients_through_the_result_of_a_checkpoint(name, outer, values):
+    """Its hooks give what was saved once."""
+    def program(x):
+        y = checkpoint(lambda x: OF_RESULTS[name](x * 1.1), x, use_reentrant=False)
+        return y * 1.2 if outer else y
+
+    def run(f):
+        x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+        y = f(x)
+        g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return [g.detach(), *torch.autograd.grad(g.square().sum(), (y, x))]
     torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
