@@ -30,10 +30,16 @@ std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
 class OfTangents {
  public:
   OfTangents(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j) : results_(b.results) {
+    std::unordered_map<uint32_t, at::Tensor> resolved;
     for (size_t g = 0; g < b.results.size(); ++g) {
       const ResultSpec& r = b.results[g];
       if (!is_of_tangent(r)) continue;
-      const at::Tensor& t = tangents[r.index];
+      at::Tensor t = tangents[r.index];
+      if (t.is_conj() && std::ranges::find(r.path, "aten::view_as_real", &ResultSpec::ViewOp::op) != r.path.end()) {  // it has other memory then
+        const auto [at, fresh] = resolved.try_emplace(r.index);
+        if (fresh) at->second = t.resolve_conj();
+        t = at->second;
+      }
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(t, j.tangent(r.index).type());
       made_.emplace_back(g, follow(resolve(r.path), as_is ? t : laid_out(t, j.tangent(r.index).type(), how[r.index])));
     }

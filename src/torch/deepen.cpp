@@ -216,6 +216,9 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     m.look = &look;
     for (size_t k = 0; k < given.size(); ++k)
       if (given[k] && look.tangents[k].defined()) m.known_now.emplace_back(given[k], look.tangents[k]);
+    for (const auto& [result, now] : look.assigned)
+      if (const auto at = std::ranges::find(j.assigned, result, [](const auto& a) { return a.first; }); at != j.assigned.end())
+        m.known_now.emplace_back(at->second, now);
     const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
     m.look = nullptr;
     std::vector<at::Tensor> results;

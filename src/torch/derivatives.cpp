@@ -24,48 +24,9 @@ namespace generated = torch::autograd::generated;
 
 namespace {
 
-// What is not chosen is computed of operands that do no harm: in a derivative of this, zero times what it gives must be zero.
-Tensor harmless(const Tensor& chosen, const Tensor& t, double other) { return at::where(chosen, t, at::scalar_tensor(other, t.options())); }
-
-// What eager's formula reads, and its user may have written since, with the history of `harmless`.
-Tensor with_history_of(const Tensor& harmless, const Tensor& read) {
-  const Tensor same = read.detach();
-  if (!harmless.requires_grad()) return same;
-  const auto node = compat::make_node<generated::AliasBackward0>();
-  node->set_next_edges(torch::autograd::collect_next_edges(harmless));
-  torch::autograd::set_history(same, node);
-  return same;
-}
-
-// The same of what `node` makes of `factors`.
-template <class N>
-Tensor as_made_of(const Tensor& factors, const Tensor& result, const compat::NodePtr& node, N& n) {
-  const Tensor made = result.detach();
-  if (!factors.requires_grad()) return made;
-  n.set_next_edges(torch::autograd::collect_next_edges(factors));
-  n.self_ = torch::autograd::SavedVariable(factors, false);
-  torch::autograd::set_history(made, node);
-  n.result_ = torch::autograd::SavedVariable(made, true);
-  return made;
-}
-
-Tensor as_product_of(const Tensor& factors, const Tensor& result, std::optional<int64_t> along) {
-  if (!along) {
-    const auto n = compat::make_node<generated::ProdBackward0>();
-    return as_made_of(factors, result, n, *n);
-  }
-  const auto n = compat::make_node<generated::ProdBackward1>();
-  n->dim = *along;
-  n->keepdim = result.dim() == factors.dim();
-  return as_made_of(factors, result, n, *n);
-}
-
-Tensor as_cumulative_product_of(const Tensor& factors, const Tensor& result, int64_t dim) {
-  const auto n = compat::make_node<generated::CumprodBackward0>();
-  n->dim = dim;
-  n->self_scalar_type = factors.scalar_type();
-  return as_made_of(factors, result, n, *n);
-}
+// Where the gradient can be differentiated again: formulas that read a result give it a gradient and others do not, so that it is known which one
+// eager takes.
+bool any_zero(const Tensor& factors) { return (factors == 0).any().item<bool>(); }
 
 // For each element, the product of the others.
 Tensor product_of_others(const Tensor& grad, const Tensor& input, int64_t dim) {
@@ -85,19 +46,16 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
     grad = grad.unsqueeze(*along);
     result = result.unsqueeze(*along);
   }
+  const auto from_others = [&](const Tensor& given, const Tensor& factors) {
+    return along ? product_of_others(given, factors, *along) : product_of_others(given, factors.contiguous().view(-1), 0).view_as(factors);
+  };
+  if (at::GradMode::is_enabled()) return any_zero(input) ? from_others(grad, input) : grad * (result / input).conj();
   const Tensor zeros = (input == 0).sum(), none = zeros == 0;
-  // A gradient of zero that came back through the result itself would meet what infinities it is made of.
-  Tensor factors = harmless(none, input, 1);
-  if (at::GradMode::is_enabled()) {
-    factors = with_history_of(factors, input);
-    result = as_product_of(factors, result, along);
-  }
-  const Tensor usual = harmless(none, grad, 0) * (result / factors).conj();
-  // With several, all gradients are zero, but not the gradients of those.
-  const Tensor few = along || at::GradMode::is_enabled() ? at::logical_not(none) : zeros == 1;
-  const Tensor operand = harmless(few, input, 1), given = harmless(few, grad, 0);
-  const Tensor others = along ? product_of_others(given, operand, *along) : product_of_others(given, operand.contiguous().view(-1), 0).view_as(input);
-  return at::where(none, usual, others);
+  const Tensor usual = grad * (result / input).conj();
+  if (along) return at::where(none, usual, from_others(grad, input));
+  // With several, all gradients are zero, whatever the others are.
+  const Tensor one = zeros == 1, no_gradient = at::zeros({}, grad.options()), no_factors = at::ones({}, input.options());
+  return at::where(none, usual, from_others(at::where(one, grad, no_gradient), at::where(one, input, no_factors)));
 }
 
 constexpr int64_t kShort = 8;  // elements for which eager's own formula, whose nodes grow with their square, costs no more
@@ -136,12 +94,9 @@ Tensor cumulative_others(const Tensor& grad, const Tensor& factors, int64_t dim)
 Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t dim, const Tensor& result) {
   if (input.sym_numel() <= 1 || input.sym_size(dim) == 1) return grad;
   const auto sums_from = [dim](const Tensor& t) { return t.flip(dim).cumsum(dim).flip(dim); };
-  const Tensor zero = input == 0, factors = input.conj(), products = result.conj();
-  if (at::GradMode::is_enabled()) {  // it has gradients where a factor is zero
-    const Tensor none = zero.sum() == 0, some = none.logical_not(), chosen = with_history_of(harmless(none, factors, 1), factors);
-    return at::where(none, sums_from(as_cumulative_product_of(chosen, products, dim) * harmless(none, grad, 0)).div(chosen),
-                     cumulative_others(harmless(some, grad, 0), harmless(some, factors, 1), dim));
-  }
+  const Tensor factors = input.conj(), products = result.conj();
+  if (at::GradMode::is_enabled()) return any_zero(input) ? cumulative_others(grad, factors, dim) : sums_from(products * grad).div(factors);
+  const Tensor zero = input == 0;
   const Tensor zeros = zero.cumsum(dim), before = zeros == 0, once = zeros == 1, first = once.logical_and(zero);
   const Tensor up_to_first = sums_from((products * grad).masked_fill(before.logical_not(), 0)).div(factors);
   const Tensor place = std::get<1>(first.max(dim, true));
@@ -152,23 +107,28 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
   return at::where(before, up_to_first, at::where(first, of_first, at::zeros({}, grad.options())));
 }
 
-// Of real matrices. Where one is singular, by its singular values; what is not chosen is computed of the identity, or of a matrix whose singular
-// values differ.
+// Of real matrices, where the gradient can be differentiated again. Where one is singular, by its singular values; where some are and some are not,
+// what is not chosen is computed of the identity, or of a matrix whose singular values differ.
 Tensor of_determinant(const Tensor& grad, const Tensor& det, const Tensor& a) {
   const double eps = a.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
   const Tensor singular = det.abs() < 100. * eps, of_matrix = singular.unsqueeze(-1).unsqueeze(-1);
-  const c10::SymInt n = a.sym_size(-1);
   std::vector<c10::SymInt> diagonal = a.sym_sizes().vec();
   diagonal.pop_back();
-  const Tensor values = at::arange(1, n.guard_int(__FILE__, __LINE__) + 1, a.options());
-  const auto [u, s, v] = at::linalg_svd(at::where(of_matrix, a, at::diag_embed(values)));
-  const Tensor alpha = at::linalg_det(u) * at::linalg_det(v) * grad.masked_fill(singular.logical_not(), 0);
-  const Tensor by_values = (u * product_of_others(alpha.unsqueeze(-1).expand_symint(diagonal), s, s.dim() - 1).unsqueeze(-2)).matmul(v);
+  const auto by_values = [&](const Tensor& matrices, const Tensor& given) {
+    const auto [u, s, v] = at::linalg_svd(matrices);
+    const Tensor alpha = at::linalg_det(u) * at::linalg_det(v) * given;
+    return (u * product_of_others(alpha.unsqueeze(-1).expand_symint(diagonal), s, s.dim() - 1).unsqueeze(-2)).matmul(v);
+  };
+  const auto by_inverse = [&](const Tensor& matrices, const Tensor& given) {
+    return at::linalg_solve(matrices.mT(), at::diag_embed(given.unsqueeze(-1).expand_symint(diagonal)));
+  };
+  if (singular.all().item<bool>()) return by_values(a, grad);
+  if (!singular.any().item<bool>()) return by_inverse(a, grad * det);
+  const Tensor numbers = at::arange(1, a.sym_size(-1).guard_int(__FILE__, __LINE__) + 1, a.options());
+  const Tensor of_singular = by_values(at::where(of_matrix, a, at::diag_embed(numbers)), grad.masked_fill(singular.logical_not(), 0));
   // The usual case comes last: its derivative comes first, and what is added to it takes its strides.
-  const Tensor regular = at::where(of_matrix, at::diag_embed(at::ones_like(values)), a);
-  const Tensor right = at::diag_embed((grad * det).masked_fill(singular, 0).unsqueeze(-1).expand_symint(diagonal));
-  const Tensor by_inverse = at::linalg_solve(regular.mT(), right);
-  return at::where(of_matrix.logical_not(), by_inverse, by_values);  // in the strides of the usual case
+  const Tensor of_others = by_inverse(at::where(of_matrix, at::diag_embed(at::ones_like(numbers)), a), (grad * det).masked_fill(singular, 0));
+  return at::where(of_matrix.logical_not(), of_others, of_singular);  // in the strides of the usual case
 }
 
 // All that are the largest, or the middle, have the same part in it.
@@ -259,7 +219,11 @@ bool checks_values(const Node& n) {
   return false;
 }
 
-bool chooses(const Node& node) { return as<generated::LinalgDetBackward0>(node) && at::GradMode::is_enabled() && !is_replaced(node); }
+bool chooses(const Node& node) {
+  if (!at::GradMode::is_enabled() || is_replaced(node)) return false;
+  const auto* product = as<generated::ProdBackward1>(node);
+  return as<generated::LinalgDetBackward0>(node) || as<generated::CumprodBackward0>(node) || (product && any_has_hooks(*product));
+}
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined()) return made;

@@ -93,14 +93,14 @@ Kept::Kept(const at::Tensor& t, Hold how) : itself(how != Hold::Memory) {
   if (!t.defined()) return;
   const bool leaf = itself && t.is_leaf() && t.requires_grad();
   tensor = leaf ? t : t.tensor_data();
-  if (itself && !leaf) given_.emplace(t.getIntrusivePtr());
+  if (itself && !leaf) given_.emplace(t);
   if (how == Hold::Both) was_ = leaf ? t.tensor_data() : tensor;
   version = version_of(t);
 }
 
 void Kept::take_now() {
   if (!given_ || !readable()) return;
-  const at::Tensor now(given_->lock());
+  const at::Tensor now = given_->now();
   if (!now.defined() || (now.is_alias_of(tensor) && now.storage_offset() == tensor.storage_offset() && now.sizes() == tensor.sizes() &&
                          now.strides() == tensor.strides() && now.dtype() == tensor.dtype()))
     return;

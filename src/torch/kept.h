@@ -9,6 +9,7 @@
 
 #include "ir/graph.h"
 #include "torch/compat.h"
+#include "torch/followed.h"
 #include "torch/split.h"
 #include "torch/tape.h"
 
@@ -28,13 +29,13 @@ struct Kept {
   static Kept sizes_of(const at::Tensor&);
   bool readable() const { return tensor.defined() && !hollow; }
   bool changed() const;
-  void take_now();             // the memory that the tensor has by now, while somebody has it
+  void take_now();             // the memory that the tensor has by now, or had when nobody had it any more
   void check_memory() const;   // raises where eager reads two by now, and this is one
   Kept for_level(Hold) const;  // as a backward that is differentiated again has it
 
  private:
   at::Tensor was_;  // with the memory that views hold
-  std::optional<c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>> given_;
+  std::optional<Followed> given_;
 };
 
 std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>&);

@@ -21,6 +21,12 @@ void give_tangents(variable_list& grads, const JointProgram& j, const variable_l
   }
 }
 
+// As the trace has it; undefined where that cannot be.
+at::Tensor as_traced(const RegionCall::Other& o) {
+  if (o.tensor.sizes() != o.recorded.sizes() || o.tensor.dtype() != o.recorded.dtype()) return {};
+  return o.tensor.strides() == o.recorded.strides() ? o.tensor : laid_in(o.tensor, o.recorded.sizes(), o.recorded.strides());
+}
+
 }  // namespace
 
 variable_list Training::differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
@@ -107,9 +113,9 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   for (size_t i = own; i < wanted.size(); ++i) {
     if (!is_input(*wanted[i].node)) continue;
     if (const auto of = std::ranges::find(joint_.assigned, wanted[i], [](const auto& a) { return a.second; }); of != joint_.assigned.end()) {
-      const auto& [now, recorded, _] = assigned.at(of->first);
-      if (now.sizes() != recorded.sizes() || now.dtype() != recorded.dtype()) give_up("what they read has another size or dtype than in the forward");
-      o.given[i] = Kept(now.strides() == recorded.strides() ? now : laid_in(now, recorded.sizes(), recorded.strides()));
+      const at::Tensor now = as_traced(assigned.at(of->first));
+      if (!now.defined()) give_up("what they read has another size or dtype than in the forward");
+      o.given[i] = Kept(now);
       continue;
     }
     while (!how[k].defined) ++k;
@@ -186,6 +192,8 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
   look.tangents.resize(tangents.size());
   for (size_t k = 0; k < tangents.size(); ++k)
     if (tangents[k].defined()) look.tangents[k] = laid_out(tangents[k].detach(), type_of_tangent(k), how[k]);
+  for (const auto& [result, other] : node.call().assigned(true))
+    if (const at::Tensor now = as_traced(other); now.defined()) look.assigned.emplace_back(result, now);
   look.values = [this, &call, &node] {
     std::vector<std::pair<Value, at::Tensor>> values;
     for (size_t i = 0; i < joint_.given.size(); ++i)

@@ -58,13 +58,13 @@ struct RegionCall : Call {
   struct InMemory {
     uint32_t result;
     int32_t output;  // it is that one of the forward, and a first derivative reads it as it is by then (Hold); else -1
-    Seen tensor;
+    Followed tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int64_t offset;
     at::Tensor geometry, recorded;  // hollow; recorded: as the trace has it
   };
   void note_memory(uint32_t result, int32_t output, const at::Tensor&, const at::Tensor& recorded = {});
-  // Those whose .data is another tensor by now, while somebody has them. `all`: also those with an output.
+  // Those whose .data is another tensor by now. `all`: also those with an output.
   struct Other {
     at::Tensor tensor, recorded;
     int32_t output;

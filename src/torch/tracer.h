@@ -103,6 +103,7 @@ class Tracer {
   struct Look {
     std::function<std::vector<std::pair<ir::Value, at::Tensor>>()> values;  // asked for once
     std::vector<at::Tensor> tangents;                                       // by place
+    std::vector<std::pair<uint32_t, at::Tensor>> assigned;                  // the results whose .data is another tensor
   };
   // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable. It is given what was `kept` for the
   // first derivative, too.

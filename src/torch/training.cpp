@@ -126,7 +126,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     }
   if (origin)
     for (const RegionCall::InMemory& m : static_cast<const RegionCall&>(*origin->call).in_memory)
-      if (const at::Tensor now(m.tensor.lock()); now.defined()) call->note_memory(m.result, -1, now, m.recorded);
+      if (const at::Tensor now = m.tensor.now(); now.defined()) call->note_memory(m.result, -1, now, m.recorded);
   for (uint32_t k = 0; k < joint_.roots.size(); ++k)
     if (const auto& views = joint_.roots[k].views; views.size() > 1)
       for (uint32_t v = 0; v < views.size(); ++v) call->add_view(k, v, out[views[v]]);

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 
@@ -324,3 +325,87 @@ def test_hooks_of_the_program(pack):
         out.sum().backward()
         results.append([x.grad, w.grad])
     torch.testing.assert_close(*results)
+
+
+SAVED = {
+    "input of a sine": lambda x: (lambda a: (a, a.sin()))(x * 1),
+    "a result too": lambda x: (lambda a: (a, a * a))(x.exp()),
+    "a view": lambda x: (lambda a: (lambda v: (v, v.sin(), a))(a[:]))(x * 1),
+    "transposed": lambda x: (lambda a: (a.t(), a.t() @ a))(x * 1),
+    "a product": lambda x: (lambda a: (a, a @ a.sin()))(x * 1),
+    "only a result": lambda x: (lambda a: (a, a * 1))(x.exp()),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
+@pytest.mark.parametrize("name", SAVED)
+def test_assigned_and_gone(name, twice, when):
+    """Eager's node holds what it has saved: that the user has dropped it does not bring back what it was."""
+    def run(f):
+        x = torch.linspace(0.2, 1.4, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+        a, b, *_ = f(x)
+        del _
+        if when == "before":
+            a.data = a.data * 1.5 + 0.1
+            del a
+        g, = torch.autograd.grad(b.square().sum(), x, create_graph=twice, retain_graph=True)
+        if when == "after":
+            a.data = a.data * 1.5 + 0.1
+            del a
+        return g.detach(), torch.autograd.grad(g.square().sum() if twice else b.square().sum(), x)[0]
+    for _ in range(2):
+        torch.testing.assert_close(run(vitrify.compile(SAVED[name], fullgraph=True)), run(SAVED[name]))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("fn", [torch.sin, lambda a: a * a.sin(), lambda a: a.view(9).sin().view(3, 3)], ids=["itself", "twice", "a view of it"])
+def test_given_assigned_and_gone(fn, constant):
+    def program(a, x):
+        return fn(a) * x
+
+    def run(f):
+        x = torch.linspace(0.2, 1.4, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+        a = x.detach() + 1 if constant else x * 1
+        y = f(a, x)
+        a.data = a.data * 1.5 + 0.1
+        del a
+        return torch.autograd.grad(y.sum(), x)[0]
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
+
+
+def test_what_is_gone_is_not_held():
+    """Neither the tensor, nor its memory where it was not assigned to; of what was, the last memory goes with the backward."""
+    def storage(t):
+        return StorageWeakRef(t.untyped_storage())
+
+    f = vitrify.compile(lambda x: (lambda a: (a[:1], a[1:], (a[:1].sin() * a[1:].sin()).exp()))(x * 1), fullgraph=True)
+    x = torch.ones(2, 1000, requires_grad=True)
+    for _ in range(3):
+        a, b, y = f(x)
+        first = storage(a)
+        b.data = torch.zeros(1, 1000)
+        last = storage(b)
+        del a, b
+        y.sum().backward()
+        del y
+        assert first.expired() and last.expired()
+    a, b, y = f(x)
+    b.data = torch.zeros(1, 1000)
+    last = storage(b)
+    del a, b, y
+    assert last.expired()
+
+
+def test_dual_numbers_of_what_is_followed():
+    """Tensors that a call follows may be the primals of dual numbers, before and after it."""
+    f = vitrify.compile(lambda x: (lambda a: (a, a.sin()))(x * 1), fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.forward_ad.dual_level():
+        a, b = f(x)
+        assert torch.autograd.forward_ad.unpack_dual(a).tangent is None
+        d = torch.autograd.forward_ad.make_dual(a, torch.full((3,), 2.0))
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(d.sin()).tangent, 2 * a.cos())
+        a.data = torch.zeros(3)
+        del a, d
+        assert torch.equal(torch.autograd.grad(b.sum(), x)[0], torch.ones(3))

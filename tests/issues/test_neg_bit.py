@@ -230,3 +230,23 @@ def test_conjugate_inputs_under_dynamic_sizes(of, dynamic):
     with torch.no_grad():
         ours, eager = vitrify.compile(f, dynamic=dynamic)(z, r), f(z, r)
     assert torch.equal(ours[0], eager[0]) and torch.equal(ours[1], eager[1])
+
+
+@pytest.mark.parametrize("of", [lambda z: z, lambda z: z.t(), lambda z: z * 2, lambda z: z.real, lambda z: z.imag], ids=["itself", "transposed", "times", "real", "imag"])
+@pytest.mark.parametrize("how", ["backward", "grad", "create_graph"])
+def test_gradients_that_are_parts_of_conjugates(of, how):
+    """Gradients of complex()'s parts are views of the tangent, which has no parts where it is a lazy conjugate."""
+    def program(x, w):
+        return of(torch.complex(x, w).conj()), (x * w).exp()  # kernels of ours have no complex numbers
+
+    def run(f):
+        x, w = (torch.linspace(-1, 2, 6).view(2, 3).add(i).requires_grad_() for i in (0, 1))
+        y, e = f(x, w)
+        t = torch.arange(y.numel(), dtype=torch.float32).view(y.shape) * (1 if y.dtype == torch.float32 else 1 + 2j)
+        if how == "backward":
+            torch.autograd.backward([y, e.sum()], [t, None])
+            return x.grad, w.grad
+        g = torch.autograd.grad(y, (x, w), t, create_graph=how == "create_graph", allow_unused=True)
+        return [torch.zeros(2, 3) if v is None else v.detach().clone() for v in g]
+    for a, b in zip(run(vitrify.compile(program, fullgraph=True)), run(program), strict=True):
+        torch.testing.assert_close(a, b)

@@ -3,9 +3,11 @@ it is zero: derivatives of those need distinct ones, and at the identity they we
 import itertools
 
 import bounds
+import expects
 import pytest
 import torch
 import vitrify
+from torch.utils.checkpoint import checkpoint
 
 PRODUCTS = {"whole": lambda x: x.prod(), "of rows": lambda x: x.view(2, 2).prod(1), "whole of a matrix": lambda x: x.view(2, 2).t().prod()}
 
@@ -196,3 +198,79 @@ def test_products_written_since(fn, write):
         assert ours == eager
     else:
         torch.testing.assert_close(ours, eager)
+
+
+OF_RESULTS = {
+    "prod": lambda x: x.prod(1), "prod kept": lambda x: x.prod(0, keepdim=True), "prod of all": lambda x: x.prod(), "cumprod": lambda x: x.cumprod(1), "cumprod of columns": lambda x: x.cumprod(0),
+    "exp": torch.exp, "det": torch.linalg.det,
+}
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0], [4.0, 3.0]], [[0.0, 2.0], [4.0, 3.0]], [[0.0, 0.0], [4.0, 3.0]]], ids=["no zero", "a zero", "zeros"])
+@pytest.mark.parametrize("inside", [False, True], ids=["of an argument", "of what is made inside"])
+@pytest.mark.parametrize("name", OF_RESULTS)
+def test_gradients_through_the_result(name, inside, values):
+    """Eager's derivative of a product reads the result where no factor is zero: the next gradient goes to that, to its hooks and its .grad."""
+    expects.compiled("ATen computes all of it") if name == "det" else None
+    fn = OF_RESULTS[name]
+
+    def program(x):
+        h = x * 1.5 if inside else x
+        return fn(h), h
+
+    def run(f):
+        made = []
+        for again in (False, True):  # with what it has learned
+            x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+            y, h = f(x)
+            y.retain_grad()
+            y.register_hook(lambda g: made.append(g.detach().clone()))
+            for tangent in (torch.ones_like(y), y * 2):
+                g, = torch.autograd.grad(y, x, tangent, create_graph=True)
+                made += torch.autograd.grad(g.square().sum(), (y, h, x), retain_graph=True, allow_unused=True)
+                second, = torch.autograd.grad(g.square().sum(), x, create_graph=True)
+                made += torch.autograd.grad(second.square().sum(), (y, x), retain_graph=True, allow_unused=True)
+            g.square().sum().backward()
+            made += [y.grad, x.grad]
+        return [None if t is None else t.detach() for t in made]
+
+    for ours, eager in zip(run(vitrify.compile(program, fullgraph=True)), run(program), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", [n for n in OF_RESULTS if n != "det"])
+def test_products_whose_factors_are_assigned(name, when):
+    """Its .data is read where eager reads it, and what came of it before where eager reads that."""
+    def program(x):
+        h = x * 1
+        return h, OF_RESULTS[name](h)
+
+    def run(f):
+        x = torch.tensor([[1.0, 2.0], [4.0, 3.0]], dtype=torch.float64, requires_grad=True)
+        h, y = f(x)
+        if when == "before":
+            h.data = h.data * 1.5 + 0.1
+        g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        if when == "after":
+            h.data = h.data * 1.5 + 0.1
+        return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
+
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0], [4.0, 3.0]], [[0.0, 2.0], [4.0, 3.0]]], ids=["no zero", "a zero"])
+@pytest.mark.parametrize("outer", [0, 1], ids=["the result", "inside"])
+@pytest.mark.parametrize("name", ["prod", "prod kept", "cumprod", "cumprod of columns", "exp"])
+def test_gradients_through_the_result_of_a_checkpoint(name, outer, values):
+    """Its hooks give what was saved once."""
+    def program(x):
+        y = checkpoint(lambda x: OF_RESULTS[name](x * 1.1), x, use_reentrant=False)
+        return y * 1.2 if outer else y
+
+    def run(f):
+        x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+        y = f(x)
+        g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return [g.detach(), *torch.autograd.grad(g.square().sum(), (y, x))]
+    torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
