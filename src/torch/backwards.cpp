@@ -26,6 +26,12 @@ std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
   return results;
 }
 
+// Behind the lazy bits of `like`, or with them again.
+at::Tensor turned(at::Tensor t, const at::Tensor& like) {
+  if (like.is_conj()) t = t._conj();
+  return like.is_neg() ? t._neg_view() : t;
+}
+
 // The others are tangents or their views, as eager's are: what is done to the one is done to the other.
 class OfTangents {
  public:
@@ -33,9 +39,10 @@ class OfTangents {
     for (size_t g = 0; g < b.results.size(); ++g) {
       const ResultSpec& r = b.results[g];
       if (!is_of_tangent(r)) continue;
-      const at::Tensor& t = tangents[r.index];
-      const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(t, j.tangent(r.index).type());
-      made_.emplace_back(g, follow(resolve(r.path), as_is ? t : laid_out(t, j.tangent(r.index).type(), how[r.index])));
+      const ir::TensorType& type = j.tangent(r.index).type();
+      const at::Tensor t = any_bits(r.path) ? tangents[r.index] : tangents[r.index].resolve_conj().resolve_neg();
+      const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
+      made_.emplace_back(g, follow(resolve(r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
     }
   }
   void take(variable_list& grads) {

@@ -45,6 +45,13 @@ inline bool any_strides(const std::vector<ResultSpec::ViewOp>& path) {
   });
 }
 
+// A lazily conjugated or negated tensor can go along that path, and what comes of it is one: no view looks at the numbers of its memory as others.
+inline bool any_bits(const std::vector<ResultSpec::ViewOp>& path) {
+  return std::ranges::none_of(path, [](const ResultSpec::ViewOp& v) {
+    return v.op == "aten::view_as_real" || v.op == "aten::view_as_complex" || v.op == "aten::view.dtype";
+  });
+}
+
 // Why calls of a program run eagerly from now on: its gradients cannot be differentiated.
 struct GaveUp {
   std::atomic<bool> is{false};

@@ -111,3 +111,68 @@ def test_gradients_that_are_differentiated():
             t = torch.ones(3, 4)
         torch.autograd.grad(c(x, w), x, t, create_graph=True)[0][0].fill_(7)
         assert t.sum() == 8 + 28
+
+
+LAZY = {
+    "parts": lambda x, w: torch.complex(x, w),
+    "parts of a conjugate": lambda x, w: torch.complex(x, w).conj(),
+    "parts, swapped": lambda x, w: torch.complex(x, w).t().conj().reshape(-1),
+    "real": lambda x, w: x.to(torch.complex64) + w * 1j,
+    "sum": lambda x, w: x.view(-1) + w.view(-1),
+    "sum of complex numbers": lambda x, w: torch.view_as_complex(torch.stack([x, w], -1)).view(-1) + 1,
+    "inside": lambda x, w: torch.complex(x.sin(), w.cos()).conj().imag.view(-1),
+}
+
+
+def lazily(t, how):
+    """`t`, by way of lazy bits."""
+    if how == "conj" and t.is_complex():
+        return t.conj_physical().conj()
+    if how == "conj and neg" and t.is_complex():
+        return torch._neg_view((-t).conj_physical().conj())
+    if how == "imag" and not t.is_complex():
+        return torch.complex(torch.zeros_like(t), -t).conj().imag
+    return torch._neg_view(-t)
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("use", ["backward", "grad", "hooked", "differentiable"])
+@pytest.mark.parametrize("how", ["conj", "neg", "conj and neg", "imag", "outside"])
+@pytest.mark.parametrize("name", LAZY)
+def test_lazily_conjugated_and_negated_tangents(name, how, use):
+    results = []
+    for f in (vitrify.compile(LAZY[name], fullgraph=True), LAZY[name]):
+        for size in ((2, 3), (4, 3)):
+            torch.manual_seed(0)
+            x, w = (torch.rand(size, requires_grad=True) for _ in range(2))
+            z = f(x, w)
+            tangent, seen = torch.rand_like(z), []
+            if use == "hooked":
+                for t in (x, w):
+                    t.register_hook(lambda g: seen.append(g.clone()))
+            if how == "outside":
+                z, tangent = (z.conj() * tangent.detach()).real.sum(), torch.tensor(2.0)
+            else:
+                tangent = lazily(tangent, how)
+            if use in ("grad", "differentiable"):
+                grads = torch.autograd.grad(z, (x, w), tangent, create_graph=use == "differentiable", allow_unused=True)
+            else:
+                z.backward(tangent)
+                grads = x.grad, w.grad
+            results.append((*grads, *seen))
+    for ours, eager in zip(results[:2], results[2:]):
+        assert [g is None for g in ours] == [g is None for g in eager]
+        for a, b in zip(ours, eager):
+            if a is not None:
+                torch.testing.assert_close(a.resolve_neg(), b.resolve_neg())
+
+
+def test_a_view_of_a_negated_tangent_is_one():
+    f = lambda x, w: x.view(-1) + w.view(-1)  # noqa: E731
+    for c in (vitrify.compile(f, fullgraph=True), f):
+        x, w = (torch.rand(3, 4, requires_grad=True) for _ in range(2))
+        t = torch._neg_view(torch.ones(12))
+        g = torch.autograd.grad(c(x, w), (x, w), t)[0]
+        assert g.is_neg()
+        t.mul_(3)
+        assert g.sum() == -36
