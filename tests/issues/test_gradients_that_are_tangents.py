@@ -176,3 +176,58 @@ def test_a_view_of_a_negated_tangent_is_one():
         assert g.is_neg()
         t.mul_(3)
         assert g.sum() == -36
+
+
+SIZED = {
+    "flat": lambda x, w: (x.flatten(1) + w.flatten(1)).square().sum(1),
+    "flat, of a tangent": lambda x, w: x.flatten(1) + w.flatten(1),
+    "all flat": lambda x, w: x.view(-1) + w.view(-1),
+    "halved": lambda x, w: (x.view(x.shape[0] // 2, -1) + w.view(w.shape[0] // 2, -1)).sin(),
+    "swapped": lambda x, w: (x.transpose(0, 2).reshape(6, -1) + w.transpose(0, 2).reshape(6, -1)).exp(),
+    "cut": lambda x, w: torch.cat([x, w])[1:].view(-1),
+    "cut in the middle": lambda x, w: (torch.cat([x, w], 1) * 2).split([3, 3], 1)[0],
+    "windows": lambda x, w: x.unfold(0, 2, 2) + w.view(-1, 2, 3, 2).permute(0, 2, 3, 1),
+    "expanded": lambda x, w: (x + w).sum(0),
+    "grown": lambda x, w: (x + w).unsqueeze(0).expand(2, -1, -1, -1).tanh(),
+}
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("use", ["backward", "tangent", "hooked", "grad", "twice", "again", "accumulated"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SIZED)
+def test_what_gradients_are_where_sizes_change(name, dynamic, use):
+    results = []
+    for f in (vitrify.compile(SIZED[name], fullgraph=True, dynamic=dynamic), SIZED[name]):
+        for n in (4, 6, 8):
+            torch.manual_seed(0)
+            x, w = (torch.rand(n, 3, 2, requires_grad=True) for _ in range(2))
+            y, seen = f(x, w), []
+            tangent = torch.rand(y.shape)
+            if use == "hooked":
+                for t in (x, w):
+                    t.register_hook(lambda g: seen.append((g.stride(), g.is_contiguous())))
+            if use == "accumulated":
+                x.grad = torch.ones_like(x)
+            if use == "grad":
+                grads = torch.autograd.grad(y, (x, w), tangent)
+            else:
+                if use == "backward":
+                    y.sum().backward()
+                else:
+                    y.backward(tangent, retain_graph=use == "twice")
+                if use == "twice":
+                    y.backward(tangent)
+                if use == "again":
+                    try:
+                        y.backward(tangent)
+                    except RuntimeError as e:
+                        seen.append(str(e)[:40])
+                grads = x.grad, w.grad
+            shown = facts(grads, [tangent])
+            if 0 not in grads[0].stride():
+                grads[0].mul_(3)
+            results.append((shown, seen, (*grads, tangent)))
+    for ours, eager in zip(results[:3], results[3:]):
+        torch.testing.assert_close(ours[2], eager[2])
+        assert ours[:2] == eager[:2]
