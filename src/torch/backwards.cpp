@@ -97,6 +97,24 @@ class Finish {
   std::vector<std::pair<size_t, ViewPath>> views_;  // of what the graph makes
 };
 
+// Whether a gradient is a view of tangent `k`, or a copy: in other strides that one is a view.
+bool may_be_viewed(const BackwardProgram& b, const Layouts& how, size_t k) {
+  const auto before =
+      static_cast<size_t>(std::count_if(how.begin(), how.begin() + static_cast<std::ptrdiff_t>(k), [](const auto& l) { return l.defined; }));
+  const Value tangent = b.graph->inputs[b.saved.size() + before].value;
+  return std::ranges::any_of(b.results, [&](const ResultSpec& r) {
+    if (is_of_tangent(r)) return r.index == k && !any_strides(r.path);
+    if (r.kind == ResultSpec::Kind::Undefined) return false;
+    Value v = b.graph->outputs[r.index];
+    while (v != tangent && ((v.node->op->flags & ir::kView) || v.node->op->name == "aten::clone" || v.node->op->name == "aten::_unsafe_view")) {
+      const Value* of = std::get_if<Value>(&v.node->args[0]);
+      if (!of) return false;
+      v = *of;
+    }
+    return v == tangent;
+  });
+}
+
 bool same_results(const std::vector<ResultSpec>& a, const std::vector<ResultSpec>& b) {
   const auto same_step = [](const ResultSpec::ViewOp& v, const ResultSpec::ViewOp& w) {
     return v.op == w.op && v.result == w.result && std::ranges::equal(v.args, w.args, [](const c10::IValue& a, const c10::IValue& b) {
@@ -130,6 +148,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
+  if (!batched) take_viewed(how, tangents, sizes);
   std::shared_ptr<const Backward> b;
   variable_list grads;
   for (int refused = 0;;) {
@@ -267,6 +286,27 @@ Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& no
   for (size_t k = 0; k < joint_.roots.size(); ++k)
     if (how[k].view + 1 == static_cast<int32_t>(joint_.roots[k].views.size())) how[k].view = -1;
   return how;
+}
+
+void Training::take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const {
+  std::vector<size_t> other;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (const at::Tensor& t = tangents[k]; t.defined() && how[k].strides.empty() && lies_otherwise(turned(t, t), type_of_tangent(k)))
+      other.push_back(k);
+  if (other.empty()) return;
+  std::lock_guard lock(mutex_);
+  const auto recorded = backward_known(as_recorded(how), sizes);
+  if (!recorded) return;
+  Layouts taken = how;
+  for (size_t k : other)
+    if (may_be_viewed(recorded->program, how, k)) take_strides(tangents[k], type_of_tangent(k), taken[k]);
+  if (taken == how) return;
+  try {
+    const auto b = backward_known(taken, sizes);
+    const auto views_it = [&](const ResultSpec& r) { return is_of_tangent(r) && taken[r.index] != how[r.index] && !any_strides(r.path); };
+    if (b && std::ranges::any_of(b->program.results, views_it)) how = std::move(taken);
+  } catch (const CaptureError&) {  // then it is a view of a copy
+  }
 }
 
 void Training::pass_checkpoints(Layouts& how, const RegionNode& node) const {

@@ -258,6 +258,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
 
+  // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
+  void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
+
   // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
   void pass_checkpoints(Layouts& how, const RegionNode& node) const;
 

@@ -231,3 +231,44 @@ def test_what_gradients_are_where_sizes_change(name, dynamic, use):
     for ours, eager in zip(results[:3], results[3:]):
         torch.testing.assert_close(ours[2], eager[2])
         assert ours[:2] == eager[:2]
+
+
+AS_IT_COMES = {
+    "windows": lambda x, w: x.unfold(0, 2, 2) + w.view(2, 4, 2),
+    "swapped": lambda x, w: (x.t() + w.view(4, 4)).view(2, 2, 4),
+    "cut": lambda x, w: torch.cat([x.view(2, 8), w.view(2, 8)]),
+    "of two": lambda x, w: (x.view(2, 8).t() + w.view(8, 2), (x.view(-1) * 2).view(4, 4).t()),
+    "not the leaf's": lambda x, w: (x.view(-1) + w.view(-1)).sin().view(2, 8),
+}
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("how", ["contiguous", "swapped", "gaps", "expanded", "negated"])
+@pytest.mark.parametrize("name", AS_IT_COMES)
+def test_views_of_tangents_in_other_strides(name, how):
+    """Also where nobody sees the strides of gradients: a write to the tangent is one to .grad."""
+    results = []
+    for f in (vitrify.compile(AS_IT_COMES[name], fullgraph=True), AS_IT_COMES[name]):
+        for _ in range(3):
+            torch.manual_seed(0)
+            x, w = (torch.rand(4, 4, requires_grad=True) for _ in range(2))
+            out = f(x, w)
+            out = out if isinstance(out, tuple) else (out,)
+            memory = [torch.rand(t.numel() * 2) for t in out]
+            tangents = [m[: t.numel()].view(t.shape) for m, t in zip(memory, out)]
+            if how == "swapped":
+                tangents = [m[: t.numel()].view(t.shape[::-1]).permute(*reversed(range(t.dim()))) for m, t in zip(memory, out)]
+            elif how == "gaps":
+                tangents = [m.view(*t.shape, 2)[..., 0] for m, t in zip(memory, out)]
+            elif how == "expanded":
+                tangents = [m[: t[0].numel()].view(t[0].shape).expand(t.shape) for m, t in zip(memory, out)]
+            elif how == "negated":
+                tangents = [torch._neg_view(t) for t in tangents]
+            torch.autograd.backward(out, tangents)
+            shown = facts((x.grad, w.grad), tangents)
+            for m in memory:
+                m.mul_(3)
+            results.append((shown, (x.grad, w.grad)))
+    for ours, eager in zip(results[:3], results[3:]):
+        torch.testing.assert_close([g.resolve_neg() for g in ours[1]], [g.resolve_neg() for g in eager[1]])
+        assert ours[0] == eager[0]
