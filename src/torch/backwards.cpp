@@ -8,6 +8,7 @@
 #include "ops/lowering.h"
 #include "torch/absent.h"
 #include "torch/mode.h"
+#include "torch/sym_node.h"
 #include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
@@ -19,33 +20,71 @@ namespace {
 
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 
-// Those that the graph makes.
+bool has_sizes(const std::vector<ResultSpec::ViewOp>& path) {  // that differ from call to call
+  return std::ranges::any_of(
+      path, [](const ResultSpec::ViewOp& v) { return !std::ranges::all_of(v.args, [](const auto& a) { return capture::is_static(a); }); });
+}
+
+std::vector<sym::Int> sizes_in(const c10::IValue& a) {
+  if (a.isSymInt()) return {capture::from_sym_int(a.toSymInt())};
+  return a.isIntList() || a.isSymIntList() ? capture::ints_of(a) : std::vector<sym::Int>();
+}
+
+// With the sizes of a call in it.
+std::vector<ResultSpec::ViewOp> path_in(std::vector<ResultSpec::ViewOp> path, const CallSizes& sizes) {
+  for (ResultSpec::ViewOp& v : path)
+    for (c10::IValue& a : v.args) {
+      if (capture::is_static(a)) continue;
+      std::vector<int64_t> now;
+      for (sym::Int i : sizes_in(a))
+        now.push_back(sym::eval(i, [&](uint32_t id) {
+          const auto& known = sizes.by_symbol();
+          VT_CHECK(id < known.size() && known[id], "a gradient has a size that the call does not say");
+          return *known[id];
+        }));
+      a = a.isSymInt() ? c10::IValue(now[0]) : c10::IValue(now);
+    }
+  return path;
+}
+
+// What the graph makes of them: views in sizes of the call are made of it by then.
 std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
   for (ResultSpec& r : results)
-    if (is_of_tangent(r)) r = {.kind = ResultSpec::Kind::Undefined};
+    if (is_of_tangent(r))
+      r = {.kind = ResultSpec::Kind::Undefined};
+    else if (has_sizes(r.path))
+      r = {.kind = ResultSpec::Kind::Value, .index = r.index};
   return results;
 }
 
+// Behind the lazy bits of `like`, or with them again.
+at::Tensor turned(at::Tensor t, const at::Tensor& like) {
+  if (like.is_conj()) t = t._conj();
+  return like.is_neg() ? t._neg_view() : t;
+}
+
 // The others are tangents or their views, as eager's are: what is done to the one is done to the other.
-class OfTangents {
+class Finish {
  public:
-  OfTangents(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j) : results_(b.results) {
-    std::unordered_map<uint32_t, at::Tensor> resolved;
+  Finish(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j, const CallSizes& sizes)
+      : results_(b.results) {
     for (size_t g = 0; g < b.results.size(); ++g) {
       const ResultSpec& r = b.results[g];
-      if (!is_of_tangent(r)) continue;
-      at::Tensor t = tangents[r.index];
-      if (t.is_conj() && std::ranges::find(r.path, "aten::view_as_real", &ResultSpec::ViewOp::op) != r.path.end()) {  // it has other memory then
-        const auto [at, fresh] = resolved.try_emplace(r.index);
-        if (fresh) at->second = t.resolve_conj();
-        t = at->second;
+      const bool sized = has_sizes(r.path);
+      if (!is_of_tangent(r)) {
+        if (sized) views_.emplace_back(g, resolve(path_in(r.path, sizes)));
+        continue;
       }
-      const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(t, j.tangent(r.index).type());
-      made_.emplace_back(g, follow(resolve(r.path), as_is ? t : laid_out(t, j.tangent(r.index).type(), how[r.index])));
+      const ir::TensorType& type = j.tangent(r.index).type();
+      const at::Tensor t = any_bits(r.path) ? tangents[r.index] : tangents[r.index].resolve_conj().resolve_neg();
+      const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
+      made_.emplace_back(g,
+                         follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
     }
   }
   void take(variable_list& grads) {
     for (auto& [g, t] : made_) grads[g] = std::move(t);
+    for (auto& [g, path] : views_) grads[g] = follow(path, std::move(grads[g]));
     std::unordered_map<uint32_t, size_t> views;  // those of one order are one
     for (size_t g = 0; g < grads.size(); ++g)
       if (const uint32_t order = results_[g].order)
@@ -55,11 +94,33 @@ class OfTangents {
  private:
   const std::vector<ResultSpec>& results_;
   std::vector<std::pair<size_t, at::Tensor>> made_;
+  std::vector<std::pair<size_t, ViewPath>> views_;  // of what the graph makes
 };
+
+// Whether a gradient is a view of tangent `k`, or a copy: in other strides that one is a view.
+bool may_be_viewed(const BackwardProgram& b, const Layouts& how, size_t k) {
+  const auto before =
+      static_cast<size_t>(std::count_if(how.begin(), how.begin() + static_cast<std::ptrdiff_t>(k), [](const auto& l) { return l.defined; }));
+  const Value tangent = b.graph->inputs[b.saved.size() + before].value;
+  return std::ranges::any_of(b.results, [&](const ResultSpec& r) {
+    if (is_of_tangent(r)) return r.index == k && !any_strides(r.path);
+    if (r.kind == ResultSpec::Kind::Undefined) return false;
+    Value v = b.graph->outputs[r.index];
+    while (v != tangent && ((v.node->op->flags & ir::kView) || v.node->op->name == "aten::clone" || v.node->op->name == "aten::_unsafe_view")) {
+      const Value* of = std::get_if<Value>(&v.node->args[0]);
+      if (!of) return false;
+      v = *of;
+    }
+    return v == tangent;
+  });
+}
 
 bool same_results(const std::vector<ResultSpec>& a, const std::vector<ResultSpec>& b) {
   const auto same_step = [](const ResultSpec::ViewOp& v, const ResultSpec::ViewOp& w) {
-    return v.op == w.op && v.result == w.result && v.args == w.args;
+    return v.op == w.op && v.result == w.result && std::ranges::equal(v.args, w.args, [](const c10::IValue& a, const c10::IValue& b) {
+             const bool fixed = capture::is_static(a) && capture::is_static(b);
+             return fixed ? a == b : sizes_in(a) == sizes_in(b) && a.isSymInt() == b.isSymInt();
+           });
   };
   return std::ranges::equal(a, b, [&](const ResultSpec& r, const ResultSpec& s) {
     return r.kind == s.kind && r.index == s.index && r.order == s.order && (!is_of_tangent(r) || any_strides(r.path)) &&
@@ -87,6 +148,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
+  if (!batched) take_viewed(how, tangents, sizes);
   std::shared_ptr<const Backward> b;
   variable_list grads;
   for (int refused = 0;;) {
@@ -102,14 +164,14 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       return one_by_one(unpack, tangents, node, e.what());
     }
     const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
+    Finish finish(b->program, b->tangents, tangents, joint_, sizes);                         // sizes are let go of with what is kept
     auto [saved, fit] = unpack(b->program, last);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
-    OfTangents of_tangents(b->program, b->tangents, tangents, joint_);
     if (fit == Fit::BySizes && take_by_sizes(saved, *b->program.graph, b->program.saved.size())) fit = Fit::Yes;
     if (fit != Fit::Yes) {
       ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
-      of_tangents.take(grads);
+      finish.take(grads);
       break;
     }
     try {
@@ -119,7 +181,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       } else {
         b->plan->run(saved, grads);
       }
-      of_tangents.take(grads);
+      finish.take(grads);
       if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node, node.edges_shown()) || refused++ == kMaxRenewals) break;
       forget(b);
     } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
@@ -172,13 +234,13 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
     const auto known = is_stale(node.call()) || !assigned.empty() ? nullptr : backward_known(how, sizes);
     return known ? known : derivative(how, sizes, node.call().needs_now(), RegionCall::numbers_of(assigned));
   }();
+  Finish finish(b->program, b->tangents, tangents, joint_, sizes);
   std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
   for (const at::Tensor& t : tangents)
     if (t.defined()) inputs.push_back(t);
   for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
-  OfTangents of_tangents(b->program, b->tangents, tangents, joint_);
   ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
-  of_tangents.take(grads);
+  finish.take(grads);
   variable_list all(num_edges());
   for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
   return all;
@@ -224,6 +286,27 @@ Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& no
   for (size_t k = 0; k < joint_.roots.size(); ++k)
     if (how[k].view + 1 == static_cast<int32_t>(joint_.roots[k].views.size())) how[k].view = -1;
   return how;
+}
+
+void Training::take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const {
+  std::vector<size_t> other;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (const at::Tensor& t = tangents[k]; t.defined() && how[k].strides.empty() && lies_otherwise(turned(t, t), type_of_tangent(k)))
+      other.push_back(k);
+  if (other.empty()) return;
+  std::lock_guard lock(mutex_);
+  const auto recorded = backward_known(as_recorded(how), sizes);
+  if (!recorded) return;
+  Layouts taken = how;
+  for (size_t k : other)
+    if (may_be_viewed(recorded->program, how, k)) take_strides(tangents[k], type_of_tangent(k), taken[k]);
+  if (taken == how) return;
+  try {
+    const auto b = backward_known(taken, sizes);
+    const auto views_it = [&](const ResultSpec& r) { return is_of_tangent(r) && taken[r.index] != how[r.index] && !any_strides(r.path); };
+    if (b && std::ranges::any_of(b->program.results, views_it)) how = std::move(taken);
+  } catch (const CaptureError&) {  // then it is a view of a copy
+  }
 }
 
 void Training::pass_checkpoints(Layouts& how, const RegionNode& node) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "torch/convert.h"
 #include "torch/joint.h"
@@ -20,15 +21,37 @@ using ir::Value;
 
 namespace {
 
-// How many steps it is away from `of`, where they can be made again: no guard has to say sizes for them, and eager's have made views.
-std::optional<size_t> steps_from(const capture::View& v, const capture::View* of) {
-  size_t steps = 0;
-  bool fixed = true;
-  for (const capture::View* at = &v; at != of; at = at->parent.get(), ++steps) {
-    if (!at) return {};
-    fixed = fixed && !at->in_place && std::ranges::all_of(at->step.args, [](const c10::IValue& a) { return capture::is_static(a); });
+// The sizes that each call says (CallSizes), by symbol.
+std::unordered_set<uint32_t> said_by(const std::vector<const ir::TensorType*>& types) {
+  std::unordered_set<uint32_t> r;
+  for (const ir::TensorType* t : types)
+    for (sym::Int i : t->sizes)
+      if (!i.is_const() && sym::is_symbol(i)) r.insert(sym::view(i).symbol->id);
+  return r;
+}
+
+// The steps from `of`, or from all of its memory, where they can be made again: each call says the sizes that are among their arguments, so that no
+// guard has to. Eager's have made views.
+std::optional<std::vector<ResultSpec::ViewOp>> path_between(const capture::View* of, const capture::View& v,
+                                                            const std::unordered_set<uint32_t>& said) {
+  const auto is_said = [&](const c10::IValue& a) {
+    if (capture::is_static(a)) return true;
+    std::vector<sym::Int> symbols;
+    for (sym::Int i : a.isSymInt() ? std::vector{capture::from_sym_int(a.toSymInt())} : capture::ints_of(a)) sym::free_symbols(i, symbols);
+    return std::ranges::all_of(symbols, [&](sym::Int s) { return said.contains(sym::view(s).symbol->id); });
+  };
+  std::vector<ResultSpec::ViewOp> path;
+  const capture::View* at = &v;
+  for (; at != of && at->parent; at = at->parent.get()) {
+    if (at->in_place || !std::ranges::all_of(at->step.args, is_said)) return {};
+    if (at->step.op)
+      path.push_back({at->step.op->name, at->step.args, at->step.result, at->step.results ? at->step.results->call : 0});
+    else
+      path.push_back({.op = "aten::detach", .args = {}, .own_versions = at->own_versions});
   }
-  return fixed ? std::optional(steps) : std::nullopt;
+  if (of && at != of) return {};
+  std::ranges::reverse(path);
+  return path;
 }
 
 }  // namespace
@@ -67,8 +90,15 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   // that nothing is added to it in place.
   auto owners = output_roots;
   std::unordered_map<const StorageState*, size_t> tangent_of;
+  std::vector<const ir::TensorType*> types;  // of what sizes are read of
+  for (const ir::Input& in : graph->inputs)
+    if (in.kind != ir::InputKind::Tangent) types.push_back(&in.value.type());
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (const FakeImpl* f = as_fake(tangents[k])) tangent_of.emplace(f->view->storage.get(), k);
+    if (const FakeImpl* f = as_fake(tangents[k])) {
+      tangent_of.emplace(f->view->storage.get(), k);
+      types.push_back(&f->view->type);
+    }
+  const std::unordered_set<uint32_t> said = said_by(types);
   std::unordered_map<const StorageState*, uint32_t> made;
   std::unordered_map<const View*, uint32_t> made_as;
   std::unordered_map<const View*, size_t> views;
@@ -83,17 +113,18 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     ResultSpec how;
     how.index = static_cast<uint32_t>(values.size());
     const StorageState* const memory = v.storage.get();
-    if (const auto from = batched ? tangent_of.end() : tangent_of.find(memory);
-        from != tangent_of.end() && steps_from(v, as_fake(tangents[from->second])->view.get())) {
+    const auto from = batched ? tangent_of.end() : tangent_of.find(memory);
+    auto of_tangent = from == tangent_of.end() ? std::nullopt : path_between(as_fake(tangents[from->second])->view.get(), v, said);
+    auto of_memory = batched || memory->input >= 0 ? std::nullopt : path_between(nullptr, v, said);
+    if (of_tangent) {
       how.index = static_cast<uint32_t>(from->second);
-      how.path = path_of(v);
-      how.path.erase(how.path.begin(), how.path.end() - static_cast<std::ptrdiff_t>(*steps_from(v, as_fake(tangents[from->second])->view.get())));
+      how.path = std::move(*of_tangent);
       how.kind = how.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
-    } else if (lazy || overlaps_itself(v.type) || (!batched && memory->input < 0 && steps_from(v, nullptr))) {
+    } else if (lazy || overlaps_itself(v.type) || of_memory) {
       const auto [at, fresh] = made.try_emplace(memory, how.index);
       if (fresh) values.push_back(own_storage(memory->base, memory, owners));
       how.index = at->second;
-      if (v.parent) how.kind = ResultSpec::Kind::ViewOfOutput, how.path = path_of(v);
+      if (v.parent) how.kind = ResultSpec::Kind::ViewOfOutput, how.path = of_memory ? std::move(*of_memory) : path_of(v);
     } else {
       const auto [at, fresh] = made_as.try_emplace(&v, how.index);
       if (fresh || batched) values.push_back(own_storage(read(v), v.storage.get(), owners));

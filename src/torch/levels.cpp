@@ -17,7 +17,8 @@ void give_tangents(variable_list& grads, const JointProgram& j, const variable_l
     if (r.kind == ResultSpec::Kind::ViewOfValue) grads[g] = grads[r.index];  // the same again
     if (!is_of_tangent(r) || r.index < first) continue;
     const at::Tensor& t = came[r.index - first];
-    if (given[r.index].strides() == t.strides() || any_strides(r.path)) grads[g] = follow(resolve(r.path), t);
+    const bool bits = any_bits(r.path) || !(t.is_conj() || t.is_neg());
+    if (bits && (given[r.index].strides() == t.strides() || any_strides(r.path))) grads[g] = follow(resolve(r.path), t);
   }
 }
 

@@ -87,6 +87,10 @@ bool all_known(const ir::Dims& d) {
 
 }  // namespace
 
+bool lies_otherwise(const at::Tensor& t, const ir::TensorType& type) {
+  return !is_recorded(t, type) && (all_known(type.strides) || !lies_in(t, dense_in_order(values_of(type.strides), t.sizes())));
+}
+
 void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how) {
   if (t.layout() != at::kStrided || t._is_zerotensor() || ((t.is_conj() || t.is_neg()) && !t.is_non_overlapping_and_dense())) return;
   if (all_known(type.sizes)) {

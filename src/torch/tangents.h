@@ -19,6 +19,8 @@ Layouts as_recorded(Layouts);
 bool is_plain(const at::Tensor&);
 bool all_plain(const std::vector<at::Tensor>&);  // that are defined
 bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly = false);
+// Neither as recorded nor, where sizes differ from call to call, without gaps in that order: plans for that layout are given a copy.
+bool lies_otherwise(const at::Tensor&, const ir::TensorType& recorded);
 // Notes strides that were not recorded.
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);
 // How one comes that is_grads_batched made of several; false: it is something else than memory.

@@ -45,6 +45,13 @@ inline bool any_strides(const std::vector<ResultSpec::ViewOp>& path) {
   });
 }
 
+// A lazily conjugated or negated tensor can go along that path, and what comes of it is one: no view looks at the numbers of its memory as others.
+inline bool any_bits(const std::vector<ResultSpec::ViewOp>& path) {
+  return std::ranges::none_of(path, [](const ResultSpec::ViewOp& v) {
+    return v.op == "aten::view_as_real" || v.op == "aten::view_as_complex" || v.op == "aten::view.dtype";
+  });
+}
+
 // Why calls of a program run eagerly from now on: its gradients cannot be differentiated.
 struct GaveUp {
   std::atomic<bool> is{false};
@@ -250,6 +257,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
+
+  // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
+  void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
 
   // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
   void pass_checkpoints(Layouts& how, const RegionNode& node) const;

@@ -111,3 +111,164 @@ def test_gradients_that_are_differentiated():
             t = torch.ones(3, 4)
         torch.autograd.grad(c(x, w), x, t, create_graph=True)[0][0].fill_(7)
         assert t.sum() == 8 + 28
+
+
+LAZY = {
+    "parts": lambda x, w: torch.complex(x, w),
+    "parts of a conjugate": lambda x, w: torch.complex(x, w).conj(),
+    "parts, swapped": lambda x, w: torch.complex(x, w).t().conj().reshape(-1),
+    "real": lambda x, w: x.to(torch.complex64) + w * 1j,
+    "sum": lambda x, w: x.view(-1) + w.view(-1),
+    "sum of complex numbers": lambda x, w: torch.view_as_complex(torch.stack([x, w], -1)).view(-1) + 1,
+    "inside": lambda x, w: torch.complex(x.sin(), w.cos()).conj().imag.view(-1),
+}
+
+
+def lazily(t, how):
+    """`t`, by way of lazy bits."""
+    if how == "conj" and t.is_complex():
+        return t.conj_physical().conj()
+    if how == "conj and neg" and t.is_complex():
+        return torch._neg_view((-t).conj_physical().conj())
+    if how == "imag" and not t.is_complex():
+        return torch.complex(torch.zeros_like(t), -t).conj().imag
+    return torch._neg_view(-t)
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("use", ["backward", "grad", "hooked", "differentiable"])
+@pytest.mark.parametrize("how", ["conj", "neg", "conj and neg", "imag", "outside"])
+@pytest.mark.parametrize("name", LAZY)
+def test_lazily_conjugated_and_negated_tangents(name, how, use):
+    results = []
+    for f in (vitrify.compile(LAZY[name], fullgraph=True), LAZY[name]):
+        for size in ((2, 3), (4, 3)):
+            torch.manual_seed(0)
+            x, w = (torch.rand(size, requires_grad=True) for _ in range(2))
+            z = f(x, w)
+            tangent, seen = torch.rand_like(z), []
+            if use == "hooked":
+                for t in (x, w):
+                    t.register_hook(lambda g: seen.append(g.clone()))
+            if how == "outside":
+                z, tangent = (z.conj() * tangent.detach()).real.sum(), torch.tensor(2.0)
+            else:
+                tangent = lazily(tangent, how)
+            if use in ("grad", "differentiable"):
+                grads = torch.autograd.grad(z, (x, w), tangent, create_graph=use == "differentiable", allow_unused=True)
+            else:
+                z.backward(tangent)
+                grads = x.grad, w.grad
+            results.append((*grads, *seen))
+    for ours, eager in zip(results[:2], results[2:]):
+        assert [g is None for g in ours] == [g is None for g in eager]
+        for a, b in zip(ours, eager):
+            if a is not None:
+                torch.testing.assert_close(a.resolve_neg(), b.resolve_neg())
+
+
+def test_a_view_of_a_negated_tangent_is_one():
+    f = lambda x, w: x.view(-1) + w.view(-1)  # noqa: E731
+    for c in (vitrify.compile(f, fullgraph=True), f):
+        x, w = (torch.rand(3, 4, requires_grad=True) for _ in range(2))
+        t = torch._neg_view(torch.ones(12))
+        g = torch.autograd.grad(c(x, w), (x, w), t)[0]
+        assert g.is_neg()
+        t.mul_(3)
+        assert g.sum() == -36
+
+
+SIZED = {
+    "flat": lambda x, w: (x.flatten(1) + w.flatten(1)).square().sum(1),
+    "flat, of a tangent": lambda x, w: x.flatten(1) + w.flatten(1),
+    "all flat": lambda x, w: x.view(-1) + w.view(-1),
+    "halved": lambda x, w: (x.view(x.shape[0] // 2, -1) + w.view(w.shape[0] // 2, -1)).sin(),
+    "swapped": lambda x, w: (x.transpose(0, 2).reshape(6, -1) + w.transpose(0, 2).reshape(6, -1)).exp(),
+    "cut": lambda x, w: torch.cat([x, w])[1:].view(-1),
+    "cut in the middle": lambda x, w: (torch.cat([x, w], 1) * 2).split([3, 3], 1)[0],
+    "windows": lambda x, w: x.unfold(0, 2, 2) + w.view(-1, 2, 3, 2).permute(0, 2, 3, 1),
+    "expanded": lambda x, w: (x + w).sum(0),
+    "grown": lambda x, w: (x + w).unsqueeze(0).expand(2, -1, -1, -1).tanh(),
+}
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("use", ["backward", "tangent", "hooked", "grad", "twice", "again", "accumulated"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SIZED)
+def test_what_gradients_are_where_sizes_change(name, dynamic, use):
+    results = []
+    for f in (vitrify.compile(SIZED[name], fullgraph=True, dynamic=dynamic), SIZED[name]):
+        for n in (4, 6, 8):
+            torch.manual_seed(0)
+            x, w = (torch.rand(n, 3, 2, requires_grad=True) for _ in range(2))
+            y, seen = f(x, w), []
+            tangent = torch.rand(y.shape)
+            if use == "hooked":
+                for t in (x, w):
+                    t.register_hook(lambda g: seen.append((g.stride(), g.is_contiguous())))
+            if use == "accumulated":
+                x.grad = torch.ones_like(x)
+            if use == "grad":
+                grads = torch.autograd.grad(y, (x, w), tangent)
+            else:
+                if use == "backward":
+                    y.sum().backward()
+                else:
+                    y.backward(tangent, retain_graph=use == "twice")
+                if use == "twice":
+                    y.backward(tangent)
+                if use == "again":
+                    try:
+                        y.backward(tangent)
+                    except RuntimeError as e:
+                        seen.append(str(e)[:40])
+                grads = x.grad, w.grad
+            shown = facts(grads, [tangent])
+            if 0 not in grads[0].stride():
+                grads[0].mul_(3)
+            results.append((shown, seen, (*grads, tangent)))
+    for ours, eager in zip(results[:3], results[3:]):
+        torch.testing.assert_close(ours[2], eager[2])
+        assert ours[:2] == eager[:2]
+
+
+AS_IT_COMES = {
+    "windows": lambda x, w: x.unfold(0, 2, 2) + w.view(2, 4, 2),
+    "swapped": lambda x, w: (x.t() + w.view(4, 4)).view(2, 2, 4),
+    "cut": lambda x, w: torch.cat([x.view(2, 8), w.view(2, 8)]),
+    "of two": lambda x, w: (x.view(2, 8).t() + w.view(8, 2), (x.view(-1) * 2).view(4, 4).t()),
+    "not the leaf's": lambda x, w: (x.view(-1) + w.view(-1)).sin().view(2, 8),
+}
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("how", ["contiguous", "swapped", "gaps", "expanded", "negated"])
+@pytest.mark.parametrize("name", AS_IT_COMES)
+def test_views_of_tangents_in_other_strides(name, how):
+    """Also where nobody sees the strides of gradients: a write to the tangent is one to .grad."""
+    results = []
+    for f in (vitrify.compile(AS_IT_COMES[name], fullgraph=True), AS_IT_COMES[name]):
+        for _ in range(3):
+            torch.manual_seed(0)
+            x, w = (torch.rand(4, 4, requires_grad=True) for _ in range(2))
+            out = f(x, w)
+            out = out if isinstance(out, tuple) else (out,)
+            memory = [torch.rand(t.numel() * 2) for t in out]
+            tangents = [m[: t.numel()].view(t.shape) for m, t in zip(memory, out)]
+            if how == "swapped":
+                tangents = [m[: t.numel()].view(t.shape[::-1]).permute(*reversed(range(t.dim()))) for m, t in zip(memory, out)]
+            elif how == "gaps":
+                tangents = [m.view(*t.shape, 2)[..., 0] for m, t in zip(memory, out)]
+            elif how == "expanded":
+                tangents = [m[: t[0].numel()].view(t[0].shape).expand(t.shape) for m, t in zip(memory, out)]
+            elif how == "negated":
+                tangents = [torch._neg_view(t) for t in tangents]
+            torch.autograd.backward(out, tangents)
+            shown = facts((x.grad, w.grad), tangents)
+            for m in memory:
+                m.mul_(3)
+            results.append((shown, (x.grad, w.grad)))
+    for ours, eager in zip(results[:3], results[3:]):
+        torch.testing.assert_close([g.resolve_neg() for g in ours[1]], [g.resolve_neg() for g in eager[1]])
+        assert ours[0] == eager[0]
