@@ -1,5 +1,6 @@
 // Derivatives whose formula in ATen looks at values to choose how it computes. Under a mode it takes a way that needs no such choice and gives other
-// strides, and other values where an operand is not finite: here the choice is part of the graph.
+// strides, and other values where an operand is not finite: here the choice is part of the graph, or made in the call under way where the next
+// gradient goes another way by it.
 #pragma once
 #include <torch/csrc/autograd/function.h>
 
@@ -17,7 +18,7 @@ std::vector<at::Tensor> saved_by(const torch::autograd::Node&);
 // Its formula reads truth values, and does nothing but raise where they are false.
 bool checks_values(const torch::autograd::Node&);
 
-// But for this one, whose choice cannot be part of the graph.
+// But for these, whose choice is made in the call under way.
 bool chooses(const torch::autograd::Node&);
 
 // Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
