@@ -1,6 +1,8 @@
 """A program that sets the state of a generator runs eagerly, also where the generator is in that state already; captures leave generators to other threads."""
 import random
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,9 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from expects import eager
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from test_threads import in_threads  # noqa: E402
 
 G = torch.Generator()
 STATES = {}
@@ -118,26 +123,31 @@ def test_what_is_not_torchs_is_set_to_what_it_is(how, draw):
     assert numbers[0] == numbers[1]
 
 
+def beside_a_capture(program, act):
+    """What `act` gives on another thread, while a capture of `program` runs on this one; twice what the program gives."""
+    inside, acted, got = threading.Event(), threading.Event(), []
+
+    def waits(x):
+        y = program(x)
+        inside.set()
+        assert acted.wait(30)
+        return y + program(x)
+
+    def acts():
+        assert inside.wait(30)
+        got.append(act())
+        acted.set()
+    torch.manual_seed(3)
+    thread = threading.Thread(target=acts)
+    thread.start()
+    result = vitrify.compile(waits)(torch.ones(4))
+    thread.join()
+    return got[0], result
+
+
 def test_other_threads_draw_what_they_draw():
     """While a capture runs, also of a generator that was just seeded."""
-    inside, drew = threading.Event(), threading.Event()
-
-    def program(x):
-        inside.set()
-        assert drew.wait(30)
-        return x.sin() + 1
-    numbers = []
-
-    def draws():
-        assert inside.wait(30)
-        numbers.append(torch.rand(3))
-        drew.set()
-    torch.manual_seed(3)
-    thread = threading.Thread(target=draws)
-    thread.start()
-    vitrify.compile(program)(torch.ones(4))
-    thread.join()
-    numbers.append(torch.rand(3))
+    numbers = [beside_a_capture(lambda x: x.sin() + 1, lambda: torch.rand(3))[0], torch.rand(3)]
     torch.manual_seed(3)
     assert torch.equal(numbers[0], torch.rand(3)) and torch.equal(numbers[1], torch.rand(3))
 
@@ -146,25 +156,15 @@ def test_other_threads_draw_what_they_draw():
 def test_captures_on_many_threads(draw):
     def program(x):
         return (F.dropout(x) if draw else x).sin() + 1
-    failed = []
+    start = threading.Barrier(4, timeout=60)
 
     def body(k):
-        try:
-            compiled = vitrify.compile(program)
-            for n in range(2, 10):
-                start.wait()
-                compiled(torch.ones(n + k))
-        except BaseException as e:
-            failed.append(e)
-            start.abort()
-    start = threading.Barrier(4)
+        compiled = vitrify.compile(program)
+        for n in range(2, 10):
+            start.wait()
+            compiled(torch.ones(n + k))
     torch.manual_seed(3)
-    threads = [threading.Thread(target=body, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failed
+    in_threads(4, body)
     if not draw:
         now = torch.rand(3)
         torch.manual_seed(3)
@@ -173,24 +173,9 @@ def test_captures_on_many_threads(draw):
 
 def test_a_capture_that_waits_for_another():
     """They take turns, but not for ever."""
-    inside, done = threading.Event(), threading.Event()
-    results = []
-
-    def outer(x):
-        inside.set()
-        assert done.wait(30)
-        return x.cos() + 1
-
-    def other():
-        assert inside.wait(30)
-        results.append(vitrify.compile(lambda x: x.sin() + 1)(torch.ones(4)))
-        done.set()
-    torch.manual_seed(3)
-    thread = threading.Thread(target=other)
-    thread.start()
-    results.append(vitrify.compile(outer)(torch.ones(4)))
-    thread.join()
-    assert torch.equal(results[0], torch.ones(4).sin() + 1) and torch.equal(results[1], torch.ones(4).cos() + 1)
+    other, ours = beside_a_capture(lambda x: x.cos() + 1, lambda: vitrify.compile(lambda x: x.sin() + 1)(torch.ones(4)))
+    assert torch.equal(other, torch.ones(4).sin() + 1)
+    torch.testing.assert_close(ours, (torch.ones(4).cos() + 1) * 2)
     now = torch.rand(3)
     torch.manual_seed(3)
     assert torch.initial_seed() == 3 and torch.equal(now, torch.rand(3))
@@ -213,38 +198,16 @@ def test_a_seed_is_read_from_the_generator(read):
     assert vitrify.compile(lambda x: x.sin() * made.initial_seed())(x).equal(x.sin() * 11)
 
 
-def beside_a_capture(program, act):
-    """What `act` gives on another thread, while a capture of `program` runs on this one."""
-    inside, acted, got = threading.Event(), threading.Event(), []
-
-    def waits(x):
-        y = program(x)
-        inside.set()
-        assert acted.wait(30)
-        return y + program(x)
-
-    def acts():
-        assert inside.wait(30)
-        got.append(act())
-        acted.set()
-    torch.manual_seed(3)
-    thread = threading.Thread(target=acts)
-    thread.start()
-    vitrify.compile(waits)(torch.ones(4))
-    thread.join()
-    return got[0]
-
-
 def test_other_threads_read_the_seed():
     def look():
         torch.manual_seed(torch.initial_seed() + 0)
         return torch.initial_seed(), torch.default_generator.initial_seed()
     eager("sets the state of a random number generator")
-    assert beside_a_capture(lambda x: x.sin() + 1, look) == (3, 3)
+    assert beside_a_capture(lambda x: x.sin() + 1, look)[0] == (3, 3)
 
 
 def test_states_that_other_threads_keep():
-    state = beside_a_capture(lambda x: x.sin() + 1, torch.get_rng_state)
+    state, _ = beside_a_capture(lambda x: x.sin() + 1, torch.get_rng_state)
     torch.manual_seed(9)
     torch.set_rng_state(state)
     assert torch.initial_seed() == 3

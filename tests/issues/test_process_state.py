@@ -9,32 +9,27 @@ from torch import nn
 
 
 @contextlib.contextmanager
+def setting(get, put, value):
+    before = get()
+    put(value)
+    yield
+    put(before)
+
+
 def threads(n):
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    yield
-    torch.set_num_threads(before)
+    return setting(torch.get_num_threads, torch.set_num_threads, n)
 
 
-@contextlib.contextmanager
 def deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    return setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)
 
 
-@contextlib.contextmanager
 def flushed():
-    torch.set_flush_denormal(True)
-    yield
-    torch.set_flush_denormal(False)
+    return setting(lambda: False, torch.set_flush_denormal, True)
 
 
-@contextlib.contextmanager
 def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    return setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
 
 
 STATES = {
@@ -207,31 +202,12 @@ def test_a_program_may_cache_parametrizations():
     assert not parametrize._cache
 
 
-@contextlib.contextmanager
-def fast_path_off():
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(True)
-
-
-@contextlib.contextmanager
-def precision(p):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(p)
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def always_warning():
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
-
-
+MHA = torch.backends.mha
 ASKED = {
-    "fast paths": (torch.backends.mha.get_fastpath_enabled, fast_path_off), "precision": (lambda: torch.get_float32_matmul_precision() == "highest", lambda: precision("medium")),
-    "warnings": (lambda: not torch.is_warn_always_enabled(), always_warning), "deterministic": (lambda: not torch.are_deterministic_algorithms_enabled(), deterministic),
+    "fast paths": (MHA.get_fastpath_enabled, lambda: setting(MHA.get_fastpath_enabled, MHA.set_fastpath_enabled, False)),
+    "precision": (lambda: torch.get_float32_matmul_precision() == "highest", lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium")),
+    "warnings": (lambda: not torch.is_warn_always_enabled(), lambda: setting(torch.is_warn_always_enabled, torch.set_warn_always, True)),
+    "deterministic": (lambda: not torch.are_deterministic_algorithms_enabled(), deterministic),
     "default dtype": (lambda: torch.get_default_dtype() is torch.float32, double), "cudnn": (lambda: torch.backends.cudnn.enabled, lambda: torch.backends.cudnn.flags(enabled=False)),
     "mkldnn": (lambda: torch.backends.mkldnn.enabled, lambda: torch.backends.mkldnn.flags(enabled=False)), "threads": (lambda: torch.get_num_threads() == 2, lambda: threads(1)),
     "attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)),
