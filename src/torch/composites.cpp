@@ -173,6 +173,23 @@ Tensor max_pool1d(c10::DispatchKeySet keys, const Tensor& x, at::IntArrayRef ker
   return at::_ops::max_pool1d::redispatch(below_composites(keys), x, kernel, stride, pad, dilation, ceil_mode);
 }
 
+// --- what a tensor says of sizes
+
+// ATen reads the places out of memory; a placeholder has numbers that are asked for one by one.
+std::vector<Tensor> tensor_split(c10::DispatchKeySet keys, const Tensor& x, const Tensor& places, int64_t dim) {
+  if (x.dim() == 0 || !places.is_cpu() || places.scalar_type() != at::kLong || places.dim() > 1)
+    return at::_ops::tensor_split_tensor_indices_or_sections::redispatch(below_composites(keys), x, places, dim);
+  if (places.dim() == 0) return at::tensor_split_symint(x, places.item().toSymInt(), dim);
+  Sizes at;
+  for (const Tensor& place : places.unbind()) at.push_back(place.item().toSymInt());
+  return at::tensor_split_symint(x, at, dim);
+}
+
+const Tensor& resize_as_(c10::DispatchKeySet keys, const Tensor& x, const Tensor& as, std::optional<at::MemoryFormat> format) {
+  if (format) return at::_ops::resize_as_::redispatch(below_composites(keys), x, as, format);
+  return x.resize__symint(as.sym_sizes());
+}
+
 // --- resampling by factors
 
 // trunc(size * factor), where the product is exact whatever the size.
@@ -224,6 +241,8 @@ const bool registered = [] {
     ours->impl("kron", TORCH_FN(kron));
     ours->impl("cdist", TORCH_FN(cdist));
     ours->impl("max_pool1d", TORCH_FN(max_pool1d));
+    ours->impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+    ours->impl("resize_as_", TORCH_FN(resize_as_));
     ours->impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&call_whole>());
     for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
       ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_steps_whole>());

@@ -94,21 +94,22 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     return run_pure(info, stack);
   }
 
-  if (name == "aten::as_strided") {
-    at::Tensor self = fake_of(args[0].toTensor());
+  // What lies in the gaps of a tensor, only the tensor itself knows: an argument that nobody has written.
+  const auto run_strided = [&](Stack& view) {
+    at::Tensor self = fake_of(view[0].toTensor());
     FakeImpl* f = as_fake(self);
-    auto sizes = capture::static_value(args[1], true).toIntVector(), strides = capture::static_value(args[2], true).toIntVector();
+    const auto sizes = capture::static_value(view[1], true).toIntVector(), strides = capture::static_value(view[2], true).toIntVector();
     f->specialize_offset();
-    int64_t offset = args[3].isNone() ? f->storage_offset() : args[3].toInt();
-    if (!args[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
-    if (f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset()) {
-      Stack view{self};
-      run_view(*ops.find("aten::alias"), &view);
-      return finish(view.back());
+    const int64_t offset = view[3].isNone() ? f->storage_offset() : view[3].toInt();
+    if (!view[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
+    const bool same = f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset();
+    if (same && name == "aten::as_strided") {
+      view = {self};
+      return run_view(*ops.find("aten::alias"), &view);
     }
-    run_view(info, stack);
-    View& v = *as_fake(stack->back().toTensor())->view;
-    // What lies in the gaps of a tensor, only the tensor itself knows: an argument that nobody has written.
+    run_view(*ops.find("aten::as_strided"), &view);
+    if (same) return;
+    View& v = *as_fake(view.back().toTensor())->view;
     if (!memory_of(v)) {
       int64_t end = offset + 1, own_end = 1;
       for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
@@ -117,32 +118,42 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
         fail("aten::as_strided reaches outside its tensor");
     }
     v.cached = read_strided(v);
-    return;
+  };
+  if (name == "aten::as_strided") {
+    Stack view(args.begin(), args.end());
+    run_strided(view);
+    return finish(view.back());
   }
 
   if (name == "aten::as_strided_copy" || name == "aten::as_strided_scatter") return finish(copy_strided(args));
 
-  if (name == "aten::as_strided_") {  // global average pooling marks its result as channels-last so: other strides for dims of size 1
-    FakeImpl* f = as_fake(args[0].toTensor());
-    const TensorType& type = f ? f->view->type : TensorType{};
-    auto sizes = capture::ints_of(args[1]), strides = capture::ints_of(args[2]);
-    bool same_place = f && f->view->storage->input < 0 && args[3].isNone() && sizes.size() == type.dim() && strides.size() == type.dim(),
-         same_strides = true;
-    for (size_t d = 0; same_place && d < sizes.size(); ++d) {
-      same_place = sizes[d] == type.sizes[d] && (sizes[d].is(1) || strides[d] == type.strides[d]);
-      same_strides = same_strides && strides[d] == type.strides[d];
-    }
-    if (!same_place) fail("calls aten::as_strided_, which cannot be captured");
-    if (!same_strides) {
-      Stack view(args.begin(), args.end());
+  if (name == "aten::as_strided_") {
+    const at::Tensor self = args[0].toTensor();
+    FakeImpl* f = as_fake(self);
+    const auto sizes = capture::ints_of(args[1]), strides = capture::ints_of(args[2]);
+    const auto differs = [&](bool but_for_ones) {
+      if (!f || !args[3].isNone() || sizes.size() != f->view->type.dim() || strides.size() != sizes.size()) return true;
+      for (size_t d = 0; d < sizes.size(); ++d)
+        if (sizes[d] != f->view->type.sizes[d] || (strides[d] != f->view->type.strides[d] && !(but_for_ones && sizes[d].is(1)))) return true;
+      return false;
+    };
+    if (!differs(false)) return finish(self);
+    // Global average pooling marks its result as channels-last so: other strides for dims of size 1.
+    const bool marks = f && f->view->storage->input < 0 && !differs(true);
+    if (!f || (!marks && self.requires_grad())) fail("calls aten::as_strided_, which cannot be captured");
+    Stack view(args.begin(), args.end());
+    if (marks) {
       run_view(*ops.find("aten::as_strided"), &view);
-      auto made = as_fake(view.back().toTensor())->view;
-      made->cached = read_strided(*made);
-      made->in_place = &info;
-      f->view = made;
-      f->set_geometry();
+      View& v = *as_fake(view.back().toTensor())->view;
+      v.cached = read_strided(v);
+    } else {
+      run_strided(view);
     }
-    return finish(args[0]);
+    const auto made = as_fake(view.back().toTensor())->view;
+    made->in_place = &info;
+    f->view = made;
+    f->set_geometry();
+    return finish(self);
   }
 
   if (name == "aten::resize_") {

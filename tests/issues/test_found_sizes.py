@@ -26,6 +26,25 @@ def test_one_element_joined_with_a_number():
     check(f, lambda: [torch.tensor(5)])
 
 
+@pytest.mark.eager("a value that the program reads is another", some=True)
+def test_tensor_split_at_places_that_a_tensor_holds():
+    """ATen reads its memory, which a placeholder has none of: the whole program ran eagerly. One plan for each of what the places hold."""
+    def f(x, places):
+        return [part * 2 for part in x.tensor_split(places)]
+    compiled = vitrify.compile(f)
+    x = torch.arange(21.0).view(7, 3)
+    for places in ([2, 5], [1, 3], [2, 5], [-2, 9], [], 3, 2, 3):
+        got, want = compiled(x, torch.tensor(places, dtype=torch.int64)), f(x, torch.tensor(places, dtype=torch.int64))
+        assert len(got) == len(want) and all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(got, want)), places
+    check(lambda x, n: [part + 1 for part in x.tensor_split(n.cumsum(0))], lambda: [x.clone(), torch.tensor([2, 2])])
+    for places in (torch.tensor([2.5]), torch.tensor(0), torch.tensor([[1]])):
+        with pytest.raises(RuntimeError) as eager:
+            f(x, places)
+        with pytest.raises(RuntimeError) as ours:
+            compiled(x, places)
+        assert str(ours.value) == str(eager.value)
+
+
 OUTS = {
     "sum": lambda x, o: torch.sum(x, (0,), out=o), "amax": lambda x, o: torch.amax(x, (0,), out=o), "cat": lambda x, o: torch.cat([x, x * 2], out=o), "add": lambda x, o: torch.add(x, 1, out=o), "sigmoid": lambda x, o: torch.sigmoid(x, out=o),
 }

@@ -23,6 +23,33 @@ def test_views(name, grad):
     check(CASES[name], lambda: [X()], grad=grad)
 
 
+LIE_OTHERWISE = {
+    "read": lambda x: (x.as_strided_((3, 2), (1, 3)) + 1, x),
+    "with an offset": lambda x: (x.as_strided_((2,), (1,), 3) + 1, x),
+    "where it lies already": lambda x: (x.as_strided_((2, 1, 3, 4), (12, 12, 4, 1), 0) + 1, x),
+    "written": lambda x: (x.as_strided_((3, 2), (1, 3)).mul_(2), x + 1),
+    "written before": lambda x: x.mul_(2).as_strided_((3, 2), (1, 3)) + 1,
+    "a view from before": lambda x: (x[0], x.as_strided_((2,), (1,), 3) + 1, x.mul_(3)),
+    "a view of it": lambda x: (x[0].as_strided_((2,), (1,)).add_(1), x * 2),
+    "elements twice": lambda x: (x.as_strided_((3, 4), (1, 1)).sum(0), x),
+    "a value": lambda x: (x + 1).as_strided_((3, 4), (1, 1)).sum(0),
+    "and back": lambda x: (x.as_strided_((2,), (2,)) + 1, x.as_strided_((2, 4), (4, 1)).mul_(2), x),
+}
+
+
+@pytest.mark.parametrize("name", LIE_OTHERWISE)
+def test_as_strided_in_place(name):
+    """It was refused for all but the marks that pooling leaves."""
+    check(LIE_OTHERWISE[name], lambda: [X()])
+
+
+def test_resize_as_takes_the_size_of_its_template():
+    def f(x, like):
+        return x.resize_as_(like) * 2
+    check(f, lambda: [X(), torch.ones(3, 2)])
+    check(f, lambda: [X(), torch.ones(24)])
+
+
 @pytest.mark.eager("has more memory than elements", some=True)
 @pytest.mark.eager("resize_", some=True)
 @pytest.mark.filterwarnings("ignore")
