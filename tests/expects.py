@@ -59,7 +59,7 @@ class Watch:
         said, did = self.since()
         kernels, calls = did.get("kernels_launched", 0), did.get("compiled_calls", 0)
         if expected.judged:
-            said = {why: n for why, n in said.items() if "internal error" in why}
+            said = {why: n for why, n in said.items() if "internal error" in why or "raised what eager does not" in why}
         parts = expected.eager + expected.some
         wrong = [f"ran eagerly ({n} times), and the test does not announce it: {why}" for why, n in said.items() if not any(part in why for part in parts)]
         wrong += [f"the test announces that calls run eagerly, and none did for this reason: {part}" for part in expected.eager if not any(part in why for why in said)]

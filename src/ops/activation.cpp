@@ -149,6 +149,12 @@ template <P rule, int tensors>
 Shape shape_of(sym::Context& ctx, ArgSpan args) {
   return pointwise_shape(ctx, args, rule, tensors);
 }
+Shape shape_prelu(sym::Context& ctx, ArgSpan args) {  // as empty_like() of the first lies
+  Shape r = pointwise_shape(ctx, args, P::FloatOnly, 2);
+  const TensorType* x = tensor_arg(args, 0);
+  if (r && x) (*r)[0].strides = preserved_strides(ctx, *x);
+  return r;
+}
 constexpr ShapeFn float1 = shape_of<P::FloatOnly, 1>, same1 = shape_of<P::NotBool, 1>;
 
 Shape shape_glu(sym::Context& ctx, ArgSpan args) {
@@ -171,7 +177,6 @@ Shape shape_dropout(sym::Context& ctx, ArgSpan args) {
   t.strides = preserved_strides(ctx, *x);
   TensorType m = t;
   m.dtype = DType::Bool;
-  if (!*train) m.strides = ir::contiguous_strides(m.sizes);
   return Types{t, m};
 }
 
@@ -227,7 +232,7 @@ const OpRow kRows[] = {
     {"aten::hardtanh", 0, shape_hardtanh, lower<lower_hardtanh>},
     {"aten::softshrink", 0, shape_softshrink, lower<lower_softshrink>},
     {"aten::hardshrink", 0, float1, lower<lower_hardshrink>},
-    {"aten::_prelu_kernel", 0, shape_of<P::FloatOnly, 2>, lower<lower_prelu>},
+    {"aten::_prelu_kernel", 0, shape_prelu, lower<lower_prelu>},
     {"aten::glu", 0, shape_glu, lower<lower_glu>},
     {"aten::log_sigmoid_forward", 0, shape_log_sigmoid, lower<lower_log_sigmoid>},
     {"aten::dropout", 0, nullptr, lower<lower_dropout>},

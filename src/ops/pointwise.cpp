@@ -528,6 +528,10 @@ Shape shape_preserved(sym::Context& ctx, ArgSpan args) {
   t.strides = preserved_strides(ctx, *x);
   return one(t);
 }
+Shape shape_row_major(sym::Context& ctx, ArgSpan args) {  // what stands for a view, without one
+  const TensorType* x = tensor_arg(args, 0);
+  return x ? formatted_shape(ctx, *x, ir::MemoryFormat::Contiguous) : Shape();
+}
 Shape shape_clone(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   if (!x) return {};
@@ -699,9 +703,9 @@ const OpRow kRows[] = {
     {"aten::_neg_view", ir::kView, nullptr, lower<unary_same<LOp::neg>>},  // a value is what its tensor reads as: bits are resolved
     {"aten::contiguous", 0, nullptr, lower<lower_identity>},
     {"aten::lift_fresh", ir::kView, nullptr, lower<lower_identity>},
-    {"aten::lift_fresh_copy", 0, shape_preserved, lower<lower_identity>},
-    {"aten::alias_copy", 0, shape_preserved, lower<lower_identity>},
-    {"aten::detach_copy", 0, shape_preserved, lower<lower_identity>},
+    {"aten::lift_fresh_copy", 0, shape_row_major, lower<lower_identity>},
+    {"aten::alias_copy", 0, shape_row_major, lower<lower_identity>},
+    {"aten::detach_copy", 0, shape_row_major, lower<lower_identity>},
     {"aten::_to_copy", 0, shape_to_copy, lower<lower_convert>},
     {"aten::to.dtype", 0, nullptr, lower<lower_convert>},
     {"aten::copy", 0, shape_as_self, lower<lower_copy>},

@@ -241,12 +241,12 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
       if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
     }
     PyObject* r = run_eagerly(s, c, attempt);
-    if (r && failed) {  // an error that eager has not: ours
+    if (r && failed) {  // the program catches the error, or it is ours
+      constexpr const char* kWhy = "a compiled call raised what eager does not, or what the program catches";
       counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
-      e->graph = nullptr;
-      note_eager("internal error: a compiled call raised what eager does not");
-      if (PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled call raised what eager does not, and runs eagerly from now on") < 0)
-        Py_CLEAR(r);
+      note_eager(kWhy);
+      const bool first = e->refused == 0;
+      if (!refused_for_good(*e, kWhy) || (first && PyErr_WarnFormat(error_types().warning, 2, "vitrify: %s", kWhy) < 0)) Py_CLEAR(r);
     }
     return r;
   }

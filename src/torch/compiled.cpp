@@ -240,7 +240,7 @@ class Compiled final : public CompiledGraph {
     if (auto c = pool_.take()) return c;
     auto c = std::make_unique<Context>(plan_, shared_->originals, program_.num_args);
     c->run.lenient = program_.lenient;
-    if (program_.resumes) c->run.keep_effects(!program_.mutations.empty() || !program_.grad_writes.empty());
+    if (program_.resumes) c->run.keep_effects();
     if (program_.trained) c->run.cached_from = runtime::BlockCache::kMinBytes;
     c->inputs.resize(program_.graph->inputs.size());
     for (size_t i = 0; i < program_.captured.size(); ++i) c->inputs[program_.num_args + i] = &program_.captured[i];

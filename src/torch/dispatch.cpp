@@ -601,12 +601,28 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
   }
 }
 
+namespace {
+
+// _assert_tensor_metadata(a, size, stride, dtype, *, device, layout)
+bool has_metadata(sym::Context& ctx, c10::ArrayRef<IValue> args) {
+  const at::Tensor& t = args[0].toTensor();
+  const auto are = [&](const IValue& said, c10::SymIntArrayRef now) {
+    return said.isNone() ||
+           std::ranges::equal(capture::ints_of(said), capture::ints_of(IValue(now)), [&](sym::Int a, sym::Int b) { return ctx.guard_eq(a, b); });
+  };
+  return are(args[1], t.sym_sizes()) && are(args[2], t.sym_strides()) && (args[3].isNone() || args[3].toScalarType() == t.scalar_type()) &&
+         (args[4].isNone() || args[4].toDevice().type() == t.device().type()) && (args[5].isNone() || args[5].toLayout() == t.layout());
+}
+
+}  // namespace
+
 void Tracer::Impl::run_effect(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   auto args = last(*stack, n);
   bool tensors = false;
   for_each_tensor(args, [&](const at::Tensor&) { tensors = true; });
   const bool custom = info.flags & ir::kEffect;
+  if (info.name == "aten::_assert_tensor_metadata" && !has_metadata(graph->ctx(), args)) fail("a tensor is not what the program asserts");
   if (info.name == "aten::_assert_tensor_metadata" || info.name.starts_with("aten::sym_constrain_range") || (!tensors && !custom)) {
     drop(*stack, n);
     return;

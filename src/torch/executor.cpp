@@ -194,8 +194,8 @@ void PlanRun::find_refusals(const std::vector<char>& bound) {
   }
 }
 
-void PlanRun::keep_effects(bool writes) {
-  if (!side_effects_ || (!writes && generators_.empty())) return;
+void PlanRun::keep_effects() {
+  if (!side_effects_) return;
   keeps_.assign(plan_->externs.size(), 0);
   bool fails = false;
   for (size_t k = plan_->steps.size(); k-- > 0;) {

@@ -38,7 +38,7 @@ class PlanRun {
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
   bool lenient = false;                                            // a result in another layout than recorded is copied
   bool learned = false;                                            // that has happened
-  void keep_effects(bool writes);                                  // of custom ops before steps that may fail: eager then makes what the run has not
+  void keep_effects();                                             // of custom ops before steps that may fail: eager then makes what the run has not
   size_t cached_from = runtime::BlockCache::kMinBytesOfInference;  // bytes of results from which they are the block cache's
 
  private:

@@ -185,15 +185,8 @@ std::optional<uint32_t> Tracer::Impl::find_step(Value v) {
     if (!s.real.defined() || !s.real.device().is_cpu() || s.grad_of) return std::nullopt;
     for (uint32_t i = 0; i < numbers->steps.size(); ++i)
       if (numbers->steps[i].op == Op::Item && numbers->steps[i].a == static_cast<uint32_t>(s.input)) return i;
-    at::Tensor now = s.real.detach();
-    double value = 0;
-    {
-      c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKeySet(c10::DispatchKey::Python));
-      value = scalar_type == at::kDouble  ? *now.const_data_ptr<double>()
-              : scalar_type == at::kFloat ? *now.const_data_ptr<float>()
-                                          : static_cast<double>(now.item().toDouble());
-    }
-    return numbers->add({Op::Item, static_cast<uint32_t>(s.input)}, value);
+    const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKeySet(c10::DispatchKey::Python));
+    return numbers->add({Op::Item, static_cast<uint32_t>(s.input)}, number_in(s.real.detach()));
   }
   if (name == "aten::scalar_tensor") return operand(Value(v));
   if (name == "aten::clone" || name == "aten::_to_copy") {

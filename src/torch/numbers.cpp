@@ -96,23 +96,24 @@ bool is_source(Numbers::Op op) {
   return op == Op::Constant || op == Op::Live || op == Op::Item || op == Op::Traced;
 }
 
-double read(const at::Tensor& t) {
+}  // namespace
+
+double number_in(const at::Tensor& t) {
   const void* p = t.const_data_ptr();
+  const double sign = t.is_neg() ? -1 : 1;
   switch (t.scalar_type()) {
     case at::kFloat:
-      return *static_cast<const float*>(p);
+      return sign * *static_cast<const float*>(p);
     case at::kDouble:
-      return *static_cast<const double*>(p);
+      return sign * *static_cast<const double*>(p);
     case at::kBFloat16:
-      return *static_cast<const c10::BFloat16*>(p);
+      return sign * static_cast<double>(*static_cast<const c10::BFloat16*>(p));
     case at::kHalf:
-      return *static_cast<const c10::Half*>(p);
+      return sign * static_cast<double>(*static_cast<const c10::Half*>(p));
     default:
       VT_UNREACHABLE("a number of type {}", int(t.scalar_type()));
   }
 }
-
-}  // namespace
 
 bool Numbers::positive(uint32_t step) const {
   const Step& s = steps[step];
@@ -156,7 +157,7 @@ std::optional<uint32_t> Numbers::add(Step s, double value) {
 }
 
 bool Numbers::computed_on_host() const {
-  return !checks.empty() || std::any_of(steps.begin(), steps.end(), [](const Step& s) { return s.op == Op::Live || s.op == Op::Item; });
+  return !checks.empty() || std::any_of(steps.begin(), steps.end(), [](const Step& s) { return !s.traced; });
 }
 
 bool Numbers::compare(Compare how, uint32_t a, uint32_t b) {
@@ -176,7 +177,7 @@ bool Numbers::eval(const double* live, const at::Tensor* const* inputs, std::vec
     } else if (s.op == Op::Live) {
       values[i] = live[s.a];
     } else if (s.op == Op::Item) {
-      values[i] = read(*inputs[s.a]);
+      values[i] = number_in(*inputs[s.a]);
     } else {
       const std::optional<double> v = apply(s, values[s.a], values[s.b]);
       if (!v) return false;

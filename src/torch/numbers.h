@@ -45,6 +45,8 @@ struct Numbers {
   bool never_zero(uint32_t step);
 };
 
+double number_in(const at::Tensor&);  // a 0-d tensor of floats on the CPU, its negative bit too
+
 namespace capture {
 
 c10::SymFloat to_sym_float(const std::shared_ptr<Numbers>&, uint32_t step);

@@ -211,6 +211,10 @@ struct Splitter {
     find_others(known);
     std::vector<Value> wanted = j.outputs;
     wanted.insert(wanted.end(), others.begin(), others.end());
+    seen = returned = returned_outputs(j.program, j.num_forward);
+    for (const Mutation& m : j.program.mutations)
+      if (!m.metadata_only && j.outputs[m.output] && has_memory(j.outputs[m.output].type(), j.given[m.input].type())) seen[m.output] = 1;
+    find_reads(j, j.backward, out.backward);
     ir::ValueMap<Value> copies;
     if (j.level) {
       extract_from_kept(wanted, inputs, unordered, copies);
@@ -228,15 +232,7 @@ struct Splitter {
         ir::for_each_input(*n, [&](Value& v) {
           if (late.contains(v.node)) late.insert(n);
         });
-    seen = returned = returned_outputs(j.program, j.num_forward);
-    for (const Mutation& m : j.program.mutations)
-      if (!m.metadata_only && j.outputs[m.output] && has_memory(j.outputs[m.output].type(), j.given[m.input].type())) seen[m.output] = 1;
-    find_reads(j, j.backward, out.backward);
-    ir::NodeSet users(*joint);  // theirs, and eager keeps nothing of it: what computes the same may be kept
-    for_each_unread([&](Value v) {
-      users.insert(v.node);
-      users.insert(root_of(v).node);
-    });
+    const ir::NodeSet users = users_own(*joint);
     // What a checkpoint repeats in the backward is not the forward's.
     passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : late.contains(&n) ? kOwn : group.at(&n); });
     passes::dce(*joint, options);
@@ -290,7 +286,11 @@ struct Splitter {
     const std::unordered_set<const ir::Node*> drawn(unordered.begin(), unordered.end());
     for (auto& [to, from] : recorded)
       if (drawn.contains(from.node)) draw.insert(to.node);
-    passes::cse(*whole, {}, [&](const ir::Node& n) { return group.at(&n); });
+    ir::NodeSet is_given(*whole);
+    for (Value v : std::span(whole->outputs).subspan(static_cast<size_t>(num_wanted)))
+      if (v) is_given.insert(v.node);
+    const ir::NodeSet users = users_own(*whole);
+    passes::cse(*whole, {}, [&](const ir::Node& n) { return users.contains(&n) && !is_given.contains(&n) ? -1 : group.at(&n); });
     const auto end = whole->outputs.begin() + num_wanted;
     const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
     std::vector<ir::Node*> draws;
@@ -318,10 +318,20 @@ struct Splitter {
   }
 
   template <class F>
-  void for_each_unread(F&& f) const {
+  void for_each_unread(const ir::Graph& g, F&& f) const {
     const std::unordered_set<uint32_t> read(out.backward.reads_outputs.begin(), out.backward.reads_outputs.end());
     for (uint32_t o = 0; o < j.num_forward; ++o)
-      if (seen[o] && j.outputs[o] && !read.contains(o)) f(joint->outputs[o]);
+      if (seen[o] && j.outputs[o] && !read.contains(o)) f(g.outputs[o]);
+  }
+
+  // Results of which eager keeps nothing: what computes the same may be kept, and so is another value.
+  ir::NodeSet users_own(const ir::Graph& g) const {
+    ir::NodeSet users(g);
+    for_each_unread(g, [&](Value v) {
+      users.insert(v.node);
+      users.insert(root_of(v).node);
+    });
+    return users;
   }
 
   // Users can change inputs and results; eager notices when it had saved them, and nothing is lost when it had not.
@@ -329,7 +339,7 @@ struct Splitter {
     const std::unordered_set<uint32_t> of_given(out.backward.reads_given.begin(), out.backward.reads_given.end());
     for (uint32_t i = 0; i < num_given(); ++i)
       if (!of_given.contains(i) && !j.level) fixed.insert(given(i));
-    for_each_unread([&](Value v) { fixed.insert({v, root_of(v)}); });
+    for_each_unread(*joint, [&](Value v) { fixed.insert({v, root_of(v)}); });
   }
 
   // What is computed again reads inputs and results as they were, whatever is written to them unseen by versions in between. But for calls that only

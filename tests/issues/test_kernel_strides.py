@@ -162,3 +162,19 @@ def test_strides_of_pooling_to_one_element():
     f, x = lambda x: torch.nn.functional.max_pool1d(x.transpose(1, 2), 2), torch.randn(4, 3, 8)
     with torch.inference_mode():
         assert vitrify.compile(f)(x).stride() == f(x).stride() == (8, 1, 1)
+
+
+MADE = {
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.25])), "mask of dropout": lambda x: torch.native_dropout(x, 0.5, False),
+    "alias_copy": lambda x: torch.ops.aten.alias_copy(x * 1), "detach_copy": lambda x: torch.ops.aten.detach_copy(x * 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("op", MADE)
+def test_strides_of_what_is_made_like_its_argument(op, view):
+    def given():
+        torch.manual_seed(1)
+        return [VIEWS[view]()]
+    check(MADE[op], given)
+    check(MADE[op], lambda: [torch.arange(8.0).view(1, 1, 8)[None, ..., -1]])

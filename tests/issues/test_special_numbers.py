@@ -299,3 +299,38 @@ def test_the_reciprocal_of_celus_alpha_is_a_float():
     for dtype in FLOATS:
         same(lambda x: F.celu(x, 1e-45), T([1.0, -1.0]).to(dtype))
         same(lambda x: F.celu(x, 1e-30), T([1.0, -1.0]).to(dtype))
+
+
+OF_CONSTANTS = {
+    "sum": lambda x: x * (T(3.0) + 1).item(), "square root": lambda x: x / T(16.0).sqrt().item(), "copy": lambda x: x + T(3.0).clone().item(), "quotient": lambda x: x * (T(10.0) / T(100.0)).item(),
+    "inverse": lambda x: x * (1 / T(64.0).sqrt().item()), "difference": lambda x: x + (T(3.0) - 1).item() - (-T(2.0)).item(), "double": lambda x: x + (T(0.1, dtype=torch.float64) * 3).item(),
+    "two": lambda x: x * T(3.0).clone().item() + (T(3.0) * 2).item(), "scalar_tensor": lambda x: x * (torch.scalar_tensor(3.0) * 2).item(),
+}
+
+
+@pytest.mark.parametrize("name", OF_CONSTANTS)
+def test_numbers_of_what_the_program_makes_itself(name):
+    """Nothing that changes was among what they are computed of, and nobody computed them: they were 0."""
+    same(OF_CONSTANTS[name], torch.linspace(-1, 1, 16))
+
+
+def test_numbers_of_what_is_written_in_between():
+    def f(x):
+        s = T(1.0)
+        first = s.item()
+        s.add_(1)
+        return x + s.item() * 10 + first
+    same(f, torch.linspace(-1, 1, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("f", [lambda x, a: x * a.item(), lambda x, a: x + 1 if a.item() > 0 else x - 1, lambda x, a: x + (a * 2).item(), lambda x, a: torch.add(x, x, alpha=a.item())], ids=["item", "condition", "product", "alpha"])
+def test_numbers_in_tensors_that_are_negated_lazily(f, dtype):
+    x = torch.linspace(-1, 1, 16)
+    compiled = vitrify.compile(f)
+    for value in (2.0, 3.0, -1.0, -4.0):
+        given = T(complex(1.0, value), dtype=dtype).conj().imag
+        assert given.is_neg()
+        torch.testing.assert_close(compiled(x, given), f(x, given))
+    held = T(complex(1.0, 2.0), dtype=dtype).conj().imag
+    same(lambda x: f(x, held), x)

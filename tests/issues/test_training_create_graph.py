@@ -275,3 +275,19 @@ def test_a_result_as_its_own_tangent(fn, use):
         h, = torch.autograd.grad(g.sum(), x, create_graph=use == "third")
         return [g.detach(), h.detach(), *(torch.autograd.grad(h.sum(), x, allow_unused=True) if use == "third" and h.requires_grad else [])]
     torch.testing.assert_close(run(vitrify.compile(fn, fullgraph=True)), run(fn))
+
+
+ALIKE = {
+    "flip": lambda x, w, b: (x * w).flip(0) + b.flip(0), "slice": lambda x, w, b: (x @ w)[2:] + b[2:], "cumsum": lambda x, w, b: (x * w).cumsum(0) + b.cumsum(0),
+    "roll": lambda x, w, b: (x * w).roll(1, 0) + b.roll(1, 0), "gather": lambda x, w, b: (x * w)[[0, 0, 2]] + b[[0, 0, 2]], "pad": lambda x, w, b: F.pad(x * w, (1, 1)) + F.pad(b, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_gradient_that_the_next_derivative_computes_too(name):
+    """Users may change the one they have: the other was taken for it, and could not be kept."""
+    check(ALIKE[name], lambda: [leaf(4, 4), leaf(4, 4), leaf(4, 4)], then=twice)
+    def then(out, args):  # an expanded tangent
+        grads = torch.autograd.grad(out.sum(), args, create_graph=True)
+        return [*(g.detach().clone() for g in grads), *torch.autograd.grad(sum(g.square().sum() for g in grads), args, allow_unused=True)]
+    check(ALIKE[name], lambda: [leaf(4, 4), leaf(4, 4), leaf(4, 4)], then=then)
