@@ -168,6 +168,14 @@ FOREACH = """
 CUSTOM = """
     torch.ops.fuzz.scaled({a}, 2.5)     torch.ops.fuzz.bump_({a})          torch.ops.fuzz.rows_first({a})     torch.ops.fuzz.positive({a}) + 1   torch.ops.fuzz.pair({a})[1]
 """
+NUMBER = """
+    {a} * (torch.tensor(3.0) + 1).item()                                   {a} / torch.tensor(16.0).sqrt().item()                                {a} + torch.tensor(2.0, dtype=F64).mul(3).item()
+    {a} * (torch.tensor(scale, dtype=F32) * 2).item()                      {a} * {a}.mean().item()            {a} - {a}.amax().item()            {a} + ({b}.sum() * 0.5).item()
+    {a} / {n} ** 0.5                    {a} * {a}.shape[{d}]               {a} + sum({a}.shape)               {a} * (len({a}) // 2 + 1)          {a} + {a}.numel() % 7
+    torch.full_like({a}, {n} / 2)       {a} * max({n}, 3) - min({n}, 3)    {a} * (scale * {n})                {a} + scale ** 2                   {a} * (2.0 if {n} > 3 else 3.0)
+    {a} * (scale if scale > 2 else 0.5)  torch.add({a}, {b}, alpha=1 / {n})  {a}.clamp(-scale, scale)           {a} * abs(-scale) + round(scale)   torch.arange(0, {n}, 2) * scale
+    {a} * torch.full((), 3.0).item()    {v} = torch.ones((), dtype=F32); {v} += 2; {v} = {a} * {v}.item()     {a} * torch.tensor([1.0, {n}])[1]  {a} * torch.tensor(1 + 2j).conj().imag.item()
+"""
 LINALG = """
     torch.linalg.inv({a} @ {a}.mT + torch.eye({a}.shape[-2], dtype={a}.dtype))                               torch.linalg.cholesky({a} @ {a}.mT + torch.eye({a}.shape[-2], dtype={a}.dtype))
     torch.linalg.solve({a} @ {a}.mT + torch.eye({a}.shape[-2], dtype={a}.dtype), {a})                        torch.linalg.det({a} @ {a}.mT)     torch.linalg.slogdet({a} @ {a}.mT + 1)[0]
@@ -213,6 +221,6 @@ FAMILIES = {  # family: its templates, the tensors it wants
     "bits": (lines(BITS), lambda t: t.dtype is torch.float32), "window": (lines(WINDOW), MATRIX), "write": (lines(WRITE), ANY), "many": (lines(MANY), ANY),
     "whole": (lines(WHOLE), lambda t: not t.is_floating_point() and not t.is_complex()), "complex": (lines(COMPLEX), torch.is_complex),
     "fourier": (lines(FOURIER), both(floating, lambda t: t.dtype.itemsize >= 4)), "random": (lines(RANDOM), floating), "mask": (lines(MASK), lambda t: not t.is_complex()),
-    "out": (lines(OUT), floating), "foreach": (lines(FOREACH), floating), "custom": (lines(CUSTOM), floating), "linalg": (lines(LINALG), both(floating, MATRIX)), "error": (lines(ERROR), ANY),
+    "out": (lines(OUT), floating), "foreach": (lines(FOREACH), floating), "custom": (lines(CUSTOM), floating), "number": (lines(NUMBER), floating), "linalg": (lines(LINALG), both(floating, MATRIX)), "error": (lines(ERROR), ANY),
 }
 WRITES = {"write", "foreach", "out"}  # families of statements that may write to a value: what they read must not overlap it in part
