@@ -1,6 +1,7 @@
 #include "torch/derivatives.h"
 
 #include <ATen/ATen.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -143,13 +144,8 @@ const N* as(const Node& n) {
 }
 
 template <class N>
-bool any_has_hooks(const N& n) {  // of a checkpoint: they give what was saved only once
-  return n.self_.has_hooks() || n.result_.has_hooks();
-}
-
-template <class N>
 Tensor spread(const N& n, Node& node, const Tensor& grad, const Tensor& made) {
-  return any_has_hooks(n) || made.is_cuda() ? made : spread_evenly(grad, n.self_.unpack(), n.result_.unpack(node.getptr()));
+  return made.is_cuda() ? made : spread_evenly(grad, n.self_.unpack(), n.result_.unpack(node.getptr()));
 }
 
 }  // namespace
@@ -165,25 +161,25 @@ bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("
 
 namespace {
 
-using Visit = std::function<void(const torch::autograd::SavedVariable&)>;
+using Visit = std::function<void(torch::autograd::SavedVariable&)>;
 
-void visit(const torch::autograd::SavedVariable& s, const Visit& f) { f(s); }
-void visit(const std::vector<torch::autograd::SavedVariable>& all, const Visit& f) { std::ranges::for_each(all, f); }
+void visit(torch::autograd::SavedVariable& s, const Visit& f) { f(s); }
+void visit(std::vector<torch::autograd::SavedVariable>& all, const Visit& f) { std::ranges::for_each(all, f); }
 
 template <class N, auto... members>
-void visit_members(const Node& n, const Visit& f) {
-  (visit(static_cast<const N&>(n).*members, f), ...);
+void visit_members(Node& n, const Visit& f) {
+  (visit(static_cast<N&>(n).*members, f), ...);
 }
 
 // Eager unpacks all that a node has saved, whether its formula reads it or not.
-void each_saved(const Node& node, const Visit& f) {
-  using Members = void (*)(const Node&, const Visit&);
+void each_saved(Node& node, const Visit& f) {
+  using Members = void (*)(Node&, const Visit&);
   static const std::unordered_map<std::type_index, Members> members{
 #define VT_SAVED(N, ...) {typeid(generated::N), &visit_members<generated::N, __VA_ARGS__>},
 #include "saved_variables.inc"
 #undef VT_SAVED
   };
-  if (const auto* slices = as<torch::autograd::CopySlices>(node)) return slices->fn ? each_saved(*slices->fn, f) : void();
+  if (auto* slices = dynamic_cast<torch::autograd::CopySlices*>(&node)) return slices->fn ? each_saved(*slices->fn, f) : void();
   if (const auto at = members.find(typeid(node)); at != members.end()) at->second(node, f);
 }
 
@@ -191,39 +187,43 @@ void each_saved(const Node& node, const Visit& f) {
 
 bool saves(const Node& n) {
   bool any = as<torch::autograd::CopySlices>(n) != nullptr;
-  each_saved(n, [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); });
+  each_saved(const_cast<Node&>(n), [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); });
   return any;
 }
 
 std::vector<Tensor> saved_by(const Node& n) {
   std::vector<Tensor> r;
-  each_saved(n, [&](const torch::autograd::SavedVariable& s) {
+  each_saved(const_cast<Node&>(n), [&](const torch::autograd::SavedVariable& s) {
     if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(*s.get_raw_data());
   });
   return r;
 }
 
+WithoutHooksOnSaved::WithoutHooksOnSaved(Node& node) {
+  using torch::autograd::SavedVariable;
+  each_saved(node, [&](SavedVariable& s) {
+    if (!s.has_hooks()) return;
+    const Tensor t = s.unpack(node.getptr());
+    const bool traced = at::SavedTensorDefaultHooks::set_tracing(true);  // nobody's hooks take it
+    SavedVariable plain(t, false);
+    at::SavedTensorDefaultHooks::set_tracing(traced);
+    replaced_.emplace_back(s, std::exchange(s, std::move(plain)));
+  });
+}
+
 bool is_replaced(const Node& node) {
-  if (const auto* n = as<generated::CumprodBackward0>(node)) return !any_has_hooks(*n);
+  if (as<generated::CumprodBackward0>(node)) return true;
   const auto* n = as<generated::LinalgDetBackward0>(node);
-  if (!n || !at::GradMode::is_enabled() || n->A_.has_hooks() || n->result_.has_hooks()) return false;
+  if (!n || !at::GradMode::is_enabled()) return false;
   const Tensor a = n->A_.unpack();
   return !a.is_complex() && a.sym_numel() != 0;
 }
 
 bool checks_values(const Node& n) {
-  auto plain = [](const auto&... saved) { return (... && !saved.has_hooks()); };  // of a checkpoint: they give what was saved only once
-  if (const auto* e = as<generated::LinalgEigBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
-  if (const auto* e = as<generated::LinalgEighBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
-  if (const auto* e = as<generated::LinalgSvdBackward0>(n)) return plain(e->S_, e->U_, e->Vh_);
-  return false;
+  return as<generated::LinalgEigBackward0>(n) || as<generated::LinalgEighBackward0>(n) || as<generated::LinalgSvdBackward0>(n);
 }
 
-bool chooses(const Node& node) {
-  if (!at::GradMode::is_enabled() || is_replaced(node)) return false;
-  const auto* product = as<generated::ProdBackward1>(node);
-  return as<generated::LinalgDetBackward0>(node) || as<generated::CumprodBackward0>(node) || (product && any_has_hooks(*product));
-}
+bool chooses(const Node& node) { return at::GradMode::is_enabled() && as<generated::LinalgDetBackward0>(node) && !is_replaced(node); }
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined()) return made;
@@ -235,9 +235,9 @@ Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
                                  n.result_.unpack(node.getptr()));
   }
   if (!made.defined() || made.dim() == 0) return made;
-  if (const auto* n = as<generated::ProdBackward0>(node); n && !any_has_hooks(*n))
+  if (const auto* n = as<generated::ProdBackward0>(node))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), {}, false);
-  if (const auto* n = as<generated::ProdBackward1>(node); n && !any_has_hooks(*n))
+  if (const auto* n = as<generated::ProdBackward1>(node))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), at::maybe_wrap_dim(n->dim, made.dim()),
                       n->keepdim);
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);
