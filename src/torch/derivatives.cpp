@@ -59,6 +59,36 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   return at::where(none, usual, from_others(at::where(one, grad, no_gradient), at::where(one, input, no_factors)));
 }
 
+// A copy, for a formula that is none of eager's. Eager's reads itself, once more where it is differentiated: that may not be another by then.
+class Copied final : public Node {
+ public:
+  static Tensor of(const Tensor& t, const Tensor& beside) {
+    if (!t.requires_grad()) return t;
+    const auto node = compat::make_node<Copied>();
+    node->set_next_edges(torch::autograd::collect_next_edges(t));
+    for (const Tensor& read : {t, beside}) {
+      const Tensor copy = read.detach().clone();
+      if (node->was_.empty()) torch::autograd::set_history(copy, node);
+      node->itself_.emplace_back(read, false);
+      node->was_.emplace_back(copy, true);
+    }
+    return node->was_[0].unpack(node);
+  }
+  std::string name() const override { return "VitrifyCopy"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < was_.size() && grads[0].defined(); ++i) {
+      const Tensor now = itself_[i].unpack(), was = was_[i].unpack(getptr());
+      at::_assert_async((now == was).logical_or(now.isnan().logical_and(was.isnan())).all(),
+                        "vitrify: a gradient of a gradient of a cumulative product with a zero reads what was written to unseen (.data)");
+    }
+    return std::move(grads);
+  }
+
+ private:
+  std::vector<torch::autograd::SavedVariable> itself_, was_;
+};
+
 constexpr int64_t kShort = 8;  // elements for which eager's own formula, whose nodes grow with their square, costs no more
 
 // For each element, what the products that it is in have of the others, each times its gradient. As eager computes it: infinities and zeros meet in
@@ -78,11 +108,12 @@ Tensor each_of_others(const Tensor& grad, const Tensor& factors, int64_t dim, co
 }
 
 // The same of many: a linear recurrence, in steps that double.
-Tensor cumulative_others(const Tensor& grad, const Tensor& factors, int64_t dim) {
-  const int64_t n = factors.sym_size(dim).guard_int(__FILE__, __LINE__);
-  std::vector<c10::SymInt> one = factors.sym_sizes().vec();
+Tensor cumulative_others(const Tensor& grad, const Tensor& itself, int64_t dim) {
+  const int64_t n = itself.sym_size(dim).guard_int(__FILE__, __LINE__);
+  std::vector<c10::SymInt> one = itself.sym_sizes().vec();
   one[static_cast<size_t>(dim)] = 1;
-  if (n <= kShort) return each_of_others(grad, factors, dim, at::ones_symint(one, grad.options()));
+  if (n <= kShort) return each_of_others(grad, itself, dim, at::ones_symint(one, grad.options()));
+  const Tensor factors = Copied::of(itself, grad);
   const Tensor before = at::cat({at::ones_symint(one, factors.options()), factors.narrow(dim, 0, n - 1)}, dim).cumprod(dim);
   Tensor sums = grad, next = factors.narrow(dim, 1, n - 1);  // the product of the `d` factors after each
   for (int64_t d = 1; d < n; d *= 2) {
