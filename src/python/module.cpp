@@ -117,8 +117,11 @@ struct Session {
       py::gil_scoped_release no_gil;
       f();
     } catch (python_error& e) {  // of a backward written in Python
+      e.persist();
       e.restore();
-      throw py::error_already_set();
+      const py::error_already_set shown;
+      e.message = shown.what();
+      throw;  // it may be kept and raised again, which pybind's raises once
     }
   }
   // The Python side of a node; newer torches keep it elsewhere.

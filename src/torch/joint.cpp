@@ -567,8 +567,13 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
     inputs[i]->real = at::Tensor();
   }
-  for (Source& s : sources)
+  for (Source& s : sources) {
+    if (s.input < 0 && s.real.defined()) {  // it was not met, and cannot be any more
+      if (const auto known = by_real.find(s.real.unsafeGetTensorImpl()); known != by_real.end() && known->second == &s) by_real.erase(known);
+      s.real.reset();
+    }
     if (s.real.defined() && s.input >= static_cast<int32_t>(num_args)) by_real.try_emplace(s.real.unsafeGetTensorImpl(), &s);
+  }
   if (j.roots.empty()) {  // otherwise the trace may go on
     ir::cut_dead_readers(*graph);
     graph->remove_dead();
