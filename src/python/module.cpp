@@ -23,6 +23,7 @@
 #include "torch/mode.h"
 #include "torch/number_hooks.h"
 #include "torch/seed_mark.h"
+#include "torch/seed_seen.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 #include "torch/versions.h"
@@ -558,6 +559,7 @@ void bind_states(py::module_& m) {
     get(h).entries.clear();
   });
   // What is compiled of a tensor is let go of.
+  m.def("state_set_here", [](const at::Generator& g) { return state_set_here(g); });
   m.def("state_forget", [get](py::handle h, py::handle t) {
     const at::TensorImpl* impl = THPVariable_Unpack(t.ptr()).unsafeGetTensorImpl();
     std::vector<std::shared_ptr<Entry>> gone;
