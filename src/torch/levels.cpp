@@ -165,7 +165,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     const bool stale = is_stale(node.call());
     if (stale) all.clear();
     for (const Next& n : all)
-      if (assigned.empty() && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
+      if (n.assigned == assigned && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
     if (all.size() >= kMaxVariants) all.erase(all.begin());
     std::vector<Value> kept;
     for (const Saved& s : saved_)
@@ -179,7 +179,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
       auto program = std::make_shared<Training>(std::move(j), trace_, options_, gave_up_);
       const JointProgram& made = program->joint_;
       Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);
-      if (!stale && assigned.empty()) all.push_back({program, std::move(known)});
+      if (!stale) all.push_back({program, std::move(known), assigned});
       return program;
     } catch (const CaptureError& e) {
       why = e.what();

@@ -285,7 +285,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   struct Next {
     std::shared_ptr<Training> program;
-    Assumed known;  // as Backward's
+    Assumed known;                   // as Backward's
+    std::vector<uint32_t> assigned;  // of Tape::views, those whose .data is another tensor
   };
 
   std::shared_ptr<Training> next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node, const CallSizes& sizes,
@@ -318,6 +319,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<const ir::Graph> derivative_;               // through all results
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
+  mutable std::map<std::pair<Layouts, std::vector<uint32_t>>, std::vector<std::shared_ptr<Backward>>> of_assigned_;  // by results as in Next
   mutable std::map<Layouts, std::vector<Next>> next_;
   sym::Known assumed_;  // of sizes, by the forward and the first derivative
   std::shared_ptr<GaveUp> gave_up_;
