@@ -566,6 +566,8 @@ void bind_states(py::module_& m) {
     for (auto& e : get(h).entries)
       if (e->holds(impl)) gone.push_back(e);
     std::erase_if(get(h).entries, [&](auto& e) { return std::ranges::find(gone, e) != gone.end(); });
+    for (auto& e : gone)
+      if (e->graph && e.use_count() == 1) e->graph->let_go();  // else a call runs it
   });
   m.def("state_off", [get](py::handle h, bool off) { get(h).off = off; });
   m.def("state_set_original", [get](py::handle h, py::object f) { get(h).original = Ref::borrow(f.ptr()); });

@@ -380,7 +380,7 @@ std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, con
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs, assigned);
+  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -50,7 +50,15 @@ std::vector<uint32_t> RegionCall::numbers_of(const Assigned& assigned) {
   return r;
 }
 
+// What can still run has saved nothing. Nobody swaps a tensor that something refers to, though it holds nothing.
+void RegionCall::all_freed() {
+  computed_again.clear();
+  watched.clear();
+  std::erase_if(raised, [](const Raised& r) { return r.tensor.has_value(); });
+}
+
 Tracer::Needs RegionCall::needs_now() const {
+  const auto guard = lock();
   Tracer::Needs r;
   for (const Given& g : computed_again)
     if (const at::Tensor now(g.tensor.lock()); now.defined() && now.requires_grad() != g.needs_grad) r.emplace_back(g.index, !g.needs_grad);

@@ -88,6 +88,7 @@ struct RegionCall : Call {
   uint64_t oldest = 0;  // number of its first node
 
  private:
+  void all_freed() override;
   std::vector<std::pair<compat::WeakNodePtr, uint32_t>> places_;
 };
 
