@@ -15,6 +15,14 @@ void RegionCall::watch(const at::Tensor& t, int64_t expected, bool is_output, ui
     watched.push_back({t.unsafeGetTensorImpl()->version_counter(), Seen(t.getIntrusivePtr()), expected, is_output, !t.is_leaf(), index});
 }
 
+at::Tensor RegionCall::seen(ir::Value v) const {
+  const auto guard = lock();
+  for (const Watched& w : watched)
+    if ((w.is_output ? joint.outputs[w.index] : joint.given[w.index]) == v)
+      if (at::Tensor now(w.tensor.lock()); now.defined()) return now;
+  return {};
+}
+
 void RegionCall::add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
   if (const torch::autograd::Node* n = t.grad_fn().get()) views.push_back({root, view, n, n->sequence_nr()});
 }

@@ -22,6 +22,7 @@ struct RegionCall : Call {
       : Call(j.tape, std::move(derivative), std::move(below)), joint(j) {}
   // Eager has saved it: it may not change, whether it is kept here or not.
   void watch(const at::Tensor&, int64_t expected, bool is_output, uint32_t index);
+  at::Tensor seen(ir::Value) const;  // what is watched in its place; undefined: nothing, or nobody has it
   // The views of root `root`, each after those that gradients come through later.
   void add_view(uint32_t root, uint32_t view, const at::Tensor&);
   // Through which of them the backward under way comes.

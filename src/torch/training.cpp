@@ -108,11 +108,18 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
-  for (uint32_t i : read_given_)  // hooks keep what it was
-    if (!hooked) {                // what is given may be a copy in other strides
-      const at::Tensor& t = origin ? origin->given[i].tensor : *given[i];
-      call->watch(t, origin ? origin->given[i].version : version_of(t), false, i);
+  const auto* below = origin ? static_cast<const RegionCall*>(origin->call.get()) : nullptr;
+  for (uint32_t i : read_given_) {
+    if (hooked) break;  // hooks keep what it was
+    if (!below) {
+      call->watch(*given[i], version_of(*given[i]), false, i);
+      continue;
     }
+    const Kept& k = origin->given[i];  // it has no history, and may be a copy in other strides
+    const at::Tensor seen = below->seen(joint_.given[i]);
+    const bool same = seen.defined() && k.tensor.defined() && seen.has_storage() && k.tensor.has_storage() && seen.is_alias_of(k.tensor);
+    call->watch(same ? seen : k.tensor, k.version, false, i);
+  }
   for (uint32_t o : read_outputs_)
     if (!hooked)
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
