@@ -34,20 +34,14 @@ void RegionCall::find_views(Layouts& how) const {
 
 void RegionCall::note_memory(uint32_t result, int32_t output, const at::Tensor& t, const at::Tensor& recorded) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
-  const at::Tensor geometry = Kept::sizes_of(t).tensor;
-  in_memory.push_back(
-      {result, output, Followed(t), t.storage().getWeakStorageImpl(), t.storage_offset(), geometry, recorded.defined() ? recorded : geometry});
+  in_memory.push_back({result, output, Followed(t), recorded.defined() ? recorded : Kept::sizes_of(t).tensor});
 }
 
 RegionCall::Assigned RegionCall::assigned(bool all) const {
   Assigned r;
   for (const InMemory& m : in_memory) {
     if (m.output >= 0 && !all) continue;
-    const at::Tensor now = m.tensor.now();
-    const bool as_it_was = !now.defined() || (now.has_storage() && now.storage().unsafeGetStorageImpl() == m.storage._unsafe_get_target() &&
-                                              now.storage_offset() == m.offset && now.sizes() == m.geometry.sizes() &&
-                                              now.strides() == m.geometry.strides() && now.dtype() == m.geometry.dtype());
-    if (!as_it_was) r.emplace(m.result, Other{now.tensor_data(), m.recorded, m.output});
+    if (const at::Tensor now = m.tensor.elsewhere(); now.defined()) r.emplace(m.result, Other{now.tensor_data(), m.recorded, m.output});
   }
   return r;
 }

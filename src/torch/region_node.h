@@ -55,14 +55,12 @@ struct RegionCall : Call {
     std::optional<Seen> tensor;
     int64_t expected = 0;
   };
-  // A result that eager has saved (Tape::views), and where its elements were.
+  // A result that eager has saved (Tape::views).
   struct InMemory {
     uint32_t result;
     int32_t output;  // it is that one of the forward, and a first derivative reads it as it is by then (Hold); else -1
     Followed tensor;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    int64_t offset;
-    at::Tensor geometry, recorded;  // hollow; recorded: as the trace has it
+    at::Tensor recorded;  // hollow: as the trace has it
   };
   void note_memory(uint32_t result, int32_t output, const at::Tensor&, const at::Tensor& recorded = {});
   // Those whose .data is another tensor by now. `all`: also those with an output.
