@@ -178,7 +178,8 @@ class Process:
                 changed = "it draws from Python's or numpy's random generator"
         for g, state in zip(self.generators, self.states):
             if not torch.equal(g.get_state(), state):
-                g.set_state(state)
+                if g.device.type != "cpu" or _C.state_set_here(g):  # else another thread has, and draws are taken back by now
+                    g.set_state(state)
                 changed = "it sets the state of a random number generator"
         for (what, before, put), (_, now, _) in zip(self.modes, _modes()):
             if now != before:

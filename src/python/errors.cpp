@@ -48,6 +48,8 @@ void set_python_error(std::exception_ptr p) {
   try {
     std::rethrow_exception(p);
   } catch (const PythonError&) {
+  } catch (python_error& e) {
+    e.restore();
   } catch (const Unsupported& e) {
     PyErr_SetString(types.capture, e.what());
   } catch (const CaptureError& e) {

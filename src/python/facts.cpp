@@ -111,14 +111,12 @@ PyObject* call_generator(PyObject* self, PyObject* args) {
     if (m.does == GeneratorMethod::State) return THPVariable_Wrap(state_seen(g));
     if (m.does == GeneratorMethod::Seed && m.real.ml_name == std::string_view("initial_seed")) return PyLong_FromUnsignedLongLong(seed_seen(g));
   }
-  if (t && m.does != GeneratorMethod::State && is_marked(g)) {
-    if (m.does == GeneratorMethod::Seed) {
-      constexpr const char* kWhy = "it reads the seed of the process's random generator";
-      t->note_failure(kWhy);
-      set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
-      return nullptr;
-    }
-    note_state_set(true);
+  if (t && m.does == GeneratorMethod::Sets) note_state_set(g);
+  if (t && m.does == GeneratorMethod::Seed && is_marked(g)) {
+    constexpr const char* kWhy = "it reads the seed of the process's random generator";
+    t->note_failure(kWhy);
+    set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
+    return nullptr;
   }
   return m.real.ml_meth(self, args);
   END_HANDLE_TH_ERRORS

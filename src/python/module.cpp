@@ -23,6 +23,7 @@
 #include "torch/mode.h"
 #include "torch/number_hooks.h"
 #include "torch/seed_mark.h"
+#include "torch/seed_seen.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 #include "torch/versions.h"
@@ -117,8 +118,11 @@ struct Session {
       py::gil_scoped_release no_gil;
       f();
     } catch (python_error& e) {  // of a backward written in Python
+      e.persist();
       e.restore();
-      throw py::error_already_set();
+      const py::error_already_set shown;
+      e.message = shown.what();
+      throw;  // it may be kept and raised again, which pybind's raises once
     }
   }
   // The Python side of a node; newer torches keep it elsewhere.
@@ -555,12 +559,15 @@ void bind_states(py::module_& m) {
     get(h).entries.clear();
   });
   // What is compiled of a tensor is let go of.
+  m.def("state_set_here", [](const at::Generator& g) { return state_set_here(g); });
   m.def("state_forget", [get](py::handle h, py::handle t) {
     const at::TensorImpl* impl = THPVariable_Unpack(t.ptr()).unsafeGetTensorImpl();
     std::vector<std::shared_ptr<Entry>> gone;
     for (auto& e : get(h).entries)
       if (e->holds(impl)) gone.push_back(e);
     std::erase_if(get(h).entries, [&](auto& e) { return std::ranges::find(gone, e) != gone.end(); });
+    for (auto& e : gone)
+      if (e->graph && e.use_count() == 1) e->graph->let_go();  // else a call runs it
   });
   m.def("state_off", [get](py::handle h, bool off) { get(h).off = off; });
   m.def("state_set_original", [get](py::handle h, py::object f) { get(h).original = Ref::borrow(f.ptr()); });

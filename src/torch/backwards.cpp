@@ -231,8 +231,16 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
   const std::shared_ptr<const Backward> b = [&] {
     std::lock_guard lock(mutex_);
-    const auto known = is_stale(node.call()) || !assigned.empty() ? nullptr : backward_known(how, sizes);
-    return known ? known : derivative(how, sizes, node.call().needs_now(), RegionCall::numbers_of(assigned));
+    const bool stale = is_stale(node.call());
+    const std::vector<uint32_t> numbers = RegionCall::numbers_of(assigned);
+    if (!stale && numbers.empty())
+      if (const auto known = backward_known(how, sizes)) return known;
+    if (stale || numbers.empty()) return derivative(how, sizes, node.call().needs_now(), numbers);
+    auto& all = of_assigned_[{how, numbers}];
+    for (const auto& known : all)
+      if (holds(known->known, sizes)) return known;
+    if (all.size() >= kMaxVariants) all.erase(all.begin());
+    return all.emplace_back(derivative(how, sizes, {}, numbers));
   }();
   Finish finish(b->program, b->tangents, tangents, joint_, sizes);
   std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
@@ -372,7 +380,7 @@ std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, con
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace_->differentiate(joint_, how, tangents, values, needs, assigned);
+  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -223,6 +223,10 @@ class Compiled final : public CompiledGraph {
     if (!has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true)) pipeline::return_code_pages();
   }
 
+  void let_go() override {
+    for (at::Tensor& t : program_.captured) t.reset();
+  }
+
   const Program& program() const override { return program_; }
   Stats stats() const override {
     return {static_cast<uint32_t>(plan_->kernels.size()), static_cast<uint32_t>(plan_->launches.size()), static_cast<uint32_t>(plan_->externs.size()),

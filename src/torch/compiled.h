@@ -38,6 +38,9 @@ class CompiledGraph {
   // The same with the Python floats that the program reads anew.
   virtual void run_live(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, at::ArrayRef<double>) { run(args, out); }
 
+  // No call runs it or will, though results of earlier ones may: it does not hold what it captured any more.
+  virtual void let_go() = 0;
+
   virtual const Program& program() const = 0;
   struct Stats {
     uint32_t kernels = 0, launches = 0, externs = 0;

@@ -300,6 +300,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       throw;
     } catch (...) {
       rethrow_interrupt();
+      if (m.failure) throw CaptureError(*m.failure);  // Python code on its way has made another exception of it
       j.failed = std::current_exception();
       j.inner.clear();
     }

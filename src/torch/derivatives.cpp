@@ -1,6 +1,7 @@
 #include "torch/derivatives.h"
 
 #include <ATen/ATen.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -58,6 +59,36 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   return at::where(none, usual, from_others(at::where(one, grad, no_gradient), at::where(one, input, no_factors)));
 }
 
+// A copy, for a formula that is none of eager's. Eager's reads itself, once more where it is differentiated: that may not be another by then.
+class Copied final : public Node {
+ public:
+  static Tensor of(const Tensor& t, const Tensor& beside) {
+    if (!t.requires_grad()) return t;
+    const auto node = compat::make_node<Copied>();
+    node->set_next_edges(torch::autograd::collect_next_edges(t));
+    for (const Tensor& read : {t, beside}) {
+      const Tensor copy = read.detach().clone();
+      if (node->was_.empty()) torch::autograd::set_history(copy, node);
+      node->itself_.emplace_back(read, false);
+      node->was_.emplace_back(copy, true);
+    }
+    return node->was_[0].unpack(node);
+  }
+  std::string name() const override { return "VitrifyCopy"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < was_.size() && grads[0].defined(); ++i) {
+      const Tensor now = itself_[i].unpack(), was = was_[i].unpack(getptr());
+      at::_assert_async((now == was).logical_or(now.isnan().logical_and(was.isnan())).all(),
+                        "vitrify: a gradient of a gradient of a cumulative product with a zero reads what was written to unseen (.data)");
+    }
+    return std::move(grads);
+  }
+
+ private:
+  std::vector<torch::autograd::SavedVariable> itself_, was_;
+};
+
 constexpr int64_t kShort = 8;  // elements for which eager's own formula, whose nodes grow with their square, costs no more
 
 // For each element, what the products that it is in have of the others, each times its gradient. As eager computes it: infinities and zeros meet in
@@ -77,11 +108,12 @@ Tensor each_of_others(const Tensor& grad, const Tensor& factors, int64_t dim, co
 }
 
 // The same of many: a linear recurrence, in steps that double.
-Tensor cumulative_others(const Tensor& grad, const Tensor& factors, int64_t dim) {
-  const int64_t n = factors.sym_size(dim).guard_int(__FILE__, __LINE__);
-  std::vector<c10::SymInt> one = factors.sym_sizes().vec();
+Tensor cumulative_others(const Tensor& grad, const Tensor& itself, int64_t dim) {
+  const int64_t n = itself.sym_size(dim).guard_int(__FILE__, __LINE__);
+  std::vector<c10::SymInt> one = itself.sym_sizes().vec();
   one[static_cast<size_t>(dim)] = 1;
-  if (n <= kShort) return each_of_others(grad, factors, dim, at::ones_symint(one, grad.options()));
+  if (n <= kShort) return each_of_others(grad, itself, dim, at::ones_symint(one, grad.options()));
+  const Tensor factors = Copied::of(itself, grad);
   const Tensor before = at::cat({at::ones_symint(one, factors.options()), factors.narrow(dim, 0, n - 1)}, dim).cumprod(dim);
   Tensor sums = grad, next = factors.narrow(dim, 1, n - 1);  // the product of the `d` factors after each
   for (int64_t d = 1; d < n; d *= 2) {
@@ -143,13 +175,8 @@ const N* as(const Node& n) {
 }
 
 template <class N>
-bool any_has_hooks(const N& n) {  // of a checkpoint: they give what was saved only once
-  return n.self_.has_hooks() || n.result_.has_hooks();
-}
-
-template <class N>
 Tensor spread(const N& n, Node& node, const Tensor& grad, const Tensor& made) {
-  return any_has_hooks(n) || made.is_cuda() ? made : spread_evenly(grad, n.self_.unpack(), n.result_.unpack(node.getptr()));
+  return made.is_cuda() ? made : spread_evenly(grad, n.self_.unpack(), n.result_.unpack(node.getptr()));
 }
 
 }  // namespace
@@ -165,25 +192,25 @@ bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("
 
 namespace {
 
-using Visit = std::function<void(const torch::autograd::SavedVariable&)>;
+using Visit = std::function<void(torch::autograd::SavedVariable&)>;
 
-void visit(const torch::autograd::SavedVariable& s, const Visit& f) { f(s); }
-void visit(const std::vector<torch::autograd::SavedVariable>& all, const Visit& f) { std::ranges::for_each(all, f); }
+void visit(torch::autograd::SavedVariable& s, const Visit& f) { f(s); }
+void visit(std::vector<torch::autograd::SavedVariable>& all, const Visit& f) { std::ranges::for_each(all, f); }
 
 template <class N, auto... members>
-void visit_members(const Node& n, const Visit& f) {
-  (visit(static_cast<const N&>(n).*members, f), ...);
+void visit_members(Node& n, const Visit& f) {
+  (visit(static_cast<N&>(n).*members, f), ...);
 }
 
 // Eager unpacks all that a node has saved, whether its formula reads it or not.
-void each_saved(const Node& node, const Visit& f) {
-  using Members = void (*)(const Node&, const Visit&);
+void each_saved(Node& node, const Visit& f) {
+  using Members = void (*)(Node&, const Visit&);
   static const std::unordered_map<std::type_index, Members> members{
 #define VT_SAVED(N, ...) {typeid(generated::N), &visit_members<generated::N, __VA_ARGS__>},
 #include "saved_variables.inc"
 #undef VT_SAVED
   };
-  if (const auto* slices = as<torch::autograd::CopySlices>(node)) return slices->fn ? each_saved(*slices->fn, f) : void();
+  if (auto* slices = dynamic_cast<torch::autograd::CopySlices*>(&node)) return slices->fn ? each_saved(*slices->fn, f) : void();
   if (const auto at = members.find(typeid(node)); at != members.end()) at->second(node, f);
 }
 
@@ -191,39 +218,43 @@ void each_saved(const Node& node, const Visit& f) {
 
 bool saves(const Node& n) {
   bool any = as<torch::autograd::CopySlices>(n) != nullptr;
-  each_saved(n, [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); });
+  each_saved(const_cast<Node&>(n), [&](const torch::autograd::SavedVariable& s) { any = any || s.has_hooks() || s.get_raw_data()->defined(); });
   return any;
 }
 
 std::vector<Tensor> saved_by(const Node& n) {
   std::vector<Tensor> r;
-  each_saved(n, [&](const torch::autograd::SavedVariable& s) {
+  each_saved(const_cast<Node&>(n), [&](const torch::autograd::SavedVariable& s) {
     if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(*s.get_raw_data());
   });
   return r;
 }
 
+WithoutHooksOnSaved::WithoutHooksOnSaved(Node& node) {
+  using torch::autograd::SavedVariable;
+  each_saved(node, [&](SavedVariable& s) {
+    if (!s.has_hooks()) return;
+    const Tensor t = s.unpack(node.getptr());
+    const bool traced = at::SavedTensorDefaultHooks::set_tracing(true);  // nobody's hooks take it
+    SavedVariable plain(t, false);
+    at::SavedTensorDefaultHooks::set_tracing(traced);
+    replaced_.emplace_back(s, std::exchange(s, std::move(plain)));
+  });
+}
+
 bool is_replaced(const Node& node) {
-  if (const auto* n = as<generated::CumprodBackward0>(node)) return !any_has_hooks(*n);
+  if (as<generated::CumprodBackward0>(node)) return true;
   const auto* n = as<generated::LinalgDetBackward0>(node);
-  if (!n || !at::GradMode::is_enabled() || n->A_.has_hooks() || n->result_.has_hooks()) return false;
+  if (!n || !at::GradMode::is_enabled()) return false;
   const Tensor a = n->A_.unpack();
   return !a.is_complex() && a.sym_numel() != 0;
 }
 
 bool checks_values(const Node& n) {
-  auto plain = [](const auto&... saved) { return (... && !saved.has_hooks()); };  // of a checkpoint: they give what was saved only once
-  if (const auto* e = as<generated::LinalgEigBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
-  if (const auto* e = as<generated::LinalgEighBackward0>(n)) return plain(e->eigenvalues_, e->eigenvectors_);
-  if (const auto* e = as<generated::LinalgSvdBackward0>(n)) return plain(e->S_, e->U_, e->Vh_);
-  return false;
+  return as<generated::LinalgEigBackward0>(n) || as<generated::LinalgEighBackward0>(n) || as<generated::LinalgSvdBackward0>(n);
 }
 
-bool chooses(const Node& node) {
-  if (!at::GradMode::is_enabled() || is_replaced(node)) return false;
-  const auto* product = as<generated::ProdBackward1>(node);
-  return as<generated::LinalgDetBackward0>(node) || as<generated::CumprodBackward0>(node) || (product && any_has_hooks(*product));
-}
+bool chooses(const Node& node) { return at::GradMode::is_enabled() && as<generated::LinalgDetBackward0>(node) && !is_replaced(node); }
 
 Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
   if (!grad.defined()) return made;
@@ -235,9 +266,9 @@ Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
                                  n.result_.unpack(node.getptr()));
   }
   if (!made.defined() || made.dim() == 0) return made;
-  if (const auto* n = as<generated::ProdBackward0>(node); n && !any_has_hooks(*n))
+  if (const auto* n = as<generated::ProdBackward0>(node))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), {}, false);
-  if (const auto* n = as<generated::ProdBackward1>(node); n && !any_has_hooks(*n))
+  if (const auto* n = as<generated::ProdBackward1>(node))
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), at::maybe_wrap_dim(n->dim, made.dim()),
                       n->keepdim);
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);

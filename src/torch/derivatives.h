@@ -3,7 +3,9 @@
 // gradient goes another way by it.
 #pragma once
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
+#include <list>
 #include <vector>
 
 namespace vitrify::capture {
@@ -23,6 +25,22 @@ bool chooses(const torch::autograd::Node&);
 
 // Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
 bool is_replaced(const torch::autograd::Node&);
+
+// What hooks have of what a node has saved is asked for, and the node has that itself in their place: a checkpoint's give it once, and formulas here
+// read it beside the node's own.
+class WithoutHooksOnSaved {
+ public:
+  explicit WithoutHooksOnSaved(torch::autograd::Node&);
+  WithoutHooksOnSaved(const WithoutHooksOnSaved&) = delete;
+
+ private:
+  struct Replaced {
+    ~Replaced() { at = std::move(was); }
+    torch::autograd::SavedVariable& at;
+    torch::autograd::SavedVariable was;
+  };
+  std::list<Replaced> replaced_;
+};
 
 // The gradient that such a node should have given in place of `made`.
 at::Tensor as_chosen(torch::autograd::Node&, const at::Tensor& grad, const at::Tensor& made);

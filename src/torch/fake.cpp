@@ -25,14 +25,17 @@ bool moves(const View& v) {
   return false;
 }
 
-// Has where it begins at the sizes that are the hints now, and what it is a view of.
-at::Tensor find_offset(View& v) {
-  if (!v.parent) {
-    at::Tensor t = at::empty_strided(values_of(v.type.sizes), values_of(v.type.strides), at::TensorOptions(scalar_type_of(v.type)).device(at::kMeta));
-    if (v.offset) t.unsafeGetTensorImpl()->set_storage_offset(v.offset);
-    return t;
-  }
-  const at::Tensor of = find_offset(*v.parent);
+// From the memory of `v` to `v`: a chain may be longer than the stack is deep.
+template <class V>
+std::vector<V*> steps_to(V& v) {
+  std::vector<V*> steps{&v};
+  while (steps.back()->parent) steps.push_back(steps.back()->parent.get());
+  std::ranges::reverse(steps);
+  return steps;
+}
+
+// What a view is as a meta tensor at the sizes that are the hints now, of what it is a view of; `v` has where it begins.
+at::Tensor find_step(View& v, const at::Tensor& of) {
   if (!v.step.op) {
     v.offset = v.parent->offset;
     return of;
@@ -52,17 +55,27 @@ at::Tensor find_offset(View& v) {
   return t;
 }
 
-// Where in its memory it begins, as far as that follows from the steps that lead there.
-std::optional<sym::Int> place_of(const View& v) {
-  if (!v.parent) return sym::Int(v.offset);
-  const auto of = place_of(*v.parent);
-  if (!of || !v.step.op) return of;
+void find_offset(View& v) {
+  at::Tensor t;
+  for (View* s : steps_to(v)) {
+    if (s->parent) {
+      t = find_step(*s, t);
+      continue;
+    }
+    t = at::empty_strided(values_of(s->type.sizes), values_of(s->type.strides), at::TensorOptions(scalar_type_of(s->type)).device(at::kMeta));
+    if (s->offset) t.unsafeGetTensorImpl()->set_storage_offset(s->offset);
+  }
+}
+
+// Where in its memory it begins, of a view of what begins there, as far as that follows from its step.
+std::optional<sym::Int> place_after(const View& v, sym::Int of) {
+  if (!v.step.op) return of;
   static const std::unordered_set<std::string_view> stays{
       "aten::alias",   "aten::detach", "aten::view",       "aten::_unsafe_view", "aten::_reshape_alias", "aten::transpose.int",
       "aten::permute", "aten::t",      "aten::unsqueeze",  "aten::squeeze",      "aten::squeeze.dim",    "aten::squeeze.dims",
       "aten::expand",  "aten::unfold", "aten::transpose_", "aten::t_",           "aten::unsqueeze_",     "aten::squeeze_"};
   if (stays.contains(v.step.op->name)) return of;
-  if (v.step.op->name == "aten::view_as_real") return *of * 2;
+  if (v.step.op->name == "aten::view_as_real") return of * 2;
   const bool slice = v.step.op->name == "aten::slice.Tensor";
   const std::vector<c10::IValue>& args = v.step.args;
   if ((!slice && v.step.op->name != "aten::select.int") || !args[0].isInt()) return std::nullopt;
@@ -77,7 +90,16 @@ std::optional<sym::Int> place_of(const View& v) {
     ops::size_of_slice(ctx, type.sizes[d], at, number(args[2], type.sizes[d]), number(args[3], 1));
   else if (ctx.guard_lt(at, 0))
     at = at + type.sizes[d];
-  return *of + at * type.strides[d];
+  return of + at * type.strides[d];
+}
+
+std::optional<sym::Int> place_of(const View& v) {
+  std::optional<sym::Int> place;
+  for (const View* s : steps_to(v)) {
+    place = s->parent ? place_after(*s, *place) : sym::Int(s->offset);
+    if (!place) break;
+  }
+  return place;
 }
 
 }  // namespace

@@ -97,4 +97,9 @@ at::Tensor Followed::now() const {
   return end_->last;
 }
 
+at::Tensor Followed::elsewhere() const {
+  at::Tensor t = now();
+  return t.defined() && has_memory(*t.unsafeGetTensorImpl()) && end_->lies_as(*t.unsafeGetTensorImpl()) ? at::Tensor() : t;
+}
+
 }  // namespace vitrify

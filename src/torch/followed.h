@@ -11,6 +11,7 @@ class Followed {
   explicit Followed(const at::Tensor&);
   // The tensor. When nobody has it any more: what it was at last, if it had been given other memory by then, else undefined.
   at::Tensor now() const;
+  at::Tensor elsewhere() const;  // the same, where it does not lie any more as it did; else undefined
 
   struct End;
 

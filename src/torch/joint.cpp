@@ -127,6 +127,7 @@ class Tracer::Impl::Nodes {
     Before(Nodes& nodes, Node* node, bool seen) : nodes(nodes), node(node), seen(seen) {}
     variable_list operator()(const variable_list& grads) override {
       nodes.impl_.running = node->getptr();
+      if (looks_at_values(*node) || capture::checks_values(*node)) nodes.without_hooks_.emplace(*node);
       if (!seen || capture::chooses(*node)) return grads;
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
       nodes.mode_.emplace();
@@ -150,6 +151,7 @@ class Tracer::Impl::Nodes {
       if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1)
         r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
       nodes.impl_.raise_where_false(*node, grads);
+      nodes.without_hooks_.reset();
       nodes.impl_.running = {};
       nodes.impl_.summing = node;
       nodes.ends_.emplace_back(node, nodes.impl_.graph->next_id());
@@ -161,8 +163,9 @@ class Tracer::Impl::Nodes {
   };
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
-  at::Tensor held_;             // the gradient of the node that runs, where its formula is not to
-  std::function<bool()> same_;  // of the node of Python that runs
+  std::optional<capture::WithoutHooksOnSaved> without_hooks_;  // of the node that runs
+  at::Tensor held_;                                            // the gradient of the node that runs, where its formula is not to
+  std::function<bool()> same_;                                 // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   std::unordered_map<const Node*, size_t> ready_;
   size_t given_ = 0;
@@ -564,8 +567,13 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
     inputs[i]->real = at::Tensor();
   }
-  for (Source& s : sources)
+  for (Source& s : sources) {
+    if (s.input < 0 && s.real.defined()) {  // it was not met, and cannot be any more
+      if (const auto known = by_real.find(s.real.unsafeGetTensorImpl()); known != by_real.end() && known->second == &s) by_real.erase(known);
+      s.real.reset();
+    }
     if (s.real.defined() && s.input >= static_cast<int32_t>(num_args)) by_real.try_emplace(s.real.unsafeGetTensorImpl(), &s);
+  }
   if (j.roots.empty()) {  // otherwise the trace may go on
     ir::cut_dead_readers(*graph);
     graph->remove_dead();

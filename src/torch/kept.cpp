@@ -316,6 +316,7 @@ void Call::let_go() {
                std::ranges::any_of(tape_->steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
   for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
   const bool any = std::ranges::find(live, 1) != live.end();
+  if (!any) all_freed();
   if (any) {
     needed = needed_through(live, *derivative_, kept.size());
     const auto uses = ir::count_uses(*derivative_);  // what that does not read was kept for others
@@ -343,6 +344,7 @@ void Call::let_go() {
 
 void Call::free_all() {
   std::lock_guard lock(mutex_);
+  all_freed();
   kept.assign(kept.size(), {});
   given.assign(given.size(), {});
   for (auto& h : hooked) h.reset_data();

@@ -56,6 +56,7 @@ Kept any_numbers(const Kept& freed, const ir::TensorType&);
 
 class Call {
  public:
+  virtual ~Call() = default;
   // `derivative`: inputs are what is kept, then the tangents. `below`: of the call whose gradients this one computes.
   Call(std::shared_ptr<const Tape> tape, std::shared_ptr<const ir::Graph> derivative, std::shared_ptr<Call> below)
       : tape_(std::move(tape)), derivative_(std::move(derivative)), below_(std::move(below)) {}
@@ -72,8 +73,10 @@ class Call {
   bool come_once(const Path&);
   void free(const Path&);
   void free_all();
+  std::unique_lock<std::mutex> lock() const { return std::unique_lock(mutex_); }
 
  private:
+  virtual void all_freed() {}
   static constexpr int kNone = -2;
   int freed_by(size_t step) const;
   void mark(size_t step, bool from_above = false);

@@ -68,7 +68,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
 }
 
 void Training::give_up(const std::string& why) const {
-  const std::string text = trace_->cannot("gradients of the gradients", why);
+  const std::string text = trace()->cannot("gradients of the gradients", why);
   {
     std::lock_guard lock(mutex_);
     if (!gave_up_->is) gave_up_->why = text;
@@ -165,21 +165,21 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     const bool stale = is_stale(node.call());
     if (stale) all.clear();
     for (const Next& n : all)
-      if (assigned.empty() && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
+      if (n.assigned == assigned && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
     if (all.size() >= kMaxVariants) all.erase(all.begin());
     std::vector<Value> kept;
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
-      JointProgram j = trace_->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now(), assigned);
+      JointProgram j = trace()->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now(), assigned);
       j.results = joint_.results;
       for (const Saved& s : saved_)
         if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);
-      auto program = std::make_shared<Training>(std::move(j), trace_, options_, gave_up_);
+      auto program = std::make_shared<Training>(std::move(j), trace(), options_, gave_up_);
       const JointProgram& made = program->joint_;
       Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);
-      if (!stale && assigned.empty()) all.push_back({program, std::move(known)});
+      if (!stale) all.push_back({program, std::move(known), assigned});
       return program;
     } catch (const CaptureError& e) {
       why = e.what();

@@ -15,6 +15,14 @@ void RegionCall::watch(const at::Tensor& t, int64_t expected, bool is_output, ui
     watched.push_back({t.unsafeGetTensorImpl()->version_counter(), Seen(t.getIntrusivePtr()), expected, is_output, !t.is_leaf(), index});
 }
 
+at::Tensor RegionCall::seen(ir::Value v) const {
+  const auto guard = lock();
+  for (const Watched& w : watched)
+    if ((w.is_output ? joint.outputs[w.index] : joint.given[w.index]) == v)
+      if (at::Tensor now(w.tensor.lock()); now.defined()) return now;
+  return {};
+}
+
 void RegionCall::add_view(uint32_t root, uint32_t view, const at::Tensor& t) {
   if (const torch::autograd::Node* n = t.grad_fn().get()) views.push_back({root, view, n, n->sequence_nr()});
 }
@@ -26,20 +34,14 @@ void RegionCall::find_views(Layouts& how) const {
 
 void RegionCall::note_memory(uint32_t result, int32_t output, const at::Tensor& t, const at::Tensor& recorded) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
-  const at::Tensor geometry = Kept::sizes_of(t).tensor;
-  in_memory.push_back(
-      {result, output, Followed(t), t.storage().getWeakStorageImpl(), t.storage_offset(), geometry, recorded.defined() ? recorded : geometry});
+  in_memory.push_back({result, output, Followed(t), recorded.defined() ? recorded : Kept::sizes_of(t).tensor});
 }
 
 RegionCall::Assigned RegionCall::assigned(bool all) const {
   Assigned r;
   for (const InMemory& m : in_memory) {
     if (m.output >= 0 && !all) continue;
-    const at::Tensor now = m.tensor.now();
-    const bool as_it_was = !now.defined() || (now.has_storage() && now.storage().unsafeGetStorageImpl() == m.storage._unsafe_get_target() &&
-                                              now.storage_offset() == m.offset && now.sizes() == m.geometry.sizes() &&
-                                              now.strides() == m.geometry.strides() && now.dtype() == m.geometry.dtype());
-    if (!as_it_was) r.emplace(m.result, Other{now.tensor_data(), m.recorded, m.output});
+    if (const at::Tensor now = m.tensor.elsewhere(); now.defined()) r.emplace(m.result, Other{now.tensor_data(), m.recorded, m.output});
   }
   return r;
 }
@@ -50,7 +52,15 @@ std::vector<uint32_t> RegionCall::numbers_of(const Assigned& assigned) {
   return r;
 }
 
+// What can still run has saved nothing. Nobody swaps a tensor that something refers to, though it holds nothing.
+void RegionCall::all_freed() {
+  computed_again.clear();
+  watched.clear();
+  std::erase_if(raised, [](const Raised& r) { return r.tensor.has_value(); });
+}
+
 Tracer::Needs RegionCall::needs_now() const {
+  const auto guard = lock();
   Tracer::Needs r;
   for (const Given& g : computed_again)
     if (const at::Tensor now(g.tensor.lock()); now.defined() && now.requires_grad() != g.needs_grad) r.emplace_back(g.index, !g.needs_grad);

@@ -22,6 +22,7 @@ struct RegionCall : Call {
       : Call(j.tape, std::move(derivative), std::move(below)), joint(j) {}
   // Eager has saved it: it may not change, whether it is kept here or not.
   void watch(const at::Tensor&, int64_t expected, bool is_output, uint32_t index);
+  at::Tensor seen(ir::Value) const;  // what is watched in its place; undefined: nothing, or nobody has it
   // The views of root `root`, each after those that gradients come through later.
   void add_view(uint32_t root, uint32_t view, const at::Tensor&);
   // Through which of them the backward under way comes.
@@ -54,14 +55,12 @@ struct RegionCall : Call {
     std::optional<Seen> tensor;
     int64_t expected = 0;
   };
-  // A result that eager has saved (Tape::views), and where its elements were.
+  // A result that eager has saved (Tape::views).
   struct InMemory {
     uint32_t result;
     int32_t output;  // it is that one of the forward, and a first derivative reads it as it is by then (Hold); else -1
     Followed tensor;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    int64_t offset;
-    at::Tensor geometry, recorded;  // hollow; recorded: as the trace has it
+    at::Tensor recorded;  // hollow: as the trace has it
   };
   void note_memory(uint32_t result, int32_t output, const at::Tensor&, const at::Tensor& recorded = {});
   // Those whose .data is another tensor by now. `all`: also those with an output.
@@ -88,6 +87,7 @@ struct RegionCall : Call {
   uint64_t oldest = 0;  // number of its first node
 
  private:
+  void all_freed() override;
   std::vector<std::pair<compat::WeakNodePtr, uint32_t>> places_;
 };
 

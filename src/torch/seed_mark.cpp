@@ -126,7 +126,7 @@ void SeedMark::put_back(const at::Tensor& where) const {
 
 namespace {
 
-thread_local bool set_here = false;
+thread_local std::vector<at::Generator> set_here;
 
 // f(what is known of its mark, or null), while nobody else reads or sets it.
 template <class F>
@@ -165,7 +165,10 @@ at::Tensor state_seen(const at::Generator& of) {
   });
 }
 
-void note_state_set(bool yes) { set_here = yes; }
-bool state_set_here() { return set_here; }
+void forget_states_set() { set_here.clear(); }
+void note_state_set(const at::Generator& g) {
+  if (!state_set_here(g)) set_here.push_back(g);
+}
+bool state_set_here(const at::Generator& g) { return std::ranges::find(set_here, g) != set_here.end(); }
 
 }  // namespace vitrify

@@ -8,8 +8,9 @@ bool is_marked(const at::Generator&);
 uint64_t seed_seen(const at::Generator&);     // without the mark
 at::Tensor state_seen(const at::Generator&);  // without the mark
 
-// Whether this thread has set the state of a marked generator since its capture began, as far as the language it is written in tells us.
-void note_state_set(bool yes);
-bool state_set_here();
+// Of which generators this thread has set the state since its capture began, as far as the language it is written in tells us.
+void forget_states_set();
+void note_state_set(const at::Generator&);
+bool state_set_here(const at::Generator&);
 
 }  // namespace vitrify

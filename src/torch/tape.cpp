@@ -238,7 +238,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto result = f ? result_views.find(f->view) : result_views.end(); result != result_views.end()) views.insert(result->second);
       const View* at = f ? f->view.get() : nullptr;
       while (at && at->in_place) at = at->parent.get();
-      if (!at || !at->parent) add_itself(s, f ? memory_key(f->view->storage) : input);
+      if ((at && at->parent) || !saved.requires_grad()) continue;  // a node's own result is saved without a history
+      add_itself(s, f ? memory_key(f->view->storage) : input);
+      if (const auto* which = j.level && f && f->view->storage->input < 0 ? given.find(memory) : nullptr)  // a result of the program below
+        s.itself_given.insert(s.itself_given.end(), which->begin(), which->end());
     }
   }
   if (j.level == 0) tape->views.assign(views.begin(), views.end());

@@ -76,7 +76,7 @@ bool reached_by_drawing(at::mt19937 before, const at::mt19937& now) {
 // ---- process state
 
 void Tracer::Impl::save_process_state() {
-  note_state_set(false);
+  forget_states_set();
   Saved s;
   s.default_float = ops::default_float();
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
@@ -160,15 +160,15 @@ void Tracer::Impl::restore_process_state() {
     }
   rewound = false;
   last_forward_states.clear();
-  bool moved = true, anyway = true;  // where there is no memory to look, it is put back
+  bool moved = true;  // where there is no memory to look, they are put back
   try {
     moved = generators_moved();
-    // What another thread has set stays. Python's ways to set it are seen (python/facts.cpp), those of C++ are not.
-    anyway = moved && (!options.python_mode || state_set_here());
     if (!failure && moved) failure = "sets the state of a random number generator";
   } catch (const std::exception&) {
     if (!failure) failure = "no memory to look at the random number generators";
   }
+  // What another thread has set stays. Python's ways to set it are seen (python/facts.cpp), those of C++ are not.
+  const auto anyway = [&](const at::Generator& g) { return moved && (!options.python_mode || state_set_here(g)); };
   ops::default_float() = saved->default_float;
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   at::SavedTensorDefaultHooks::set_tls_state(saved->saved_tensor_hooks);
@@ -180,7 +180,7 @@ void Tracer::Impl::restore_process_state() {
       if (anyway || (!before.is_same(during) && same_bytes(g.get_state(), during))) g.set_state(before);
     };
     try {
-      put_back(anyway);
+      put_back(anyway(g));
     } catch (const std::exception&) {
       if (!failure) failure = "no memory to look at the random number generators";
       put_back(true);
@@ -188,7 +188,7 @@ void Tracer::Impl::restore_process_state() {
   }
   for (auto& o : saved->others) {
     std::lock_guard<std::mutex> lock(o.g.mutex());
-    o.g.set_state(o.before);
+    if (anyway(o.g) || same_bytes(o.g.get_state(), o.during)) o.g.set_state(o.before);
   }
   saved.reset();
 }

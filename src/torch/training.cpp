@@ -108,11 +108,18 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
-  for (uint32_t i : read_given_)  // hooks keep what it was
-    if (!hooked) {                // what is given may be a copy in other strides
-      const at::Tensor& t = origin ? origin->given[i].tensor : *given[i];
-      call->watch(t, origin ? origin->given[i].version : version_of(t), false, i);
+  const auto* below = origin ? static_cast<const RegionCall*>(origin->call.get()) : nullptr;
+  for (uint32_t i : read_given_) {
+    if (hooked) break;  // hooks keep what it was
+    if (!below) {
+      call->watch(*given[i], version_of(*given[i]), false, i);
+      continue;
     }
+    const Kept& k = origin->given[i];  // it has no history, and may be a copy in other strides
+    const at::Tensor seen = below->seen(joint_.given[i]);
+    const bool same = seen.defined() && k.tensor.defined() && seen.has_storage() && k.tensor.has_storage() && seen.is_alias_of(k.tensor);
+    call->watch(same ? seen : k.tensor, k.version, false, i);
+  }
   for (uint32_t o : read_outputs_)
     if (!hooked)
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
@@ -130,6 +137,27 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (uint32_t k = 0; k < joint_.roots.size(); ++k)
     if (const auto& views = joint_.roots[k].views; views.size() > 1)
       for (uint32_t v = 0; v < views.size(); ++v) call->add_view(k, v, out[views[v]]);
+}
+
+// Derivatives that there are serve those results.
+void Training::let_go() {
+  for (at::Tensor& t : joint_.program.captured) t.reset();
+  forward_->let_go();
+  std::shared_ptr<Tracer> gone;
+  {
+    std::lock_guard lock(trace_mutex_);
+    gone = std::move(trace_);
+  }
+  std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it may wait for the interpreter, which the caller has
+  if (!lock) return;
+  for (auto& [how, all] : next_)
+    for (const Next& n : all) n.program->let_go();
+}
+
+std::shared_ptr<Tracer> Training::trace() const {
+  std::lock_guard lock(trace_mutex_);
+  TORCH_CHECK(trace_, "vitrify: a tensor that the program read was swapped (torch.utils.swap_tensors) between its forward and its backward");
+  return trace_;
 }
 
 void Training::find_read(const ir::Graph& forward) {
@@ -224,23 +252,26 @@ variable_list RegionNode::apply(variable_list&& given) {
   TORCH_CHECK(
       call_->come_once(path),
       "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
-  for (const RegionCall::Watched& w : call_->watched) {
-    if (w.has_node && w.is_detached() && region_->tape().reads_itself(path, w.is_output, w.index)) refuse_detached();
-    if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
-      refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
-                     w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
-  }
-  // Before it begins: also what raises where other nodes of the call go on with the gradients.
-  const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
-  for (const RegionCall::Raised& r : call_->raised) {
-    if (!on(all, r.step)) continue;
-    const Tape::Step& step = region_->tape().steps[r.step];
-    TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
-                "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
-    if (r.version)
-      refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "",
-                     static_cast<int64_t>(r.version->current_version()), r.expected);
-    TORCH_CHECK(false, step.raises);
+  {
+    const auto lock = call_->lock();
+    for (const RegionCall::Watched& w : call_->watched) {
+      if (w.has_node && w.is_detached() && region_->tape().reads_itself(path, w.is_output, w.index)) refuse_detached();
+      if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
+        refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
+                       w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+    }
+    // Before it begins: also what raises where other nodes of the call go on with the gradients.
+    const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
+    for (const RegionCall::Raised& r : call_->raised) {
+      if (!on(all, r.step)) continue;
+      const Tape::Step& step = region_->tape().steps[r.step];
+      TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
+                  "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
+      if (r.version)
+        refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "",
+                       static_cast<int64_t>(r.version->current_version()), r.expected);
+      TORCH_CHECK(false, step.raises);
+    }
   }
   auto free = [&] {
     if (!torch::autograd::get_current_graph_task_keep_graph() && !std::exchange(freed_, true)) call_->free(path);

@@ -138,6 +138,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
     return (is_output ? joint_.outputs[index] : joint_.given[index]).type();
   }
+  void let_go() override;
   const Program& program() const override { return joint_.program; }
   Stats stats() const override {
     Stats s = forward_->stats();
@@ -212,6 +213,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     });
   }
   [[noreturn]] void give_up(const std::string& why) const;
+  std::shared_ptr<Tracer> trace() const;
   const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
   size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
   Layouts all_results() const {
@@ -278,14 +280,15 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
                                        const std::vector<uint32_t>& assigned = {}) const;
 
   // What Python code in the backward reads, or what needs gradients, is not as it was: no derivative that was taken before holds.
-  bool is_stale(const RegionCall& call) const { return (reads_state_ && !trace_->state_holds()) || !call.needs_now().empty(); }
+  bool is_stale(const RegionCall& call) const { return (reads_state_ && !trace()->state_holds()) || !call.needs_now().empty(); }
 
   // Where all is as in the derivative through all results but for what some of them add to it.
   std::shared_ptr<Backward> made_of_all(const Layouts& how, const CallSizes& sizes) const;
 
   struct Next {
     std::shared_ptr<Training> program;
-    Assumed known;  // as Backward's
+    Assumed known;                   // as Backward's
+    std::vector<uint32_t> assigned;  // of Tape::views, those whose .data is another tensor
   };
 
   std::shared_ptr<Training> next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node, const CallSizes& sizes,
@@ -299,11 +302,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       std::lock_guard lock(mutex_);
       if (!warned_.insert(why).second) return;
     }
-    trace_->warn_eager(part, why);
+    trace()->warn_eager(part, why);
   }
 
   JointProgram joint_;
-  std::shared_ptr<Tracer> trace_;
+  mutable std::mutex trace_mutex_;
+  std::shared_ptr<Tracer> trace_;  // null: let go of
   Options options_;
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
@@ -318,6 +322,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<const ir::Graph> derivative_;               // through all results
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
+  mutable std::map<std::pair<Layouts, std::vector<uint32_t>>, std::vector<std::shared_ptr<Backward>>> of_assigned_;  // by results as in Next
   mutable std::map<Layouts, std::vector<Next>> next_;
   sym::Known assumed_;  // of sizes, by the forward and the first derivative
   std::shared_ptr<GaveUp> gave_up_;

@@ -409,3 +409,30 @@ def test_dual_numbers_of_what_is_followed():
         a.data = torch.zeros(3)
         del a, d
         assert torch.equal(torch.autograd.grad(b.sum(), x)[0], torch.ones(3))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("which", [1, 2], ids=["value", "view"])
+def test_assigned_in_each_step(which, order):
+    """The derivative that reads what was assigned was made anew by each backward, and never let go of."""
+    def program(x, w):
+        h = x * w
+        v = h.view(-1)
+        return (h * h).sum() + (v * v * v).sum(), h, v
+
+    def step(f):
+        x, w = leaf(0), leaf(1)
+        out = f(x, w)
+        out[which].data = other(out[which])
+        g, = torch.autograd.grad(out[0], x, create_graph=order == 2)
+        if order == 1:
+            return [g]
+        out[which].data = out[which].data * 1.5
+        return [g.detach(), *torch.autograd.grad(g.square().sum(), (x, w))]
+
+    compiled, expected = vitrify.compile(program, fullgraph=True), step(program)
+    spent = []
+    for _ in range(4):
+        torch.testing.assert_close(step(compiled), expected)
+        spent.append([vitrify._C.stage_times().get(stage, 0) for stage in ("derivative", "split")])
+    assert spent[1] == spent[-1]

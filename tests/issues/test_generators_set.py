@@ -223,3 +223,29 @@ def test_what_another_thread_sets_stays(draw):
     if draw:  # the draws of the call, which eager makes anew, are all that comes after the seed
         beside_a_capture(lambda x: F.dropout(x) + 1, lambda: torch.manual_seed(5))
         assert torch.initial_seed() == 5
+
+
+@pytest.mark.parametrize("seeds", [False, True], ids=["draws", "seeds the default one"])
+def test_an_argument_that_another_thread_sets(seeds):
+    """What each thread has set of each generator counts by itself."""
+    g = torch.Generator().manual_seed(1)
+
+    def program(x):
+        y = torch.rand(4, generator=g) + x
+        if seeds:
+            torch.manual_seed(7)
+        return y
+    eager("sets the state of a random number generator")
+    beside_a_capture(program, lambda: g.manual_seed(5))
+    assert g.initial_seed() == 5
+
+
+def test_the_default_one_that_another_thread_sets():
+    g = torch.Generator().manual_seed(1)
+
+    def program(x):
+        g.manual_seed(7)
+        return x.sin()
+    eager("sets the state of a random number generator")
+    beside_a_capture(program, lambda: torch.manual_seed(5))
+    assert torch.initial_seed() == 5

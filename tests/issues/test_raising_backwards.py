@@ -162,3 +162,60 @@ def test_results_in_place_that_lost_the_sign(fn):
         with pytest.raises(RuntimeError, match="triggered with a negative slope"):
             f(x).sum().backward()
         assert x.grad is None
+
+
+class InPython(torch.autograd.Function):
+    """Its derivative is one of the user's too, in Python."""
+    end = None
+
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, g, x):
+            ctx.save_for_backward(g, x)
+            return g * x * 2
+
+        @staticmethod
+        def backward(ctx, gg):
+            g, x = ctx.saved_tensors
+            return InPython.end(gg * x * 2), InPython.end(gg * g * 2)
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return InPython.First.apply(g, ctx.saved_tensors[0])
+
+
+def gradient_of_gradient(f):
+    x = torch.arange(4.0).requires_grad_()
+    g, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    return g, lambda: torch.autograd.grad(g.sum(), x, retain_graph=True)[0]
+
+
+def test_a_second_derivative_in_python_that_raises():
+    """Each time: the second time, the process died."""
+    def raises(_):
+        raise ValueError("not this one")
+    InPython.end = raises
+    compiled = vitrify.compile(lambda x: InPython.apply(x * 1.5), fullgraph=True)
+    for _ in range(2):
+        g, again = gradient_of_gradient(compiled)
+        torch.testing.assert_close(g.detach(), torch.arange(4.0) * 4.5)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="not this one"):
+                again()
+
+
+def test_a_second_derivative_in_python_that_reads_something_else():
+    """What the program has not met itself cannot be given to a derivative that is taken later: each was an internal error."""
+    w = torch.linspace(0.5, 1.0, 4)
+    InPython.end = lambda t: t * w
+    program = lambda x: InPython.apply(x * 1.5)  # noqa: E731
+    compiled = vitrify.compile(program)
+    expects.eager("meets a tensor that is neither an argument nor reachable")
+    with pytest.raises(RuntimeError, match="calls from now on run eagerly: make the result again"):
+        gradient_of_gradient(compiled)
+    torch.testing.assert_close(gradient_of_gradient(compiled)[1](), gradient_of_gradient(program)[1]())

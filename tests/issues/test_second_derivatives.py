@@ -261,7 +261,7 @@ def test_products_whose_factors_are_assigned(name, when):
 
 @pytest.mark.parametrize("values", [[[1.0, 2.0], [4.0, 3.0]], [[0.0, 2.0], [4.0, 3.0]]], ids=["no zero", "a zero"])
 @pytest.mark.parametrize("outer", [0, 1], ids=["the result", "inside"])
-@pytest.mark.parametrize("name", ["prod", "prod kept", "cumprod", "cumprod of columns", "exp"])
+@pytest.mark.parametrize("name", ["prod", "prod kept", "prod of all", "cumprod", "cumprod of columns", "exp"])
 def test_gradients_through_the_result_of_a_checkpoint(name, outer, values):
     """Its hooks give what was saved once."""
     def program(x):
@@ -274,3 +274,27 @@ def test_gradients_through_the_result_of_a_checkpoint(name, outer, values):
         g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         return [g.detach(), *torch.autograd.grad(g.square().sum(), (y, x))]
     torch.testing.assert_close(run(vitrify.compile(program, fullgraph=True)), run(program))
+
+
+@pytest.mark.parametrize("write", ["factors", "tangent", None])
+@pytest.mark.parametrize("n", [6, 12])
+def test_cumulative_products_with_zeros_written_unseen(n, write):
+    """Eager's derivative, whose nodes grow with the square of the length, reads the factors again. Of long ones ours is another formula, which reads a copy:
+    it says so where that would be another result."""
+    def run(f):
+        x = torch.linspace(0.5, 1.5, n, dtype=torch.float64)
+        x[2] = 0
+        x.requires_grad_()
+        y = f(x)
+        tangent = torch.linspace(-1.0, 1.0, n, dtype=torch.float64)
+        g, = torch.autograd.grad(y, x, tangent, create_graph=True)
+        if write:
+            (x if write == "factors" else tangent).data.add_(1.0)
+        return g.detach(), *torch.autograd.grad(g.square().sum(), x)
+
+    f = vitrify.compile(lambda x: x.cumprod(0), fullgraph=True)
+    if write and n > 8:
+        with pytest.raises(RuntimeError, match="a cumulative product with a zero reads what was written to unseen"):
+            run(f)
+    else:
+        torch.testing.assert_close(run(f), run(lambda x: x.cumprod(0)))

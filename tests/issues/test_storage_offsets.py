@@ -23,3 +23,17 @@ def test_an_argument_lies_elsewhere_later(fn, grad):
         for a, b in zip(*([r if isinstance(r, tuple) else (r,) for r in (ours, eager)])):
             assert torch.equal(a, b) and a.stride() == b.stride() and a.storage_offset() == b.storage_offset(), offset
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def test_a_long_chain_of_views():
+    """Each took a frame of the stack: the process died."""
+    def program(x):
+        y = x[1:]
+        for _ in range(40_000):
+            y = y.t()
+        return x * y.storage_offset(), y + 1
+    compiled = vitrify.compile(program, fullgraph=True, dynamic=True, options={"compile_budget_s": 100})
+    for n in (4, 5):
+        x = torch.arange(float(n * n)).view(n, n)
+        for ours, eager in zip(compiled(x), program(x)):
+            assert torch.equal(ours, eager)

@@ -114,3 +114,54 @@ def test_a_tensor_that_a_function_reaches(grad):
                 w.grad = None
                 torch.utils.swap_tensors(w, torch.full((4,), 0.5).requires_grad_())
     torch.testing.assert_close(*results)
+
+
+def swapped(m, way):
+    """What torch says of a swap, and what comes of a backward after it."""
+    try:
+        way(m)
+    except RuntimeError:
+        return "refused"
+    return [p.dtype for p in m.parameters()]
+
+
+@pytest.mark.parametrize("way", [swap, swap_conversion], ids=["swap", "swap_conversion"])
+@pytest.mark.parametrize("how", ["went back", "not yet", "gradient of a gradient"])
+def test_beside_a_result(how, way):
+    """A result whose backward has run holds no weight."""
+    results = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        m = nn.Linear(4, 4)
+        f = vitrify.compile(m, fullgraph=True) if compiled else m
+        x = torch.ones(2, 4, requires_grad=how == "gradient of a gradient")
+        out = f(x)
+        if how == "went back":
+            out.sum().backward()
+        if how == "gradient of a gradient":
+            g, = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            g.square().sum().backward()
+            del g
+        m.zero_grad()
+        results.append([out.detach(), swapped(m, way)])
+        if how == "went back":
+            del x
+            results[-1].append(f(torch.ones(2, 4, dtype=m.weight.dtype)).detach())
+        del out
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+    torch.testing.assert_close(results[0][2:], results[1][2:])
+
+
+def test_weights_given_that_the_program_reaches_as_well():
+    """What a capture could have met and has not it does not hold."""
+    def run(compiled):
+        m = nn.Linear(4, 4)
+        call = lambda weights, x: torch.func.functional_call(m, weights, (x,))  # noqa: E731
+        f = vitrify.compile(call, fullgraph=True) if compiled else call
+        weights = {"weight": ones(m.weight).requires_grad_(), "bias": m.bias}
+        out = f(weights, torch.ones(2, 4))
+        out.sum().backward()
+        del out
+        return [t._use_count() for t in (m.weight, m.bias, weights["weight"])]
+    assert run(True) == run(False)

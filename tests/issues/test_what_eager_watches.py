@@ -120,6 +120,23 @@ def test_a_result_is_detached(made, saves):
     assert raises == (saves in ("itself", "twice"))
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["result", "argument"])
+@pytest.mark.parametrize("saves", SAVES)
+@pytest.mark.parametrize("made", MADE)
+def test_it_is_detached_between_two_derivatives(made, saves, given):
+    def program(f):
+        x = torch.linspace(-1, 1, 4, requires_grad=True)
+        if given:
+            h = MADE[made](x)
+            y = f(h)
+        else:
+            h, y = f(x)
+        g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        h.detach_()
+        return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
+    check(SAVES[saves] if given else lambda x: (h := MADE[made](x), SAVES[saves](h)), program)
+
+
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("saves", SAVES)
 def test_an_argument_is_detached(saves, written):
