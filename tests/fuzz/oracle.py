@@ -104,9 +104,9 @@ REARRANGED = ("native_layer_norm_backward", "native_group_norm_backward")  # tor
 def elsewhere(func, args, kwargs, single):
     """An elementwise op with each element in a vector, or by itself: where it lies in its tensor is chance. None of others."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if func._schema.is_mutable or not (torch.Tag.pointwise in func.tags or short(func) in ELEMENTWISE) or any(t.dtype not in SINGLE or not t.dim() or t.is_complex() for t in tensors):
+    if func._schema.is_mutable or not (torch.Tag.pointwise in func.tags or short(func) in ELEMENTWISE) or any(t.dtype not in SINGLE or t.is_complex() for t in tensors):
         return None
-    if len({t.dtype for t in tensors}) != 1 or torch.Tag.nondeterministic_seeded in func.tags:
+    if len({(t.dtype, t.dim() == 0) for t in tensors}) != 1 or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     out = func(*args, **kwargs)
     if not isinstance(out, torch.Tensor) or not out.numel() or out.shape != torch.broadcast_shapes(*(t.shape for t in tensors)):

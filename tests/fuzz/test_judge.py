@@ -254,6 +254,8 @@ def test_elements_elsewhere_are_the_same_but_for_what_is_no_number():
     x[0, 0] = float("nan")
     there = [oracle.in_another_order(aten.hardtanh_backward.default, [g, x, -1.0, 1.0], {}, single)[0, 0].item() for single in (False, True)]
     assert there == [0.0, g[0, 0].item()]
+    there = [oracle.in_another_order(aten.hardtanh_backward.default, [torch.tensor(1.0), torch.tensor(float("nan")), -1.0, 1.0], {}, single) for single in (False, True)]
+    assert there[0].shape == () and [t.item() for t in there] == [0.0, 1.0]
     for func, args in ((aten.add_.Tensor, (x, g)), (aten.cumsum.default, (x, 0)), (aten.mul.Tensor, (x, torch.tensor(2.0)))):
         assert oracle.in_another_order(func, list(args), {}) is None
 
