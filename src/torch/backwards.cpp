@@ -76,7 +76,8 @@ class Finish {
         continue;
       }
       const ir::TensorType& type = j.tangent(r.index).type();
-      const at::Tensor t = any_bits(r.path) ? tangents[r.index] : tangents[r.index].resolve_conj().resolve_neg();
+      const at::Tensor whole = how[r.index].batch ? at::maybeGetBatchedImpl(tangents[r.index])->value() : tangents[r.index];
+      const at::Tensor t = any_bits(r.path) ? whole : whole.resolve_conj().resolve_neg();
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
       made_.emplace_back(g,
                          follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
@@ -362,7 +363,9 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
   if (is_other(how))  // many gradients do not follow their tangents
     if (const auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end())
       for (const auto& p : plain->second)
-        if (p->program.types == b->program.types && same_results(p->program.results, b->program.results) && holds(p->known, sizes)) b = p;
+        if (p->program.types == b->program.types && p->program.batch_dims == b->program.batch_dims &&
+            same_results(p->program.results, b->program.results) && holds(p->known, sizes))
+          b = p;
   return all.emplace_back(std::move(b));
 }
 

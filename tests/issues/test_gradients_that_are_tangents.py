@@ -87,6 +87,26 @@ def test_what_gradients_are(name, layout, how):
         assert ours[:2] == eager[:2]
 
 
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("along", [0, -1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_of_batches(name, layout, along):
+    """Those were each memory of their own."""
+    results = []
+    for f in (vitrify.compile(PROGRAMS[name], fullgraph=True), PROGRAMS[name]):
+        torch.manual_seed(0)
+        x, w = LAYOUTS[layout]().requires_grad_(), LAYOUTS[layout]().requires_grad_()
+        out = f(x, w)
+        out = out if isinstance(out, tuple) else (out,)
+        batches = [torch.rand(3, *t.shape) if along == 0 else torch.rand(*t.shape, 3).movedim(-1, 0) for t in out]
+        grads = torch.autograd.grad(out, (x, w), batches, is_grads_batched=True, allow_unused=True)
+        offsets = [g.storage_offset() for g in grads if g is not None]
+        results.append((facts(grads, batches), offsets, [g for g in grads if g is not None]))
+    torch.testing.assert_close(results[0][2], results[1][2])
+    assert results[0][:2] == results[1][:2]
+
+
 def test_a_write_to_the_one_is_one_to_the_other():
     f = lambda x: x.view(-1) + 0  # noqa: E731
     for c in (vitrify.compile(f, fullgraph=True), f):
