@@ -19,6 +19,8 @@ PROGRAMS = {
     "of both": lambda x, w: (x + w, (x + w).t().sin()),
     "through another result": lambda x, w: (lambda y: (y, y + 1))(x + w),
 }
+# Ops of which ATen has the elements of a batch one by one, and stacks them.
+BATCHES = PROGRAMS | {"clamped": lambda x, w: (x * w).clamp(max=0.3) + w.relu(), "chosen": lambda x, w: torch.where(x > 0.5, x, w).t() * 2, "largest": lambda x, w: torch.maximum(x, w) + x.amax(0)}
 LAYOUTS = {
     "row": lambda: torch.rand(1, 33),
     "column": lambda: torch.rand(33, 1),
@@ -89,12 +91,13 @@ def test_what_gradients_are(name, layout, how):
 
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
 @pytest.mark.parametrize("along", [0, -1])
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gradients_of_batches(name, layout, along):
-    """Those were each memory of their own."""
+@pytest.mark.parametrize("name", BATCHES)
+def test_gradients_of_batches(name, layout, dynamic, along):
+    """Those were each memory of their own, and where sizes change in the strides of one after the other."""
     results = []
-    for f in (vitrify.compile(PROGRAMS[name], fullgraph=True), PROGRAMS[name]):
+    for f in (vitrify.compile(BATCHES[name], fullgraph=True, dynamic=dynamic), BATCHES[name]):
         torch.manual_seed(0)
         x, w = LAYOUTS[layout]().requires_grad_(), LAYOUTS[layout]().requires_grad_()
         out = f(x, w)
