@@ -68,7 +68,7 @@ Shape shape_convolution_backward(sym::Context& ctx, ArgSpan args) {
       t.strides.insert(t.strides.begin() + 2, t.sizes[3] * t.strides[2]);
       return t;
     };
-    for (const TensorType& t : {image(plain(*x, x->sizes)), image(*w)})
+    for (const TensorType& t : {image(is_contiguous(ctx, *x) ? *x : plain(*x, x->sizes)), image(*w)})  // dims of one have strides of their own
       if (suggest_memory_format(ctx, t) != ir::MemoryFormat::Contiguous) return {};
     return Types{plain(*x, x->sizes), plain(*w, w->sizes), plain(*w, {g->sizes[1]})};
   }

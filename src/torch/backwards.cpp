@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "ops/lowering.h"
+#include "support/budget.h"
 #include "torch/absent.h"
 #include "torch/mode.h"
 #include "torch/sym_node.h"
@@ -76,7 +77,8 @@ class Finish {
         continue;
       }
       const ir::TensorType& type = j.tangent(r.index).type();
-      const at::Tensor t = any_bits(r.path) ? tangents[r.index] : tangents[r.index].resolve_conj().resolve_neg();
+      const at::Tensor whole = how[r.index].batch ? at::maybeGetBatchedImpl(tangents[r.index])->value() : tangents[r.index];
+      const at::Tensor t = any_bits(r.path) ? whole : whole.resolve_conj().resolve_neg();
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
       made_.emplace_back(g,
                          follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
@@ -199,28 +201,108 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   return all;
 }
 
+namespace {
+
+at::Tensor as_meta(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  if (const auto* batch = at::maybeGetBatchedImpl(t)) return at::addBatchDim(as_meta(batch->value()), 1, batch->bdims()[0].dim());
+  at::Tensor r = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta).requires_grad(false));
+  return t.is_conj() || t.is_neg() ? turned(r, t) : r;
+}
+
+// Memory as that of `like`, which was computed of `given` where there are no elements: what looks at the same memory there does here, and what looks
+// at that of one of `tangents` is of that.
+variable_list laid_out_as(const variable_list& like, const variable_list& given, const variable_list& tangents,
+                          const std::vector<variable_list>& each) {
+  const auto value_of = [](const at::Tensor& t) {
+    const auto* batch = at::maybeGetBatchedImpl(t);
+    return batch ? batch->value() : t;
+  };
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> memory, made;  // made: all elements of it are there
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> same;
+  for (size_t k = 0; k < given.size(); ++k)
+    if (given[k].defined()) {
+      made.emplace(value_of(given[k]).storage().unsafeGetStorageImpl(), value_of(tangents[k]));
+      same.emplace(value_of(given[k]).unsafeGetTensorImpl(), value_of(tangents[k]));
+    }
+  variable_list r(like.size());
+  for (size_t g = 0; g < like.size(); ++g) {
+    if (!like[g].defined()) continue;
+    const at::Tensor is = value_of(like[g]);
+    const auto* batch = at::maybeGetBatchedImpl(like[g]);
+    const c10::StorageImpl* storage = is.storage().unsafeGetStorageImpl();
+    if (const auto known = same.find(is.unsafeGetTensorImpl()); known != same.end()) {
+      r[g] = known->second;
+    } else if (const auto of = made.find(storage); of != made.end()) {
+      r[g] = of->second.as_strided(is.sizes(), is.strides(), of->second.storage_offset() + is.storage_offset());
+    } else {
+      const auto bytes = static_cast<int64_t>(storage->nbytes());
+      at::Tensor& all = memory[storage];
+      if (!all.defined()) all = at::empty({bytes}, at::TensorOptions(at::kByte));
+      r[g] = at::empty({0}, is.options().device(at::kCPU)).set_(all.storage(), is.storage_offset(), is.sizes(), is.strides());
+      for (size_t i = 0; i < each.size(); ++i) {
+        at::Tensor to = batch ? r[g].select(batch->bdims()[0].dim(), static_cast<int64_t>(i)) : r[g], from = each[i][g];
+        for (int64_t d = 0; d < to.dim(); ++d)
+          if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+        to.copy_(from);
+      }
+    }
+    same.emplace(is.unsafeGetTensorImpl(), r[g]);
+    if (batch) r[g] = at::addBatchDim(std::move(r[g]), 1, batch->bdims()[0].dim());
+  }
+  return r;
+}
+
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
 variable_list Training::one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const {
   const int64_t n = size_of_batch(tangents);
   std::vector<variable_list> each;
+  std::shared_ptr<const Backward> b;
   {
     capture::InBatch no_batch(false);
     Layouts how = layouts_of(one_of_batch(tangents, 0), node);
     pass_checkpoints(how, node);
-    const auto b = backward_for(how, sizes_of(node.call(), one_of_batch(tangents, 0)));
+    b = backward_for(how, sizes_of(node.call(), one_of_batch(tangents, 0)));
     if (n <= kMaxSingles && b && !draws(*b->program.graph)) {
       const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
-      for (int64_t i = 0; i < n; ++i) {
-        each.push_back(backward(kept, one_of_batch(tangents, i), node));
-        if (i == 0 && has_dims_of_one(each[0])) break;
-      }
-      if (!each.empty() && has_dims_of_one(each[0])) each.clear();
+      for (int64_t i = 0; i < n; ++i) each.push_back(backward(kept, one_of_batch(tangents, i), node));
     }
   }
-  if (each.empty()) {
-    if (!why.empty()) warn_once("batched gradients", why);
-    return op_by_op(unpack, tangents, node);
+  if (!each.empty()) {
+    variable_list given, inputs = unpack(b->program, false).first;
+    for (const at::Tensor& t : tangents) given.push_back(as_meta(t));
+    for (at::Tensor& t : inputs) t = as_meta(t);
+    try {
+      Silent silent;
+      const c10::WarningUtils::WarningHandlerGuard unheard(&silent);
+      const variable_list like = interpreted(*b, std::move(inputs), given, sizes_of(node.call(), tangents));
+      return laid_out_as(like, given, tangents, each);
+    } catch (const std::exception&) {  // some kernel has no form without elements
+      rethrow_interrupt();
+    }
+    if (!has_dims_of_one(each[0])) return as_batch(each);
   }
-  return as_batch(each);
+  if (!why.empty()) warn_once("batched gradients", why);
+  return op_by_op(unpack, tangents, node);
+}
+
+variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
+                                    const RegionCall::Assigned& assigned) const {
+  Finish finish(b.program, b.tangents, tangents, joint_, sizes);
+  for (const at::Tensor& t : tangents)
+    if (t.defined()) inputs.push_back(t);
+  for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
+  variable_list grads;
+  ResultMaker(made_by_graph(b.program.results)).make(interpret(*b.program.graph, inputs), addresses_of(inputs), grads);
+  finish.take(grads);
+  variable_list all(num_edges());
+  for (size_t k = 0; k < grads.size(); ++k) all[b.program.gradients[k]] = std::move(grads[k]);
+  return all;
 }
 
 variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
@@ -242,16 +324,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
     if (all.size() >= kMaxVariants) all.erase(all.begin());
     return all.emplace_back(derivative(how, sizes, {}, numbers));
   }();
-  Finish finish(b->program, b->tangents, tangents, joint_, sizes);
-  std::vector<at::Tensor> inputs = unpack(b->program, false).first, grads;
-  for (const at::Tensor& t : tangents)
-    if (t.defined()) inputs.push_back(t);
-  for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
-  ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, inputs), addresses_of(inputs), grads);
-  finish.take(grads);
-  variable_list all(num_edges());
-  for (size_t k = 0; k < grads.size(); ++k) all[b->program.gradients[k]] = std::move(grads[k]);
-  return all;
+  return interpreted(*b, unpack(b->program, false).first, tangents, sizes, assigned);
 }
 
 Layouts Training::batches_of(const variable_list& tangents, const RegionNode& node) const {
@@ -370,7 +443,9 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
   if (is_other(how))  // many gradients do not follow their tangents
     if (const auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end())
       for (const auto& p : plain->second)
-        if (p->program.types == b->program.types && same_results(p->program.results, b->program.results) && holds(p->known, sizes)) b = p;
+        if (p->program.types == b->program.types && p->program.batch_dims == b->program.batch_dims &&
+            same_results(p->program.results, b->program.results) && holds(p->known, sizes))
+          b = p;
   return all.emplace_back(std::move(b));
 }
 

@@ -73,10 +73,14 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   detached.clear();
   read_counted.clear();
   read_uncounted.clear();
+  const auto fake_behind = [](const at::Tensor& t) {
+    const auto* batched = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr;
+    return as_fake(batched ? batched->value() : t);
+  };
   const auto writes = [&] {
     uint64_t n = 0;
     for (const at::Tensor& t : tangents)
-      if (const FakeImpl* f = as_fake(t)) n += f->view->storage->generation;
+      if (const FakeImpl* f = fake_behind(t)) n += f->view->storage->generation;
     return n;
   };
   const uint64_t before = writes();
@@ -94,7 +98,7 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
   for (const ir::Input& in : graph->inputs)
     if (in.kind != ir::InputKind::Tangent) types.push_back(&in.value.type());
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (const FakeImpl* f = as_fake(tangents[k])) {
+    if (const FakeImpl* f = fake_behind(tangents[k])) {
       tangent_of.emplace(f->view->storage.get(), k);
       types.push_back(&f->view->type);
     }
@@ -113,9 +117,11 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     ResultSpec how;
     how.index = static_cast<uint32_t>(values.size());
     const StorageState* const memory = v.storage.get();
-    const auto from = batched ? tangent_of.end() : tangent_of.find(memory);
-    auto of_tangent = from == tangent_of.end() ? std::nullopt : path_between(as_fake(tangents[from->second])->view.get(), v, said);
-    auto of_memory = batched || memory->input >= 0 ? std::nullopt : path_between(nullptr, v, said);
+    const auto from = tangent_of.find(memory);
+    auto of_tangent = from == tangent_of.end() || (batched != nullptr) != (at::maybeGetBatchedImpl(tangents[from->second]) != nullptr)
+                          ? std::nullopt
+                          : path_between(fake_behind(tangents[from->second])->view.get(), v, said);
+    auto of_memory = memory->input >= 0 ? std::nullopt : path_between(nullptr, v, said);
     if (of_tangent) {
       how.index = static_cast<uint32_t>(from->second);
       how.path = std::move(*of_tangent);
@@ -127,10 +133,10 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
       if (v.parent) how.kind = ResultSpec::Kind::ViewOfOutput, how.path = of_memory ? std::move(*of_memory) : path_of(v);
     } else {
       const auto [at, fresh] = made_as.try_emplace(&v, how.index);
-      if (fresh || batched) values.push_back(own_storage(read(v), v.storage.get(), owners));
-      if (!batched) how.index = at->second;
+      if (fresh) values.push_back(own_storage(read(v), v.storage.get(), owners));
+      how.index = at->second;
     }
-    if (!batched && !how.path.empty()) how.order = 1 + static_cast<uint32_t>(views.try_emplace(&v, k).first->second);
+    if (!how.path.empty()) how.order = 1 + static_cast<uint32_t>(views.try_emplace(&v, k).first->second);
     const bool stopped = k >= level.of.size();
     const bool given = is_of_tangent(how);
     r.push_back({stopped ? Value() : level.of[k], std::move(how), given ? undefined_type() : v.type,

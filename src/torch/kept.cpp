@@ -31,12 +31,26 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
     return any;
   };
   const auto& nodes = derivative.nodes();
-  for (const ir::Node* n : nodes) {
-    if (reads(n, of_live))
-      of_live.insert(n);
-    else if (reads(n, of_others))
-      of_others.insert(n);
-  }
+  const auto follow = [&] {
+    for (const ir::Node* n : nodes) {
+      if (reads(n, of_live))
+        of_live.insert(n);
+      else if (reads(n, of_others))
+        of_others.insert(n);
+    }
+  };
+  follow();
+  // Some formulas give zeros whatever they are given: gradients that follow from no root, as they are or added to others.
+  bool any = false;
+  const auto add_if_of_none = [&](Value v) {
+    if (v && !is_input(*v.node) && !of_live.contains(v.node) && !of_others.contains(v.node)) any = of_live.insert(v.node);
+  };
+  for (Value v : derivative.outputs) add_if_of_none(v);
+  for (const ir::Node* n : nodes)
+    if (n->op->name == "aten::add.Tensor" && (of_live.contains(n) || of_others.contains(n)))
+      for (size_t i : {0, 1})
+        if (const auto* v = std::get_if<Value>(&n->args[i])) add_if_of_none(*v);
+  if (any) follow();
   for (size_t i = nodes.size(); i-- > 0;)
     if (of_live.contains(nodes[i]) || needed.contains(nodes[i]))
       ir::for_each_input(*nodes[i], [&](Value& v) {

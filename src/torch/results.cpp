@@ -230,6 +230,27 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (root_tensors->size() <= output) root_tensors->resize(output + 1);
     (*root_tensors)[output] = t;
   };
+  // Written memory that users have afterwards: derivatives read what lies there by then, so its value is neither part of another nor known by parts.
+  auto memory_of = [&](View& v) {
+    StorageState& s = *v.storage;
+    Value is = read(v);
+    if (!root_tensors || !s.generation) return own_storage(is, &s, roots);
+    if (const Value whole = root_of(is); whole != is) roots.emplace(whole, nullptr);
+    is = own_storage(is, &s, roots);
+    if (v.parent) {
+      v.cached = is;
+      v.generation = s.generation;
+    } else {
+      s.base = is;
+      ++s.generation;
+    }
+    return is;
+  };
+  auto whole_of = [](View& v) -> View& {
+    View* whole = &v;
+    while (whole->parent) whole = whole->parent.get();
+    return *whole;
+  };
   // Results that share memory with each other and not with a returned root are views of one hidden output, as in eager.
   std::unordered_map<const StorageState*, std::unordered_set<const c10::TensorImpl*>> loose;
   std::unordered_map<const StorageState*, uint32_t> root_output;
@@ -254,7 +275,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
       if (fresh) {
         shown[s] = root_tensors ? reshaped_in_place(fakes, s) : nullptr;
-        graph->outputs.push_back(own_storage(shown[s] ? read(*shown[s]) : s->base, s, roots));
+        graph->outputs.push_back(memory_of(shown[s] ? *shown[s] : whole_of(v)));
       }
       const View* const base_view = shown[s];
       if (root_tensors && fakes[i].requires_grad()) {  // any of the views may be the one that gradients follow
@@ -284,7 +305,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
-      graph->outputs.push_back(own_storage(read(v), s, roots));
+      graph->outputs.push_back(memory_of(v));
       note_root(r.index, fakes[i]);
     };
     if (const auto [of, steps] = shares_versions(i); first && of) {
@@ -344,7 +365,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         w.path.push_back({"aten::resize_", {values_of(s->type.sizes)}, -1});
         if (!s->type.is_contiguous()) w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
       }
-      graph->outputs.push_back(own_storage(s->base, s, roots));
+      graph->outputs.push_back(memory_of(whole_of(v)));
       if (const auto by = writes_counted.find(s); by != writes_counted.end()) {
         w.counted = static_cast<int32_t>(graph->outputs.size());
         graph->outputs.push_back(by->second);

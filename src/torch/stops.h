@@ -1,6 +1,7 @@
 // Where gradients leave a recorded program on their way, and go no further (torch/joint.cpp).
 #pragma once
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 
 #include <algorithm>
 #include <string>
@@ -39,10 +40,16 @@ class Tracer::Impl::Stops {
       if (!n || !seen.insert(n.get()).second) continue;
       for (size_t i = 0; i < n->next_edges().size(); ++i) {
         const auto at = std::ranges::find_if(places_, [&](size_t k) { return level.at(k) == n->next_edge(i); });
-        if (at == places_.end())
+        if (at == places_.end()) {
           todo.push_back(n->next_edge(i));
-        else
-          cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], ends[static_cast<size_t>(at - places_.begin())]));
+          continue;
+        }
+        const auto cut = [&](const compat::NodePtr& of) {
+          cut_.emplace_back(of, i, std::exchange(of->next_edges()[i], ends[static_cast<size_t>(at - places_.begin())]));
+        };
+        cut(n);
+        // What wrote to a part has all edges but that of what it wrote to itself.
+        if (const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(n.get()); slices && slices->fn && i > 0) cut(slices->fn);
       }
     }
   }

@@ -91,17 +91,18 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     std::iota(places.begin(), places.end(), 0);
     set_histories(nodes[0], places);
   }
-  for (size_t p = 0; p < joint_.parts.size(); ++p) {
-    nodes.push_back(compat::make_node<RegionNode>(shared_from_this(), call, p));
+  if (!joint_.parts.empty()) nodes.resize(joint_.parts.size());
+  for (uint32_t p : in_turn_) {
+    nodes[p] = compat::make_node<RegionNode>(shared_from_this(), call, p);
     torch::autograd::edge_list own(joint_.edge_to(joint_.places()));
     for (uint32_t e : joint_.parts[p].edges) own[e] = edges[e];
     for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out, origin);
     nodes[p]->set_next_edges(std::move(own));
     set_histories(nodes[p], joint_.parts[p].places);
-    results_.make(values, given, out, static_cast<uint32_t>(p) + 1);
+    results_.make(values, given, out, p + 1);
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
-  call->oldest = nodes[0]->sequence_nr();
+  call->oldest = nodes[in_turn_.empty() ? 0 : in_turn_[0]]->sequence_nr();
   if (std::ranges::any_of(tape().steps, &Tape::Step::again) && !origin)
     for (uint32_t i = 0; i < given.size(); ++i)
       if (given[i]->defined() && std::ranges::find(joint_.program.mutations, i, &Mutation::input) == joint_.program.mutations.end())

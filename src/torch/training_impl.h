@@ -81,10 +81,17 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     results_ = ResultMaker(joint_.program.results);
     const Layouts all = all_results();
+    std::vector<uint64_t> made(joint_.parts.size());
     for (uint32_t p = 0; p < joint_.parts.size(); ++p) {
       const std::vector<uint32_t>& places = joint_.parts[p].places;
-      for (uint32_t i = 0; i < places.size(); ++i) input_of_[places[i]] = {p, i};
+      for (uint32_t i = 0; i < places.size(); ++i) {
+        input_of_[places[i]] = {p, i};
+        if (const int32_t step = joint_.tape->places.at(places[i]).first; step >= 0)
+          made[p] = std::max(made[p], joint_.tape->steps[static_cast<size_t>(step)].node->sequence_nr());
+      }
+      in_turn_.push_back(p);
     }
+    std::ranges::stable_sort(in_turn_, {}, [&](uint32_t p) { return made[p]; });
     const auto first = backwards_[all].emplace_back(std::make_shared<Backward>(std::move(s.backward), all, Assumed()));
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (ctx().dynamic()) backward_for(all, {});
@@ -164,6 +171,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     bool certain = false;                     // no kernel can give a size that was not recorded: there is a rule for each
     mutable std::atomic<bool> proven{false};  // has run to the end once
   };
+
+  // Through ATen, of `inputs` as the derivative's graph has them without the tangents.
+  variable_list interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
+                            const RegionCall::Assigned& assigned = {}) const;
 
   // While something is taken from the trace for a call: under what is known of sizes, which its own are among.
   class Taking {
@@ -312,6 +323,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
+  std::vector<uint32_t> in_turn_;                             // parts in the order in which eager's nodes are made: the last made runs first
   std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
   std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
   std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1

@@ -3,7 +3,7 @@
 EVENTS change a module between two calls: whatever the engine keeps of its weights is stale then."""
 from __future__ import annotations
 
-from families import both, floating, rank
+from families import both, floating, has_heads, rank
 
 CONVOLUTION = [
     ("nn.Conv1d({C}, 4, 3, padding=1)", "{m}({a})"), ("nn.Conv1d({C}, {C}, 2, groups={C})", "{m}({a})"), ("nn.ConvTranspose1d({C}, 3, 2, stride=2)", "{m}({a})"),
@@ -79,8 +79,8 @@ def lines_of(text):
 
 FAMILIES = {
     "convolution": (CONVOLUTION, both(floating, rank(3, 4, 5))), "pooling": (lines_of(POOLING), both(floating, rank(3, 4, 5))), "norm": (NORM, both(floating, rank(2, 3, 4, 5))),
-    "linear": (LINEAR, both(floating, rank(1, 2, 3, 4))), "attention": (ATTENTION, both(floating, rank(2, 3, 4))), "recurrent": (RECURRENT, both(floating, rank(2, 3))),
-    "embedding": (EMBEDDING, both(floating, rank(2))), "loss": (lines_of(LOSS), floating), "autocast": (AUTOCAST, both(floating, rank(2, 3, 4))), "state": (STATE, floating),
+    "linear": (LINEAR, both(floating, rank(1, 2, 3, 4))), "attention": (ATTENTION, both(floating, rank(2, 3, 4), has_heads)), "recurrent": (RECURRENT, both(floating, rank(2, 3))),
+    "embedding": (EMBEDDING, both(floating, rank(2))), "loss": (lines_of(LOSS), floating), "autocast": (AUTOCAST, both(floating, rank(2, 3, 4), has_heads)), "state": (STATE, floating),
 }
 BUFFERS = {"state"}  # families whose layer is a buffer
 

@@ -19,7 +19,6 @@ sys.path.append(str(HERE.parent.parent))  # after PYTHONPATH, which may name a p
 
 import reduce  # noqa: E402
 import report  # noqa: E402
-import torch  # noqa: E402
 import worker  # noqa: E402
 
 
@@ -81,7 +80,6 @@ def tell(result, args):
 def main(argv=None):
     args, start = parse(argv), time.time()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # programs of workers that ended are made here once more
     results = run(args)
     verdict = report.Verdict(args, results, time.time() - start)
     if args.json:

@@ -1,7 +1,12 @@
 """Random programs of fixed seeds on every run; ./x fuzz runs as many as asked for. And the generators, the judge and the script themselves."""
 import argparse
+import json
+import queue
 import re
+import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ import torch
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import layers  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
 import worker  # noqa: E402
@@ -133,6 +139,33 @@ def test_a_crash_and_a_hang_are_failures(monkeypatch):
         assert process.do(task(1, False))["kind"] != "failed" and process.process is not first
         process.limit = 0.0
         gone = process.do(task(2, False))
-        assert gone["kind"] == "failed" and "no end within" in gone["message"] and "def program" in gone["program"] or "class Net" in gone["program"]
+        assert gone["kind"] == "failed" and "no end within" in gone["message"]
     finally:
         process.close()
+
+
+class Ends(worker.Process):
+    """A worker that says so much, and then its process ends."""
+
+    def __init__(self, *says):
+        super().__init__(limit=60)
+        self.says = [json.dumps({"at": at}) for at in says]
+
+    def start(self):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen([sys.executable, "-c", f"import os, sys; sys.stdin.readline(); print(*{self.says!r}, sep='\\n', flush=True); os.kill(os.getpid(), 8)"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines, self.done = queue.Queue(), 0
+        threading.Thread(target=self.listen, args=(self.process, self.lines), daemon=True).start()
+
+
+def test_a_crash_of_eager_is_left():
+    """While it makes a program or runs one, which nobody else makes to tell of it."""
+    at = {"seed": 5, "program": "def program", "calls": 1}
+    made, ours = Ends(None).do(task(5, True)), Ends(None, at).do(task(5, True))
+    assert made["kind"] == Ends(at, None).do(task(5, True))["kind"] == "left" and made["seed"] == 5 and "eager itself" in made["reason"]
+    assert ours["kind"] == "failed" and ours["program"] == "def program" and "ended with -8" in ours["message"]
+    assert verdict([result(), made]).counts["left"] == 1 and "eager itself" in verdict([result(), made]).text()
+
+
+def test_attention_without_heads_is_not_made():
+    assert all(not layers.FAMILIES[family][1](torch.ones(2, 0, 4, 8)) and layers.FAMILIES[family][1](torch.ones(2, 1, 4, 8)) for family in ("attention", "autocast"))

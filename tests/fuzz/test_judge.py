@@ -16,6 +16,7 @@ import calls  # noqa: E402
 import compare  # noqa: E402
 import oracle  # noqa: E402
 import program  # noqa: E402
+import values  # noqa: E402
 from compare import Mismatch, flat  # noqa: E402
 
 pytestmark = pytest.mark.no_kernels("the judge is judged: nothing is compiled")
@@ -123,6 +124,36 @@ def test_what_eager_means_where_nothing_watches():
         assert reference.leaf(0, 0, eager) == (None, None)
 
 
+@torch.library.custom_op("vt_judge::reads_memory", mutates_args=())
+def reads_memory(x: torch.Tensor) -> torch.Tensor:
+    """Elements in the order in which they lie there: wrong where that is not theirs, as an op of eager's may be."""
+    return torch.empty_like(x).copy_(x.as_strided(x.shape, torch.empty(x.shape).stride()) * 2)
+
+
+def test_operands_in_other_memory():
+    x = torch.arange(6.0).view(2, 3)
+    for y in (x.t(), x):
+        with oracle.Straight([]):
+            out = reads_memory(y)
+            drawn = torch.rand(3)
+        assert torch.equal(out, y * 2) and out.stride() == y.stride() and drawn.shape == (3,)
+    assert not torch.equal(reads_memory(x.t()), x.t() * 2)
+    with oracle.Straight([drawn]):
+        assert torch.equal(torch.rand(3), drawn)
+
+
+def test_what_eager_means_where_it_contradicts_itself():
+    """Of operands in contiguous memory it has something else: that is right then, and nothing else."""
+    eager, own = torch.tensor([1.0, -0.5]), torch.tensor([1.5, -0.5])
+    run = lambda t: [(None, [("out", t)])]  # noqa: E731
+    reference = oracle.Reference(None)
+    reference.plain, reference.straight = run(eager), run(own)
+    assert torch.equal(reference.of_its_own(0, 0, eager), own)
+    for straight in (run(eager * (1 + 1e-6)), run(own.double()), run(own[:1]), [(RuntimeError(), [("out", own)])], None):
+        reference.straight = straight
+        assert reference.of_its_own(0, 0, eager) is None
+
+
 class Engine:
     """In place of the engine: what it counts, and says, of each call."""
 
@@ -223,6 +254,8 @@ def test_elements_elsewhere_are_the_same_but_for_what_is_no_number():
     x[0, 0] = float("nan")
     there = [oracle.in_another_order(aten.hardtanh_backward.default, [g, x, -1.0, 1.0], {}, single)[0, 0].item() for single in (False, True)]
     assert there == [0.0, g[0, 0].item()]
+    there = [oracle.in_another_order(aten.hardtanh_backward.default, [torch.tensor(1.0), torch.tensor(float("nan")), -1.0, 1.0], {}, single) for single in (False, True)]
+    assert there[0].shape == () and [t.item() for t in there] == [0.0, 1.0]
     for func, args in ((aten.add_.Tensor, (x, g)), (aten.cumsum.default, (x, 0)), (aten.mul.Tensor, (x, torch.tensor(2.0)))):
         assert oracle.in_another_order(func, list(args), {}) is None
 
@@ -236,3 +269,21 @@ def test_gradients_of_norms_by_another_formula():
     _, mean, rstd = aten.native_layer_norm.default(x, [5], w, w, 1e-5)
     args = [torch.rand_like(x), x, [5], mean, rstd, w, w, [True] * 3]
     torch.testing.assert_close(oracle.in_another_order(aten.native_layer_norm_backward.default, args, {}), aten.native_layer_norm_backward.default(*args))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("right", [True, False])
+def test_a_program_in_which_eager_contradicts_itself(monkeypatch, right):
+    """What is right of contiguous operands passes, and what is neither that nor eager's does not."""
+    Engine(monkeypatch, compiled_calls=1, kernels_launched=1)
+    p = program.Program(7, 1, theme="classic")
+    p.specs = [values.Spec((3, 4), "F32", seed=1, layout="swapped"), values.Spec((1,), "I64", seed=2, below=3)]
+    p.body = program.Body(["x0", "index", "scale"], False)
+    p.body.lines, p.body.results = ["v0 = torch.ops.vt_judge.reads_memory(x0)", "v1 = v0 * 1"], ["v1"]
+    p.calls = [calls.Call(tuple(p.specs))]
+    monkeypatch.setattr(oracle, "compiled", lambda fn, dynamic: lambda x, *_: (x * 2,) if right else (x * 3,))
+    if right:
+        assert oracle.check(p, oracle.Reference(p))
+    else:
+        with pytest.raises(Mismatch, match="error"):
+            oracle.check(p, oracle.Reference(p))

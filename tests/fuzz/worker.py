@@ -19,14 +19,14 @@ ATTEMPTS = 8
 LIFE = 500  # programs of one process
 
 
-def programs(task, tell=lambda attempt: None):
-    """The attempts of a task whose first call runs; if there is none, the first attempt. tell(None): eager runs one."""
+def programs(task, tell=lambda at: None):
+    """The attempts of a task whose first call runs; if there is none, the first attempt. tell(None): eager makes or runs one."""
     import oracle
     import program
     first, any_runs = None, False
     for attempt in [task["attempt"]] if "attempt" in task else range(ATTEMPTS):
-        p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
         tell(None)
+        p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
         if p.settle(oracle.errors_of):
             any_runs = True
             yield p.without(set(task["dropped"]), set(task["dropped_calls"])) if "dropped" in task else p
@@ -36,12 +36,12 @@ def programs(task, tell=lambda attempt: None):
         yield first
 
 
-def one(task, tell=lambda attempt: None) -> dict:
-    """Of the first attempt that is eager's bit for bit, or of which eager's results mean something."""
+def one(task, tell=lambda at: None) -> dict:
+    """Of the first attempt that is eager's bit for bit, or of which eager's results mean something. `tell` is told what comes next."""
     start = time.time()
     try:
         for p in programs(task, tell):
-            tell(p.attempt)
+            tell(facts(p, task) | {"program": p.describe()})
             result, sure = judged(p, task)
             if sure:
                 break
@@ -85,7 +85,7 @@ def serve():
     os.dup2(2, 1)  # what programs print
     print("ready", file=results, flush=True)
     for line in sys.stdin:
-        print(json.dumps(one(json.loads(line), lambda attempt: print(json.dumps(attempt), file=results, flush=True))), file=results, flush=True)
+        print(json.dumps(one(json.loads(line), lambda at: print(json.dumps({"at": at}), file=results, flush=True))), file=results, flush=True)
 
 
 class Process:
@@ -126,14 +126,13 @@ class Process:
         self.done += 1
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
-        end, attempt, eager = time.time() + self.limit, {}, False
+        end, eager, at = time.time() + self.limit, False, {"seed": task["seed"], "program": f"seed {task['seed']}, which was not made"}
         while line := self.read(max(0.0, end - time.time())):
             answer = json.loads(line)
-            if isinstance(answer, dict):
+            if "at" not in answer:
                 return answer
-            eager = answer is None
-            if not eager:
-                attempt = {"attempt": answer}  # the one that it is at
+            eager = answer["at"] is None
+            at = answer["at"] or at
         hung = line == ""
         if hung:
             self.process.send_signal(signal.SIGABRT)  # prints where it is
@@ -142,24 +141,14 @@ class Process:
         told = self.tail()
         self.process = None
         if eager and not hung:
-            return {**described(attempt | task), "kind": "left", "reason": f"eager itself: {what}", "compiled_values": 0, "compile_s": 0.0}
-        return {**described(attempt | task), "kind": "failed", "message": f"{what}: {told}"}
+            return {**at, "kind": "left", "reason": f"eager itself: {what}", "compiled_values": 0, "compile_s": 0.0}
+        return {**at, "kind": "failed", "message": f"{what}: {told}"}
 
     def close(self):
         if self.process is not None:
             self.process.stdin.close()
             self.process.wait()
             self.process = None
-
-
-def described(task):
-    """What is known of a program without running it, compiled or not: with all its calls."""
-    import program
-    try:
-        p = program.Program(task["seed"], task["length"], task["training"], task.get("attempt", 0), task.get("theme"))
-    except Exception:
-        return {"seed": task["seed"], "program": f"seed {task['seed']} cannot be made: {traceback.format_exc(limit=-3)}"}
-    return facts(p, task) | {"program": p.describe()}
 
 
 def facts(p, task):

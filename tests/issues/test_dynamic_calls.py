@@ -259,6 +259,23 @@ def test_strides_of_convolved_lines(name, dynamic):
     assert vitrify.counters["captures"] - before["captures"] <= most
 
 
+@pytest.mark.compiled("ATen computes all of it")
+@pytest.mark.parametrize("given", [False, True], ids=["of the weight", "of both"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_strides_of_gradients_of_convolved_lines(channels, dynamic, given):
+    results = []
+    for make in (lambda f: vitrify.compile(f, dynamic=dynamic), lambda f: f):
+        f = make(lambda x, w: F.conv1d(x, w, padding=1))
+        for n in (6, 7, 9):
+            x, w = turned(n, channels).requires_grad_(given), torch.ones(4, channels, 3, requires_grad=True)
+            f(x, w).square().sum().backward()
+            results.append([(g, g.stride()) for g in (x.grad, w.grad) if g is not None])
+    for ours, eager in zip(results[:3], results[3:]):
+        assert [s for _, s in ours] == [s for _, s in eager]
+        torch.testing.assert_close([g for g, _ in ours], [g for g, _ in eager])
+
+
 TRANSFORMS = {
     "irfft": lambda x: torch.fft.irfft(x, dim=1), "irfftn": lambda x: torch.fft.irfftn(x, dim=(0, 1)), "fft": lambda x: torch.fft.fft(x, dim=1), "rfft": lambda x: torch.fft.rfft(x.real, dim=1),
     "rfft of the expanded": lambda x: torch.fft.rfft(x.real[:1, :, 0, :1].expand(3, -1, 4), dim=1), "irfft of the expanded": lambda x: torch.fft.irfft(x[:1, :, 0, :1].expand(3, -1, 4), dim=1), "rfftn": lambda x: torch.fft.rfftn(x.real, dim=(0, 1)),

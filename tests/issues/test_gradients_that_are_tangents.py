@@ -19,6 +19,8 @@ PROGRAMS = {
     "of both": lambda x, w: (x + w, (x + w).t().sin()),
     "through another result": lambda x, w: (lambda y: (y, y + 1))(x + w),
 }
+# Ops of which ATen has the elements of a batch one by one, and stacks them.
+BATCHES = PROGRAMS | {"clamped": lambda x, w: (x * w).clamp(max=0.3) + w.relu(), "chosen": lambda x, w: torch.where(x > 0.5, x, w).t() * 2, "largest": lambda x, w: torch.maximum(x, w) + x.amax(0)}
 LAYOUTS = {
     "row": lambda: torch.rand(1, 33),
     "column": lambda: torch.rand(33, 1),
@@ -85,6 +87,27 @@ def test_what_gradients_are(name, layout, how):
         assert [g is None for g in ours[2]] == [g is None for g in eager[2]]
         torch.testing.assert_close([g for g in ours[2] if g is not None], [g for g in eager[2] if g is not None])
         assert ours[:2] == eager[:2]
+
+
+@pytest.mark.no_kernels("some programs are views and library calls", some=True)
+@pytest.mark.parametrize("along", [0, -1])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_gradients_of_batches(name, layout, dynamic, along):
+    """Those were each memory of their own, and where sizes change in the strides of one after the other."""
+    results = []
+    for f in (vitrify.compile(BATCHES[name], fullgraph=True, dynamic=dynamic), BATCHES[name]):
+        torch.manual_seed(0)
+        x, w = LAYOUTS[layout]().requires_grad_(), LAYOUTS[layout]().requires_grad_()
+        out = f(x, w)
+        out = out if isinstance(out, tuple) else (out,)
+        batches = [torch.rand(3, *t.shape) if along == 0 else torch.rand(*t.shape, 3).movedim(-1, 0) for t in out]
+        grads = torch.autograd.grad(out, (x, w), batches, is_grads_batched=True, allow_unused=True)
+        offsets = [g.storage_offset() for g in grads if g is not None]
+        results.append((facts(grads, batches), offsets, [g for g in grads if g is not None]))
+    torch.testing.assert_close(results[0][2], results[1][2])
+    assert results[0][:2] == results[1][:2]
 
 
 def test_a_write_to_the_one_is_one_to_the_other():

@@ -1,6 +1,9 @@
 """Results of one call that have nothing to do with one another each have an autograd node of their own, as in eager: what is done with one's node, or by its number there, is nothing to the others."""
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 
 
@@ -210,3 +213,33 @@ def test_gradients_of_gradients_beside_those_of_results(fn, through):
             seen.append(torch.autograd.grad(loss, [x, w], allow_unused=True))
         return seen
     both(program, fn)
+
+
+def behind_one(x):
+    h = x * 0.25
+    return h, h.cos(), h.t() * 3
+
+
+def rotated(x):
+    v = torch.rot90(x, 1, (0, 1))
+    w = v.mT
+    return F.glu(w.repeat_interleave(2, 0), 0), x.double(), v, w
+
+
+RESULTS = {"large": lambda x: (x * 1e8,), "one behind another": lambda x: (lambda h: (h * 2, h))(x.sin()), "large and negative": lambda x: (x * -1e8,), "several behind one": behind_one, "rotated": rotated}
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("order", [o for o in itertools.permutations(RESULTS, 4) if "several behind one" in o and "rotated" in o], ids=str)
+def test_gradients_are_added_in_eagers_order(order, back):
+    """It shows in what rounding leaves, and in the strides of dims of one element: nodes of results behind others came last, and what had come to one was added anew."""
+    def fn(x):
+        out = [t for name in order for t in RESULTS[name](x)]
+        return out[::-1] if back else out
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        x = torch.linspace(0.5, 1, 5).view(1, 5).requires_grad_()
+        sum(t.sum() for t in f(x)).backward()
+        results.append((x.grad, x.grad.stride()))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]

@@ -109,6 +109,20 @@ def test_several_results(name):
     check(results_of, leaves((3, 3), (3, 3), (3, 3)), then=backwards(*ORDERS[name]), native="forward")
 
 
+# What is drawn has gradients of zero, which follow from no tangent.
+DRAWN = {
+    "read by others": lambda a, b: (v := torch.poisson(b.abs()), torch.normal(v, .5), a * v), "of a chain": lambda a, b: (v := torch.poisson(b.exp().sin().abs()), torch.normal(v, .5), a * v),
+    "added to others": lambda a, b: (e := b.exp(), v := torch.poisson(e.abs()), torch.normal(v, .5), a * v * e.cos())[1:], "each alone": lambda a, b: (torch.normal(b.exp(), 1.), torch.normal(b.sin().exp(), 1.), a * b),
+}
+
+
+@pytest.mark.parametrize("which", [((0, 1, 2),), (2, 1, 0), (0, 1, 2), ((1, 2), 0), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", DRAWN)
+def test_gradients_that_are_zeros(name, which):
+    """What they are made of went with what other results had kept."""
+    check(DRAWN[name], leaves((3,), (3,)), then=lambda out, args: backwards(*which)([t.sum() for t in out], args), native="forward")
+
+
 def test_two_losses_over_different_parameters():
     a, b = nn.Linear(4, 3), nn.Linear(4, 3)
 

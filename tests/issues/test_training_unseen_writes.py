@@ -164,7 +164,9 @@ WRITTEN = {
     "a function": lambda h, b: (h.exp_(), h * 2)[1], "alone": lambda h, b: h.exp_(), "read again": lambda h, b: (h.mul_(2), h.sin() * h.cos())[1],
     "copied from a value": lambda h, b: (lambda v: (b.copy_(v.detach()), v * 2)[1])(h.exp()), "a buffer": lambda h, b: (b.mul_(2), h * b)[1],
     "a buffer in a chain": lambda h, b: (b.exp_(), (h * b.sin()).tanh())[1], "of the same value": lambda h, b: (b.copy_(h.detach()).exp_(), h.exp() * 1)[1],
-    "a row": lambda h, b: (b[0].mul_(2), h * b)[1],
+    "a row": lambda h, b: (b[0].mul_(2), h * b)[1], "through a view": lambda h, b: (b.t().mul_(2), h * b)[1],
+    "through a view's .data": lambda h, b: (b.movedim(-1, 0).data.exp_(), torch.addcmul(h, h, b))[1],
+    "a row that is read": lambda h, b: (v := b.detach()[:2], v.data.exp_(), h[:2] * v)[2], "copied": lambda h, b: (s := b.sin(), b.data.copy_(s), h * b * s)[2],
 }
 
 
@@ -190,6 +192,32 @@ def test_written_arguments_written_again(name, which, write, layout, order):
         except RuntimeError as e:
             return str(e).partition(":")[0]
     expected, given = run(WRITTEN[name]), run(vitrify.compile(WRITTEN[name], fullgraph=True))
+    if isinstance(expected, str):
+        assert given == expected
+    else:
+        torch.testing.assert_close(given, expected)
+
+
+WRITTEN_RESULTS = {
+    "through a view": lambda x: (y := x.detach().exp(), y.t().mul_(2), x * y)[::2], "through a view's .data": lambda x: (y := x.detach().exp(), y.t().data.exp_(), x * y)[::2],
+    "detached": lambda x: (y := x.exp().detach(), y.t().data.mul_(2), x * y)[::2], "a part": lambda x: (y := torch.zeros(3, 3, dtype=x.dtype), v := y[:2], v.copy_(x.detach()[:2]), v * x[:2])[::3],
+    "a part that is returned": lambda x: (v := torch.zeros(3, 3, dtype=x.dtype)[:2], v.copy_(x.detach()[:2]), v * x[:2])[::2],
+}
+
+
+@pytest.mark.parametrize("write", [data, numpy, counted])
+@pytest.mark.parametrize("name", WRITTEN_RESULTS)
+def test_written_results_written_again(name, write):
+    """What was written through a view had been kept as the value that was written, and not as the result's memory."""
+    def run(f):
+        x = torch.arange(0.1, 1.2, 0.1, dtype=torch.float64)[:9].view(3, 3).requires_grad_()
+        y, product = f(x)
+        write(y)
+        try:
+            return torch.autograd.grad(product.sum(), x)
+        except RuntimeError as e:
+            return str(e).partition(":")[0]
+    expected, given = run(WRITTEN_RESULTS[name]), run(vitrify.compile(WRITTEN_RESULTS[name], fullgraph=True))
     if isinstance(expected, str):
         assert given == expected
     else:
