@@ -125,7 +125,10 @@ void Tracer::Impl::again(const std::function<void()>& f) {
 // Captured tensors are met as themselves.
 void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, const std::function<void(const at::Tensor&, bool)>& f) const {
   for (const auto& [given, needed] : needs)
-    if (const Source& s = *inputs[input_index(*j.given[given].node)]; is_argument(s) && s.fake.defined()) f(s.fake, needed);
+    if (given >= j.given.size())
+      f(may_be_found.at(given - j.given.size()), needed);
+    else if (const Source& s = *inputs[input_index(*j.given[given].node)]; is_argument(s) && s.fake.defined())
+      f(s.fake, needed);
 }
 
 // For a backward: results whose .data is another tensor. `made`: what stands for those of now.

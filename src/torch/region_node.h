@@ -76,7 +76,7 @@ struct RegionCall : Call {
     uint32_t index;
     bool needs_grad;
   };
-  // Of JointProgram::given, what needs gradients by now and did not in the forward, or the other way round.
+  // Of JointProgram::given, then of the results, what needs gradients by now and did not in the forward, or the other way round.
   Tracer::Needs needs_now() const;
   const JointProgram& joint;          // of what the nodes hold
   std::vector<Given> computed_again;  // a checkpoint's function may read it

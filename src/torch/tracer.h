@@ -94,8 +94,9 @@ class Tracer {
   bool makes_gradients(const std::vector<at::Tensor>& outputs);
   // After finish_joint, any thread, one at a time: the gradients once more, for tangents as `how` says, recorded with what was learned since. Appends
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
-  // `needs`: which of JointProgram::given need gradients by now, or do not, unlike in the forward: checkpoints compute again with those as they are.
-  // `assigned`: of Tape::views, those whose .data is another tensor by now; the inputs that stand for that follow those in `tangents`.
+  // `needs`: which of JointProgram::given, and then of the results, need gradients by now, or do not, unlike in the forward: checkpoints compute
+  // again with those as they are. `assigned`: of Tape::views, those whose .data is another tensor by now; the inputs that stand for that follow those
+  // in `tangents`.
   using Needs = std::vector<std::pair<uint32_t, bool>>;
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
                                       std::vector<ir::Value>& outputs, const Needs& needs = {}, const std::vector<uint32_t>& assigned = {});

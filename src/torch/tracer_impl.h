@@ -271,6 +271,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<ir::Value> values;
   };
   std::vector<SavedArguments> saved_arguments;
+  std::vector<at::Tensor> may_be_found;  // results, by number: a checkpoint's function may read them again
   struct Cached {
     uintptr_t which;
     uint64_t from, to;  // numbers of its nodes

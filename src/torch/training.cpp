@@ -103,13 +103,22 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[in_turn_.empty() ? 0 : in_turn_[0]]->sequence_nr();
-  if (std::ranges::any_of(tape().steps, &Tape::Step::again) && !origin)
+  const bool again = !origin && std::ranges::any_of(tape().steps, &Tape::Step::again);
+  if (again)
     for (uint32_t i = 0; i < given.size(); ++i)
       if (given[i]->defined() && std::ranges::find(joint_.program.mutations, i, &Mutation::input) == joint_.program.mutations.end())
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
   const auto* below = origin ? static_cast<const RegionCall*>(origin->call.get()) : nullptr;
+  if (below) {
+    const auto lock = below->lock();
+    const size_t given_below = below->joint.given.size();
+    for (RegionCall::Given found : below->computed_again) {
+      if (found.index >= given_below) found.index += static_cast<uint32_t>(joint_.given.size() - given_below);  // a result
+      call->computed_again.push_back(std::move(found));
+    }
+  }
   for (uint32_t i : read_given_) {
     if (hooked) break;  // hooks keep what it was
     if (!below) {
@@ -126,6 +135,10 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
+  for (uint32_t i = 0; i < out.size() && again; ++i)
+    if (joint_.program.results[i].kind == ResultSpec::Kind::Value)
+      call->computed_again.push_back(
+          {RegionCall::Seen(out[i].getIntrusivePtr()), static_cast<uint32_t>(joint_.given.size()) + i, out[i].requires_grad()});
   if (!hooked && !origin)
     for (uint32_t i : tape().views) {
       const ResultSpec& r = joint_.program.results[i];

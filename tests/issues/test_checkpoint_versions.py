@@ -199,3 +199,32 @@ def test_an_argument_loses_its_history(found):
             y.sum().backward()
         outcomes.append((type(e.value), str(e.value).partition("\n")[0]))
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["before", "between two derivatives"])
+@pytest.mark.parametrize("fn", [lambda x, a: (x * a).sin(), lambda x, a: x.detach() * a * x, lambda x, a: (x + a).sin()], ids=["read", "not read", "added"])
+def test_a_result_that_is_found_loses_its_history(fn, between):
+    """Its function computes again with a tensor that needs no gradient, and saves others."""
+    def program(x):
+        a = x.exp()
+        return a, checkpoint(lambda x: fn(x, a), x, use_reentrant=False)
+
+    def outcome(f):
+        x = torch.linspace(-1, 1, 4, requires_grad=True)
+        a, y = f(x)
+        try:
+            if not between:
+                a.detach_()
+            g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+            if between:
+                a.detach_()
+            return g.detach(), torch.autograd.grad(g.square().sum(), x)[0]
+        except RuntimeError as e:
+            return str(e).partition("\n")[0]
+    compiled, eager = vitrify.compile(program, fullgraph=True), outcome(program)
+    for _ in range(2):
+        ours = outcome(compiled)
+        if isinstance(eager, str):
+            assert ours == eager
+        else:
+            torch.testing.assert_close(ours, eager)

@@ -149,9 +149,8 @@ Value* KernelEmitter::cast(Value* v, DType from, DType to) {
   if (is_float(from)) {
     if (target == DType::Bool) return b_.CreateFCmpUNE(v, Constant::getNullValue(v->getType()));
     bool wide = target == DType::I64 || target == DType::U8;
-    // What does not fit is the processor's to say, as in eager: LLVM would take the integer that the float was made of.
-    if (llvm::isa<llvm::SIToFPInst, llvm::UIToFPInst>(v)) v = b_.CreateArithmeticFence(v, v->getType());
-    Value* i = b_.CreateFreeze(b_.CreateFPToSI(v, vec(wide ? b_.getInt64Ty() : b_.getInt32Ty(), lanes)));
+    // What does not fit is the processor's to say, as in eager: LLVM would take the integer that the float was made of, or the other side of a choice.
+    Value* i = b_.CreateFreeze(b_.CreateFPToSI(fenced(v), vec(wide ? b_.getInt64Ty() : b_.getInt32Ty(), lanes)));
     return b_.CreateTrunc(i, type);
   }
   if (is_float(target)) {
