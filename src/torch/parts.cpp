@@ -203,6 +203,27 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
     }
   }
+  // The gradients of an input are added in eager's order: as well where those of two come by turns, or in another order than they were made in.
+  std::map<Input, std::map<uint64_t, uint32_t, std::greater<>>> givers;  // by sequence number: of front
+  for (const auto& [n, f] : met_by)
+    for (const Edge& e : n->next_edges())
+      if (e.function && leave.contains(e.function.get())) givers[{e.function.get(), e.input_nr}].emplace(n->sequence_nr(), f);
+  const auto made_last = [&](uint32_t group) {
+    uint64_t last = 0;
+    for (uint32_t f = 0; f < front.size(); ++f)
+      if (together[f] == group) last = std::max(last, level.from[front[f]].function->sequence_nr());
+    return last;
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& [_, by] : givers)
+      for (auto at = by.begin(); at != by.end() && std::next(at) != by.end(); ++at) {
+        const uint32_t first = together[at->second], then = together[std::next(at)->second];
+        if (first == then || made_last(first) > made_last(then)) continue;
+        std::ranges::replace(together, first, then);
+        changed = true;
+      }
+  }
   std::map<uint32_t, std::vector<uint32_t>> apart;
   for (uint32_t f = 0; f < front.size(); ++f) apart[together[f]].push_back(front[f]);
   if (parts.empty() && j.inner.empty() && apart.size() < 2) return;

@@ -243,3 +243,29 @@ def test_gradients_are_added_in_eagers_order(order, back):
         results.append((x.grad, x.grad.stride()))
     torch.testing.assert_close(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
+
+
+BY_TURNS = {
+    "between": lambda x: (v := x.clone(), x.sin(), v @ v.mT)[1:],
+    "twice": lambda x: (a := x * 2, b := x.cos(), a.exp() * x, b @ b)[2:],
+    "three": lambda x: (a := x * 2, b := x.t() * 3, c := x.sin(), c.exp(), a.cos(), b @ b)[3:],
+}
+
+
+@pytest.mark.parametrize("tangent", [lambda s: torch.ones(s), lambda s: torch.ones(s[::-1]).t()], ids=["", "swapped"])
+@pytest.mark.parametrize("which", [None, 0, 1], ids=["all", "first", "second"])
+@pytest.mark.parametrize("name", BY_TURNS)
+def test_gradients_of_one_input_that_come_by_turns(name, which, tangent):
+    """Each result gave all of its own at once."""
+    results = []
+    for f in (vitrify.compile(BY_TURNS[name], fullgraph=True), BY_TURNS[name]):
+        x = torch.linspace(-1, 1, 9).view(3, 3).t().requires_grad_()
+        out = f(x)
+        if which is not None:
+            torch.autograd.backward(out[which], tangent(out[which].shape))
+            rest = [t for k, t in enumerate(out) if k != which]
+            out, x.grad = rest, None
+        g, = torch.autograd.grad(out, x, [tangent(t.shape) for t in out])
+        results.append(g)
+    torch.testing.assert_close(*results)
+    assert results[0].stride() == results[1].stride()
