@@ -14,6 +14,7 @@
 
 namespace torch::autograd {
 struct Node;
+struct Edge;
 }
 
 #pragma GCC visibility push(default)
@@ -123,6 +124,9 @@ class Tracer {
 
   // The program reads of a tensor what no op says. What the capture can know holds in every call (Program::facts); else it fails.
   void note_fact(const at::Tensor&, Fact, std::string_view name);
+  // The program is about to take gradients of its own; `to`: with respect to these and to what is at those edges; nothing: to all leaves.
+  void note_gradients(const std::vector<torch::autograd::Edge>& of, const std::vector<at::Tensor>& to,
+                      const std::vector<torch::autograd::Edge>& to_edges);
 
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.

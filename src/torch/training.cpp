@@ -23,6 +23,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (const at::Tensor& t : joint_.program.captured) given.push_back(&t);
   for (const JointProgram::Root& r : joint_.roots)
     if (r.written >= 0) check_written(*given[r.written]);
+  if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
   // Before anything is written: the edge of a view that was written through would be another.
   auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
   torch::autograd::edge_list edges;
