@@ -285,8 +285,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   struct Next {
     std::shared_ptr<Training> program;
-    Assumed known;  // as Backward's
+    Assumed known;        // as Backward's
+    Tracer::Needs needs;  // what needs gradients unlike in the forward
   };
+
+  static Tracer::Needs needs_now(const Call&, const RegionNode&);
 
   std::shared_ptr<Training> next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node, const CallSizes& sizes,
                                        const std::vector<std::shared_ptr<Training>>& refused) const;
