@@ -146,6 +146,24 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- what a backward of the user's takes of what it has saved
+
+PyObject* read_saved(PyObject* self, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  if (Tracer* t = Tracer::current()) t->note_unpacked();
+  return real.get(self, real.closure);
+}
+
+void replace_saved(PyObject* type, const char* name) {
+  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
+  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
+  auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
+  auto* ours = new PyGetSetDef(*descriptor->d_getset);
+  ours->closure = new PyGetSetDef(*descriptor->d_getset);
+  ours->get = read_saved;
+  descriptor->d_getset = ours;
+}
+
 // --- generators: captures mark their seeds (torch/seed_mark.h)
 
 struct GeneratorMethod {
@@ -230,9 +248,12 @@ void hear_of_facts() {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
     }(std::make_index_sequence<generator_methods.size()>());
-  if (const Ref torch_c = Ref::steal(PyImport_ImportModule("torch._C")))
+  if (const Ref torch_c = Ref::steal(PyImport_ImportModule("torch._C"))) {
+    if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase")))
+      for (const char* name : {"saved_tensors", "saved_variables"}) replace_saved(function.get(), name);
     if (const Ref engine = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_ImperativeEngine")))
       replace_function(engine.get(), "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_run_backward)), run_backward);
+  }
   auto* error = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError);
   if (!make_error) make_error = std::exchange(error->tp_new, new_error);
 }

@@ -36,8 +36,8 @@ struct TracerOptions {
   std::function<void(const std::function<void()>&)> without_gil;
   // In a Python process: whether what the program reaches of Python's state is as it was when it was captured.
   std::function<bool()> state_holds;
-  // In a Python process: whether a node of Python code has saved tensors.
-  std::function<bool(const torch::autograd::Node&)> saves_tensors;
+  // In a Python process: what a node of Python code has saved; undefined: it is not known, or none.
+  std::function<std::vector<at::Tensor>(const torch::autograd::Node&)> saved_tensors;
   // Gives what says later whether the node still has the Python attributes that it has now.
   std::function<std::function<bool()>(const torch::autograd::Node&)> keeps_attributes;
   // In a Python process: what a custom op's author says that it returns, as placeholders; `new_size` makes a size (at least, at most) that only a run
@@ -83,6 +83,8 @@ class Tracer {
   at::Tensor live_tensor(uint32_t index, double now);  // the same as an operand
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
+
+  void note_unpacked();  // the node of Python code that runs, in a backward, takes what it has saved: all of it, whatever it reads of that
 
   void declare_generator(const at::Generator&);  // that the program can reach, besides the process's own. Before start()
   const std::vector<at::Generator>& declared_generators() const;

@@ -2,8 +2,8 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -18,16 +18,18 @@ namespace vitrify {
 
 using torch::autograd::SavedVariable;
 
-// What is returned follows from a written input by way of another view of the same memory: where that input is a view itself, eager's gradients of it
-// come from the base, and not through that input.
+// What is returned follows from a written input by way of a view that was there before: autograd makes the history of such a view again, from the
+// base and by its strides. Where that input is a view itself, its base is another, and eager's gradients do not come through that input.
 static bool is_passed(const JointProgram& j, size_t root) {
-  const int32_t step = j.tape->roots[root];
-  const bool by_view = step >= 0 && dynamic_cast<const torch::autograd::CopySlices*>(j.tape->steps[static_cast<size_t>(step)].node);
-  const auto follows = [&](const JointProgram::Part& p) { return std::ranges::find(p.stops, root) != p.stops.end(); };
+  const int32_t written = j.tape->roots[root];
+  const auto passes = [&](const Tape::Step& s) {
+    return dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(s.node) &&
+           std::ranges::find(s.next, static_cast<uint32_t>(written)) != s.next.end();
+  };
   const auto is_view = [&](const ResultSpec& r) {
     return r.kind == ResultSpec::Kind::ViewOfInput && r.index == static_cast<uint32_t>(j.roots[root].written);
   };
-  return (by_view && std::ranges::any_of(j.parts, follows)) || std::ranges::any_of(j.program.results, is_view);
+  return (written >= 0 && std::ranges::any_of(j.tape->steps, passes)) || std::ranges::any_of(j.program.results, is_view);
 }
 
 void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, const Origin* origin) {

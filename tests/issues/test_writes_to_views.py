@@ -33,6 +33,7 @@ BY_NAME = {"times": lambda a: a.mul_(3.0), "read before": lambda a: ((a * 2).sum
 PAST = {
     "a part": lambda a: a[1:].mul_(3.0).sum(), "transposed": lambda a: a.t().mul_(2.0).sin(), "in another shape": lambda a: a.unsqueeze(0).mul_(2.0).cos(),
     "with what is read of it": lambda a: (a.t().mul_(2.0), a.sin())[1], "returned": lambda a: a[1:].mul_(2.0), "returned from before": lambda a: (lambda v: (a.mul_(2.0), v)[1])(a[1:]), "twice": lambda a: (a[1:].mul_(2.0), a.mul_(3.0))[0],
+    "read by a view from before": lambda a: (lambda v: (a.mul_(2.0), v.cos())[1])(a[1:]), "read by a view from since": lambda a: (a.mul_(2.0), a[1:].cos())[1],
     "by its name first": lambda a: (a.mul_(2.0), a[1:].mul_(3.0).sum())[1],
 }
 VIEWS = {"of a result": lambda h: h.view(4, 3), "a part": lambda h: h[3:].view(3, 3), "of a view": lambda h: h.view(3, 4).t()}
