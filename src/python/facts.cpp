@@ -150,7 +150,8 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 PyObject* read_saved(PyObject* self, void* closure) {
   const auto& real = *static_cast<const PyGetSetDef*>(closure);
-  if (Tracer* t = Tracer::current()) t->note_unpacked();
+  if (Tracer* t = Tracer::current())
+    if (const auto node = reinterpret_cast<THPFunction*>(self)->cdata.lock()) t->note_unpacked(*node);
   return real.get(self, real.closure);
 }
 

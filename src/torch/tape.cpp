@@ -127,8 +127,8 @@ bool Tracer::Impl::counts_writes(const View& v, uint32_t round) {
   return true;
 }
 
-void Tracer::note_unpacked() {
-  if (impl_->running) impl_->read_counted.emplace(impl_->running.get(), Impl::kAllSaved);
+void Tracer::note_unpacked(const Node& n) {
+  if (impl_->running.get() == &n) impl_->read_counted.emplace(&n, Impl::kAllSaved);  // checkpoints have their arguments in nodes that never run
 }
 
 // A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.

@@ -84,7 +84,7 @@ class Tracer {
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
-  void note_unpacked();  // the node of Python code that runs, in a backward, takes what it has saved: all of it, whatever it reads of that
+  void note_unpacked(const torch::autograd::Node&);  // one of Python code takes what it has saved: all of it, whatever it reads of that
 
   void declare_generator(const at::Generator&);  // that the program can reach, besides the process's own. Before start()
   const std::vector<at::Generator>& declared_generators() const;
