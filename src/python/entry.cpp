@@ -482,7 +482,7 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     bool looks_at_memory = false;
     const auto read = [&](uint32_t input, TensorMeta& m) {
       for (const InputFact& f : p.facts) {
-        if (f.input != input) continue;
+        if (f.input != input || f.fact == Fact::Sought || f.fact == Fact::Crossed) continue;
         m.exact_view = m.exact_view || f.fact == Fact::View;
         m.exact_memory = m.exact_memory || f.fact == Fact::Memory;
         m.exact_offset = m.exact_offset || f.fact != Fact::View;

@@ -2,17 +2,24 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <array>
 #include <utility>
 
 #include "python/errors.h"
+#include "python/ref.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
 #include "torch/unreadable.h"
 
 namespace vitrify::python {
+
+using torch::autograd::Edge;
+
 namespace {
 
 bool noted(PyObject* self, Fact fact, const char* name) {
@@ -87,6 +94,75 @@ bool replace_function(PyObject* type, const char* name, PyCFunction ours, PyMeth
 template <size_t I>
 void replace_method(PyObject* type) {
   replace_function(type, methods[I].name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_method<I>)), methods[I].real);
+}
+
+// --- gradients that a program takes itself
+
+PyMethodDef run_backward = {};
+
+// Of a tensor, or of torch.autograd.graph.GradientEdge.
+Edge edge_of(PyObject* o) {
+  if (THPVariable_Check(o)) {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    return t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge();
+  }
+  if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) < 2) return {};
+  PyObject* node = PyTuple_GET_ITEM(o, 0);
+  const long input = PyLong_AsLong(PyTuple_GET_ITEM(o, 1));
+  PyErr_Clear();
+  if (THPFunction_Check(node)) return {reinterpret_cast<THPFunction*>(node)->cdata.lock(), static_cast<uint32_t>(input)};
+  if (torch::autograd::THPCppFunction_Check(node))
+    return {reinterpret_cast<torch::autograd::THPCppFunction*>(node)->cdata, static_cast<uint32_t>(input)};
+  return {};
+}
+
+PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  if (Tracer* t = Tracer::current()) {
+    const auto argument = [&](Py_ssize_t i, const char* name) {
+      PyObject* o = i < PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, i) : kwargs ? PyDict_GetItemString(kwargs, name) : nullptr;
+      return o && PyTuple_Check(o) ? o : nullptr;
+    };
+    std::vector<Edge> of, to_edges;
+    std::vector<at::Tensor> to;
+    if (PyObject* o = argument(0, "tensors"))
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) of.push_back(edge_of(PyTuple_GET_ITEM(o, i)));
+    if (PyObject* o = argument(4, "inputs"))
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) {
+        PyObject* one = PyTuple_GET_ITEM(o, i);
+        if (THPVariable_Check(one))
+          to.push_back(THPVariable_Unpack(one));
+        else if (Edge e = edge_of(one); e.function)
+          to_edges.push_back(std::move(e));
+      }
+    try {
+      t->note_gradients(of, to, to_edges);
+    } catch (...) {
+      set_python_error(std::current_exception());
+      return nullptr;
+    }
+  }
+  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(run_backward.ml_meth))(self, args, kwargs);
+  END_HANDLE_TH_ERRORS
+}
+
+// --- what a backward of the user's takes of what it has saved
+
+PyObject* read_saved(PyObject* self, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  if (Tracer* t = Tracer::current())
+    if (const auto node = reinterpret_cast<THPFunction*>(self)->cdata.lock()) t->note_unpacked(*node);
+  return real.get(self, real.closure);
+}
+
+void replace_saved(PyObject* type, const char* name) {
+  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
+  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
+  auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
+  auto* ours = new PyGetSetDef(*descriptor->d_getset);
+  ours->closure = new PyGetSetDef(*descriptor->d_getset);
+  ours->get = read_saved;
+  descriptor->d_getset = ours;
 }
 
 // --- generators: captures mark their seeds (torch/seed_mark.h)
@@ -171,6 +247,12 @@ void hear_of_facts() {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
     }(std::make_index_sequence<generator_methods.size()>());
+  if (const Ref torch_c = Ref::steal(PyImport_ImportModule("torch._C"))) {
+    if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase")))
+      for (const char* name : {"saved_tensors", "saved_variables"}) replace_saved(function.get(), name);
+    if (const Ref engine = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_ImperativeEngine")))
+      replace_function(engine.get(), "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_run_backward)), run_backward);
+  }
   auto* error = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError);
   if (!make_error) make_error = std::exchange(error->tp_new, new_error);
 }

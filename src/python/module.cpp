@@ -72,7 +72,7 @@ struct Session {
       const std::shared_ptr<Guards> guards = state->lock();
       return guards && guards->check();
     };
-    o.saves_tensors = saves_tensors;
+    o.saved_tensors = saved_tensors;
     o.keeps_attributes = keeps_attributes;
     o.without_gil = without_gil;
     o.describe = describe;
@@ -134,9 +134,12 @@ struct Session {
       return n.pyobj();
   }
   // The caller has seen that it is one.
-  static bool saves_tensors(const torch::autograd::Node& n) {
+  static std::vector<at::Tensor> saved_tensors(const torch::autograd::Node& n) {
     const auto* function = reinterpret_cast<const THPFunction*>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
-    return !function->saved_variables.empty();
+    std::vector<at::Tensor> r;
+    for (const torch::autograd::SavedVariable& s : function->saved_variables)
+      r.push_back(s.has_hooks() || !s.get_raw_data() ? at::Tensor() : *s.get_raw_data());
+    return r;
   }
   static std::function<bool()> keeps_attributes(const torch::autograd::Node& n) {
     py::gil_scoped_acquire gil;

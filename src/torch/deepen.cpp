@@ -215,6 +215,12 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       level.to.push_back(torch::autograd::impl::gradient_edge(tangents[k]));
       level.of.push_back(given[k]);
     }
+    for (const auto& [given, needed] : needs) {
+      const Value v = below.given[given];
+      if (!needed || std::ranges::find(level.of, v) != level.of.end()) continue;
+      level.to.push_back(torch::autograd::impl::gradient_edge(m.seen_by_autograd(*m.inputs[input_index(*v.node)])));
+      level.of.push_back(v);
+    }
     j.begin = m.graph->next_id();
     m.look = &look;
     for (size_t k = 0; k < given.size(); ++k)

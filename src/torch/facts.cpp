@@ -1,4 +1,7 @@
 // What a program reads of a tensor that no op says: a guard where the next call can be compared with this one, else the end of the capture.
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
 
 #include "torch/tracer_impl.h"
@@ -7,6 +10,8 @@ namespace vitrify {
 
 using capture::as_fake;
 using capture::FakeImpl;
+using torch::autograd::Edge;
+using torch::autograd::Node;
 
 void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   Impl& m = *impl_;
@@ -68,6 +73,66 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   }
   const InputFact read{static_cast<uint32_t>(s.input), fact};
   if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == read.input && o.fact == fact; })) m.facts.push_back(read);
+}
+
+// What the program is given has no history here, but for what it reaches by itself: eager's gradients go on through that.
+void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::Tensor>& to, const std::vector<Edge>& to_edges) {
+  Impl& m = *impl_;
+  const auto has_history = [](const Impl::Source* s) {
+    return s->fake.defined() && s->edge.function && !dynamic_cast<const torch::autograd::AccumulateGrad*>(s->edge.function.get());
+  };
+  const bool any_history = std::ranges::any_of(m.inputs, has_history);
+  for (const at::Tensor& t : to)  // that no op has met
+    if (const auto known = m.by_real.find(t.unsafeGetTensorImpl()); any_history && known != m.by_real.end() && !as_fake(t)) {
+      const capture::Paused paused;
+      m.fake_of(t);
+    }
+  std::vector<Edge> ends = to_edges;
+  for (const at::Tensor& t : to)
+    if (t.requires_grad()) ends.push_back(torch::autograd::impl::gradient_edge(t));
+  const auto note = [&](const Impl::Source& s, Fact fact) {
+    const auto input = static_cast<uint32_t>(s.input);
+    if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == input && o.fact == fact; })) m.facts.push_back({input, fact});
+  };
+  for (const Impl::Source* s : m.inputs) {  // its hooks are not those of the placeholder
+    if (!m.is_argument(*s) || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
+    Node& n = *torch::autograd::impl::gradient_edge(s->real).function;
+    if (!n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty()) {
+      note_failure("hooks of an argument see gradients that it takes itself");
+      throw CaptureError(*m.failure);
+    }
+    note(*s, Fact::Sought);
+  }
+  if (!any_history) return;
+  uint64_t shortest = ends.empty() ? 0 : UINT64_MAX;
+  for (const Edge& e : ends) shortest = std::min(shortest, e.function->topological_nr());
+  std::unordered_set<const Node*> come_to;
+  std::vector<const Node*> todo;
+  const auto come = [&](const Edge& e) {
+    if (e.function && e.function->topological_nr() >= shortest && come_to.insert(e.function.get()).second) todo.push_back(e.function.get());
+  };
+  for (const Edge& e : of) come(e);
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    for (const Edge& e : n->next_edges()) come(e);
+  }
+  const auto of_call = [&](const Impl::Source& s) { return m.is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge; };
+  const bool all = to.empty() && to_edges.empty();
+  for (const Impl::Source* crossed : m.inputs) {
+    if (!has_history(crossed) || !come_to.contains(crossed->edge.function.get())) continue;
+    for (const Impl::Source* sought : m.inputs) {
+      if (sought == crossed || !sought->fake.defined() || !sought->edge.function) continue;
+      if (!all && std::ranges::find(ends, sought->edge) == ends.end()) continue;
+      if (!m.is_argument(*crossed) && !m.is_argument(*sought)) continue;  // the history of the one is there
+      if (leads_to(of_call(*crossed), {of_call(*sought)})) {
+        note_failure("gradients that it takes itself go on through the history of what it is given");
+        throw CaptureError(*m.failure);
+      }
+      note(*crossed, Fact::Crossed);
+      note(*sought, Fact::Sought);
+    }
+  }
 }
 
 }  // namespace vitrify

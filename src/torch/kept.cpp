@@ -112,6 +112,14 @@ Kept::Kept(const at::Tensor& t, Hold how) : itself(how != Hold::Memory) {
   version = version_of(t);
 }
 
+at::Tensor Kept::tensor_now() const { return given_ ? given_->now() : tensor; }
+
+std::optional<bool> Kept::needs_now() const {
+  const at::Tensor now = itself && readable() ? tensor_now() : at::Tensor();
+  if (!now.defined() || !now.is_leaf() || now.requires_grad() != given_.has_value()) return {};
+  return now.requires_grad();
+}
+
 void Kept::take_now() {
   if (!given_ || !readable()) return;
   const at::Tensor now = given_->now();

@@ -90,6 +90,9 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const size_t gradients = below.joint_.gradients.size();
   for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
   for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
+  for (const auto& [i, needed] : needs_now(*call, node))
+    if (const at::Tensor now = call->given[i].tensor_now(); needed && !o.edges[i].function && now.defined() && now.requires_grad())
+      o.edges[i] = torch::autograd::impl::gradient_edge(now);
   o.places = node.call().places();
   for (size_t s = 0; s < below.saved_.size(); ++s) {
     const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
@@ -152,6 +155,15 @@ bool Training::reads_for(const Training& below, const Node& node, size_t given) 
   return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
 }
 
+// A derivative that is differentiated again reads what eager has saved itself with the history that it has by now.
+Tracer::Needs Training::needs_now(const Call& call, const RegionNode& node) {
+  Tracer::Needs r = node.call().needs_now();
+  for (uint32_t i = 0; i < call.given.size(); ++i)
+    if (const auto needs = call.given[i].needs_now(); needs && std::ranges::find(r, i, &Tracer::Needs::value_type::first) == r.end())
+      r.emplace_back(i, *needs);
+  return r;
+}
+
 std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node,
                                                const CallSizes& sizes, const std::vector<std::shared_ptr<Training>>& refused) const {
   std::string why;
@@ -164,22 +176,24 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));
     const bool stale = is_stale(node.call());
     if (stale) all.clear();
+    const Tracer::Needs needs = needs_now(call, node);
     for (const Next& n : all)
-      if (n.assigned == assigned && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end()) return n.program;
+      if (n.assigned == assigned && n.needs == needs && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end())
+        return n.program;
     if (all.size() >= kMaxVariants) all.erase(all.begin());
     std::vector<Value> kept;
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
-      JointProgram j = trace()->deepen(joint_, how, kept, look_at(call, tangents, how, node), node.call().needs_now(), assigned);
+      JointProgram j = trace()->deepen(joint_, how, kept, look_at(call, tangents, how, node), needs, assigned);
       j.results = joint_.results;
       for (const Saved& s : saved_)
         if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);
       auto program = std::make_shared<Training>(std::move(j), trace(), options_, gave_up_);
       const JointProgram& made = program->joint_;
       Assumed known = taking.known(sizes, *made.program.graph, made.outputs, made.given);
-      if (!stale) all.push_back({program, std::move(known), assigned});
+      if (!stale) all.push_back({program, std::move(known), assigned, needs});
       return program;
     } catch (const CaptureError& e) {
       why = e.what();

@@ -9,11 +9,15 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "torch/learned.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
 
 namespace {
 
@@ -45,6 +49,41 @@ std::vector<at::Tensor> all_inputs(const Program& p, at::ArrayRef<at::Tensor> ar
   for (const LiveInput& in : p.live)
     if (in.grad_of < 0) all[in.input] = number_tensor(values[in.number]);
   return all;
+}
+
+// Numbers of nodes grow by thread, so that they order nothing; a node has a longer way to the leaves than all that it leads to.
+bool leads_to(const Edge& from, const std::vector<Edge>& to) {
+  if (!from.function || to.empty()) return false;
+  const std::unordered_set<Edge> ends(to.begin(), to.end());
+  uint64_t shortest = UINT64_MAX;
+  for (const Edge& e : to) shortest = std::min(shortest, e.function->topological_nr());
+  std::vector<const Node*> todo{from.function.get()};
+  std::unordered_set<const Node*> seen(todo.begin(), todo.end());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    for (const Edge& e : n->next_edges()) {
+      if (!e.function) continue;
+      if (ends.contains(e)) return true;
+      if (e.function->topological_nr() > shortest && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
+    }
+  }
+  return false;
+}
+
+void check_histories(const Program& p, const at::Tensor* const* inputs) {
+  std::vector<Edge> sought;
+  for (const InputFact& f : p.facts)
+    if (f.fact == Fact::Sought) {
+      sought.push_back(torch::autograd::impl::gradient_edge(*inputs[f.input]));
+      Node& n = *sought.back().function;
+      if (f.input < p.num_args && (!n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty()))
+        throw capture::CallRefused("hooks of an argument see gradients that it takes itself");
+    }
+  if (sought.empty()) return;
+  for (const InputFact& f : p.facts)
+    if (f.fact == Fact::Crossed && leads_to(torch::autograd::impl::gradient_edge(*inputs[f.input]), sought))
+      throw capture::CallRefused("gradients that it takes itself go on through the history of what it is given");
 }
 
 bool is_side_effect(const ir::Node& n) {

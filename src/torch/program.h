@@ -10,6 +10,10 @@
 #include "ir/graph.h"
 #include "torch/numbers.h"
 
+namespace torch::autograd {
+struct Edge;
+}
+
 namespace vitrify {
 
 // How one tensor result of the user's program is made from the graph's outputs and the caller's tensors.
@@ -59,9 +63,12 @@ enum class Fact : uint8_t {
   History,  // the node that made it
   Hooks,    // what runs with its gradient
   Other,    // what nobody can compare
+  Sought,   // its gradient, which the program asks for itself
+  Crossed,  // where that would go on behind it: it has a history
 };
 
-// A fact of an input (Fact::View, Offset, Memory) that the program has read: it is as it was at the capture.
+// A fact of an input (Fact::View, Offset, Memory) that the program has read: it is as it was at the capture. Gradients of the program's own end at
+// its inputs: from those that are Crossed nothing leads to those that are Sought.
 struct InputFact {
   uint32_t input = 0;
   Fact fact = Fact::Offset;
@@ -99,6 +106,9 @@ struct Program {
 
 // All graph inputs of a call. `live`: the Python floats behind Numbers::Op::Live. CallRefused where the numbers lead another way.
 std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args, at::ArrayRef<double> live = {});
+// Eager's gradients would go on through the history of an argument: CallRefused.
+void check_histories(const Program&, const at::Tensor* const* inputs);
+bool leads_to(const torch::autograd::Edge& from, const std::vector<torch::autograd::Edge>& to);
 // After a call: sets the .grad of inputs and drops those results; results whose graph is gone say so.
 void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
 at::Tensor number_tensor(double);  // as Python's numbers arrive in ops

@@ -127,6 +127,10 @@ bool Tracer::Impl::counts_writes(const View& v, uint32_t round) {
   return true;
 }
 
+void Tracer::note_unpacked(const Node& n) {
+  if (impl_->running.get() == &n) impl_->read_counted.emplace(&n, Impl::kAllSaved);  // checkpoints have their arguments in nodes that never run
+}
+
 // A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.
 std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const Level& level) const {
   auto tape = std::make_shared<Tape>();
@@ -226,7 +230,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   std::set<uint32_t> views = read_views;
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
-    for (const at::Tensor& saved : capture::saved_by(*s.node)) {
+    std::vector<at::Tensor> all = capture::saved_by(*s.node);
+    if (read_counted.contains({s.node, kAllSaved}) && options.saved_tensors) all = options.saved_tensors(*s.node);
+    for (const at::Tensor& saved : all) {
+      if (!saved.defined()) continue;
       const auto* f = capture::as_fake(saved);
       if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const auto met = by_real.find(saved.unsafeGetTensorImpl());
@@ -238,7 +245,8 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (const auto result = f ? result_views.find(f->view) : result_views.end(); result != result_views.end()) views.insert(result->second);
       const View* at = f ? f->view.get() : nullptr;
       while (at && at->in_place) at = at->parent.get();
-      if ((at && at->parent) || !saved.requires_grad()) continue;  // a node's own result is saved without a history
+      // A node's own result is saved without a history; what Python's hold is known of what it has said.
+      if ((at && at->parent) || !saved.requires_grad() || capture::of_python(*s.node)) continue;
       add_itself(s, f ? memory_key(f->view->storage) : input);
       if (const auto* which = j.level && f && f->view->storage->input < 0 ? given.find(memory) : nullptr)  // a result of the program below
         s.itself_given.insert(s.itself_given.end(), which->begin(), which->end());
@@ -285,9 +293,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
               (i < c->args ? passed : s.found_given).push_back(j.gradients[static_cast<size_t>(gradient)].given);
       std::erase_if(s.found_given, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
       std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found_given, g) != s.found_given.end(); });
-    } else if (options.saves_tensors && capture::of_python(*s.node)) {
+    } else if (options.saved_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
-      s.saves = options.saves_tensors(*s.node);
+      s.saves = !options.saved_tensors(*s.node).empty();
       s.holds = reads && !s.saves;
       if (s.holds) {  // nobody looks at versions of attributes
         s.found_given = std::exchange(s.reads_given, {});

@@ -56,6 +56,7 @@ struct Tape {
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
   // backward asks for all.
   Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops = {}) const;
+  int32_t step_of(size_t place) const { return place < roots.size() ? roots[place] : places[place].first; }
   // Those of `edges` to which it comes, whether with a gradient or without.
   std::vector<char> edges_on(const Path&, size_t edges) const;
   bool reads(const Path&, bool is_output, uint32_t index) const;

@@ -14,6 +14,7 @@
 
 namespace torch::autograd {
 struct Node;
+struct Edge;
 }
 
 #pragma GCC visibility push(default)
@@ -35,8 +36,8 @@ struct TracerOptions {
   std::function<void(const std::function<void()>&)> without_gil;
   // In a Python process: whether what the program reaches of Python's state is as it was when it was captured.
   std::function<bool()> state_holds;
-  // In a Python process: whether a node of Python code has saved tensors.
-  std::function<bool(const torch::autograd::Node&)> saves_tensors;
+  // In a Python process: what a node of Python code has saved; undefined: it is not known, or none.
+  std::function<std::vector<at::Tensor>(const torch::autograd::Node&)> saved_tensors;
   // Gives what says later whether the node still has the Python attributes that it has now.
   std::function<std::function<bool()>(const torch::autograd::Node&)> keeps_attributes;
   // In a Python process: what a custom op's author says that it returns, as placeholders; `new_size` makes a size (at least, at most) that only a run
@@ -83,6 +84,8 @@ class Tracer {
   // The program left this .grad on an input or declared source (undefined: None). Its new tensor goes to `outputs` of finish() after the results.
   void note_grad(const at::Tensor& of, const at::Tensor& grad);
 
+  void note_unpacked(const torch::autograd::Node&);  // one of Python code takes what it has saved: all of it, whatever it reads of that
+
   void declare_generator(const at::Generator&);  // that the program can reach, besides the process's own. Before start()
   const std::vector<at::Generator>& declared_generators() const;
   void start();  // pushes the mode
@@ -124,6 +127,9 @@ class Tracer {
 
   // The program reads of a tensor what no op says. What the capture can know holds in every call (Program::facts); else it fails.
   void note_fact(const at::Tensor&, Fact, std::string_view name);
+  // The program is about to take gradients of its own; `to`: with respect to these and to what is at those edges; nothing: to all leaves.
+  void note_gradients(const std::vector<torch::autograd::Edge>& of, const std::vector<at::Tensor>& to,
+                      const std::vector<torch::autograd::Edge>& to_edges);
 
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.

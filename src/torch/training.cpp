@@ -3,6 +3,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -17,12 +18,31 @@ namespace vitrify {
 
 using torch::autograd::SavedVariable;
 
+// What is returned follows from a written input by way of a view that was there before: autograd makes the history of such a view again, from the
+// base and by its strides. Where that input is a view itself, its base is another, and eager's gradients do not come through that input.
+static bool is_passed(const JointProgram& j, size_t root) {
+  const int32_t written = j.tape->roots[root];
+  const auto passes = [&](const Tape::Step& s) {
+    return dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(s.node) &&
+           std::ranges::find(s.next, static_cast<uint32_t>(written)) != s.next.end();
+  };
+  const auto is_view = [&](const ResultSpec& r) {
+    return r.kind == ResultSpec::Kind::ViewOfInput && r.index == static_cast<uint32_t>(j.roots[root].written);
+  };
+  return (written >= 0 && std::ranges::any_of(j.tape->steps, passes)) || std::ranges::any_of(j.program.results, is_view);
+}
+
 void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, const Origin* origin) {
   std::vector<const at::Tensor*> given;
   for (const at::Tensor& t : args) given.push_back(&t);
   for (const at::Tensor& t : joint_.program.captured) given.push_back(&t);
-  for (const JointProgram::Root& r : joint_.roots)
-    if (r.written >= 0) check_written(*given[r.written]);
+  for (size_t k = 0; k < joint_.roots.size(); ++k) {
+    const JointProgram::Root& r = joint_.roots[k];
+    if (r.written < 0) continue;
+    check_written(*given[r.written]);
+    if (!origin && given[r.written]->is_view()) check_written_view(*given[r.written], is_passed(joint_, k));
+  }
+  if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
   // Before anything is written: the edge of a view that was written through would be another.
   auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
   torch::autograd::edge_list edges;

@@ -133,7 +133,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     const bool some = is_of_grad();
     if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
-    return joint_.tape->path([&](size_t k) { return tangents[k].defined(); }, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
+    const auto comes = [&](size_t k) { return tangents[k].defined(); };
+    Path path = joint_.tape->path(comes, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
+    if (some && std::ranges::find(path, 1) == path.end())  // backward(inputs=) of results: eager's nodes of those run, for nothing
+      for (size_t k = 0; k < tangents.size(); ++k)
+        if (const int32_t step = tape().step_of(k); comes(k) && step >= 0) path[static_cast<size_t>(step)] = 1;
+    return path;
   }
   const Tape& tape() const { return *joint_.tape; }
 
@@ -300,7 +305,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     std::shared_ptr<Training> program;
     Assumed known;                   // as Backward's
     std::vector<uint32_t> assigned;  // of Tape::views, those whose .data is another tensor
+    Tracer::Needs needs;             // what needs gradients unlike in the forward
   };
+
+  static Tracer::Needs needs_now(const Call&, const RegionNode&);
 
   std::shared_ptr<Training> next_level(Layouts& how, const Call& call, const variable_list& tangents, RegionNode& node, const CallSizes& sizes,
                                        const std::vector<std::shared_ptr<Training>>& refused) const;

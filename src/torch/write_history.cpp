@@ -58,6 +58,19 @@ void check_written(const at::Tensor& t) {
   }
 }
 
+void check_written_view(const at::Tensor& t, bool past_it) {
+  if (past_it) throw capture::CallRefused("it writes to an argument that is a view, and returns what follows by way of another view");
+  at::Tensor base;
+  base = t._base();
+  const Edge end = torch::autograd::impl::gradient_edge(base);
+  for (Edge e = torch::autograd::impl::gradient_edge(t); e.function && e != end;) {
+    Node& n = *e.function;
+    if (!n.pre_hooks().empty() || !n.post_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || n.num_outputs() != 1)
+      throw capture::CallRefused("it writes to an argument that is a view, whose gradient someone looks at");
+    e = Edge(n.next_edge(0));
+  }
+}
+
 // `t` was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
 void rebase(const at::Tensor& t, Edge region, const Edge& before) {
   auto part = compat::make_node<WriteNode>();

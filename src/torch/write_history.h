@@ -17,6 +17,9 @@ namespace vitrify {
 
 // Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.
 void check_written(const at::Tensor&);
+// The same of a view, whose write eager's gradients follow to its base, past its own node and those of views on the way. `past_it`: what the program
+// returns follows from the write by way of another view: eager's gradients do not come through this one.
+void check_written_view(const at::Tensor&, bool past_it);
 
 // The tensor was written in place, in a way that gradients follow: eager's history for it. `before`: where its gradient went.
 void rebase(const at::Tensor&, torch::autograd::Edge region, const torch::autograd::Edge& before);

@@ -222,3 +222,36 @@ def test_what_the_gradient_saves_is_watched(name):
         assert given == expected
     else:
         torch.testing.assert_close(given, expected)
+
+
+RESULTS = {"product": lambda x: x * x, "two": lambda x: ((x * x).sin(), x.exp())[0], "saves nothing": lambda x: x * 2 + 1, "view": lambda x: (x * x).view(2, 2)}
+
+
+@pytest.mark.parametrize("then", ["again", "whole", "written", "kept"])
+@pytest.mark.parametrize("fn", RESULTS)
+def test_the_node_of_a_result_runs(fn, then):
+    """backward(inputs=[y]) runs the node of y, for nothing: it raises what that raises, and is freed. Ours came to none."""
+    def program(f):
+        x = torch.linspace(1, 2, 4, dtype=torch.float64, requires_grad=True)
+        h = x * 1
+        y = f(h)
+        if then == "written":
+            with torch.no_grad():
+                h.mul_(2)
+        got = []
+        try:
+            torch.autograd.backward(y.sum(), inputs=[y], retain_graph=then == "kept")
+            got.append(y.grad)
+            if then == "again":
+                torch.autograd.backward(y.sum(), inputs=[y])
+            got += torch.autograd.grad(y.sum(), x)
+        except RuntimeError as e:
+            got.append(str(e).partition(", which is output")[0].partition(" is at version")[0].partition("\n")[0])
+        return got
+    got, expected = program(vitrify.compile(RESULTS[fn], fullgraph=True)), program(RESULTS[fn])
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        if isinstance(b, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(a, b)

@@ -149,3 +149,51 @@ def test_an_argument_is_detached(saves, written):
         return x.grad
     raises = isinstance(check(lambda h: SAVES[saves](h.mul_(2) if written else h), program), str)
     assert raises == (saves in ("itself", "twice"))
+
+
+class Unpacks(torch.autograd.Function):
+    """Unpacks all, and uses what gradients are asked for."""
+    @staticmethod
+    def forward(ctx, x, w, b):
+        y = x * w + b
+        ctx.save_for_backward(x, w, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, y = ctx.saved_tensors
+        return g * w if ctx.needs_input_grad[0] else None, g * x if ctx.needs_input_grad[1] else None, g * 2
+
+
+class UnpacksNothing(torch.autograd.Function):
+    """Has saved what it does not look at where only the gradient of b is asked for."""
+    @staticmethod
+    def forward(ctx, x, w, b):
+        ctx.save_for_backward(x, w)
+        return x * w + b
+
+    @staticmethod
+    def backward(ctx, g):
+        if not any(ctx.needs_input_grad[:2]):
+            return None, None, g * 2
+        x, w = ctx.saved_tensors
+        return g * w if ctx.needs_input_grad[0] else None, g * x if ctx.needs_input_grad[1] else None, g * 2
+
+
+@pytest.mark.parametrize("written", ["x", "w", "y", "b"])
+@pytest.mark.parametrize("detached", ["", "x", "w", "xw"])
+@pytest.mark.parametrize("function", [Unpacks, UnpacksNothing])
+def test_a_users_node_unpacks_what_it_does_not_use(function, detached, written):
+    """Only what its formulas read was watched."""
+    def program(f):
+        x, w, b = (torch.linspace(i, i + 1, 3, dtype=torch.float64, requires_grad=True) for i in range(3))
+        y = f(x, w, b)
+        with torch.no_grad():
+            {"x": x, "w": w, "y": y, "b": b}[written].mul_(2)
+        y.sum().backward()
+        return [t.grad for t in (x, w, b) if t.grad is not None]
+    raises = isinstance(check(lambda x, w, b: function.apply(x.detach() if "x" in detached else x, w.detach() if "w" in detached else w, b), program), str)
+    if function is Unpacks:
+        assert raises == (written != "b")
+    elif detached == "xw":
+        assert not raises

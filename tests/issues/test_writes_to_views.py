@@ -27,3 +27,74 @@ def test_gradients(name, of):
         loss.backward()
         return x.grad, leaf.grad, base, y
     torch.testing.assert_close(outcome(vitrify.compile(WRITES[name], fullgraph=True)), outcome(WRITES[name]))
+
+
+BY_NAME = {"times": lambda a: a.mul_(3.0), "read before": lambda a: ((a * 2).sum(), a.mul_(3.0))[0], "a part": lambda a: (a[1:].mul_(3.0), None)[1]}
+PAST = {
+    "a part": lambda a: a[1:].mul_(3.0).sum(), "transposed": lambda a: a.t().mul_(2.0).sin(), "in another shape": lambda a: a.unsqueeze(0).mul_(2.0).cos(),
+    "with what is read of it": lambda a: (a.t().mul_(2.0), a.sin())[1], "returned": lambda a: a[1:].mul_(2.0), "returned from before": lambda a: (lambda v: (a.mul_(2.0), v)[1])(a[1:]), "twice": lambda a: (a[1:].mul_(2.0), a.mul_(3.0))[0],
+    "read by a view from before": lambda a: (lambda v: (a.mul_(2.0), v.cos())[1])(a[1:]), "read by a view from since": lambda a: (a.mul_(2.0), a[1:].cos())[1],
+    "by its name first": lambda a: (a.mul_(2.0), a[1:].mul_(3.0).sum())[1],
+}
+VIEWS = {"of a result": lambda h: h.view(4, 3), "a part": lambda h: h[3:].view(3, 3), "of a view": lambda h: h.view(3, 4).t()}
+USES = {
+    "nothing": lambda a, o: None, "its gradient": lambda a, o: torch.autograd.grad(o.sum(), a, allow_unused=True, retain_graph=True)[0],
+    "both": lambda a, o: torch.autograd.grad((a * a).sum() + o.sum(), a, retain_graph=True)[0],
+    "kept": lambda a, o: (a.retain_grad(), o.sum().backward(retain_graph=True), a.grad)[2], "written again": lambda a, o: (a.add_(3.0), None)[1],
+}
+
+
+def same(a, b):
+    assert [t is None for t in a] == [t is None for t in b]
+    for t, u in zip(a, b, strict=True):
+        if t is not None:
+            torch.testing.assert_close(t, u)
+
+
+@pytest.mark.eager("whose gradient someone looks at", some=True)
+@pytest.mark.parametrize("looks", ["nobody", "hook", "hook on the way", "kept"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_hooks_of_the_view(name, looks):
+    """Eager's gradients follow the write to the base, past the view's own node: its hooks ran."""
+    def outcome(f):
+        leaf = torch.linspace(1, 2, 6, dtype=torch.float64, requires_grad=True)
+        between = (leaf * 1).view(2, 3)
+        a = between.t()
+        if looks == "kept":
+            between.retain_grad()
+        elif looks != "nobody":
+            (a if looks == "hook" else between).register_hook(lambda g: g * 10)
+        o = f(a)
+        (a.sum() if o is None else a.sum() + o.sum()).backward()
+        return leaf.grad, between.grad if looks == "kept" else None
+    same(outcome(vitrify.compile(BY_NAME[name])), outcome(BY_NAME[name]))
+
+
+@pytest.mark.eager("by way of another view", some=True)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", PAST)
+def test_what_follows_from_a_write_by_a_view(name, view, use):
+    """Eager's gradients of that come from the base, and are none of the argument's own: they were taken for it."""
+    def outcome(f):
+        leaf = torch.linspace(0.1, 1, 12, dtype=torch.float64, requires_grad=True)
+        a = VIEWS[view](leaf * 1)
+        o = f(a)
+        used = USES[use](a, o)
+        (a.sum() if use == "written again" else a.sum() + o.sum()).backward()
+        return used, leaf.grad
+    same(outcome(vitrify.compile(PAST[name])), outcome(PAST[name]))
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("name", PAST)
+def test_of_no_view(name):
+    """What is no view itself is native."""
+    def outcome(f):
+        leaf = torch.linspace(0.1, 1, 9, dtype=torch.float64, requires_grad=True)
+        a = leaf.view(3, 3) * 1
+        o = f(a)
+        used = torch.autograd.grad(o.sum(), a, allow_unused=True, retain_graph=True)[0]
+        (a.sum() + o.sum()).backward()
+        return used, leaf.grad
+    same(outcome(vitrify.compile(PAST[name], fullgraph=True)), outcome(PAST[name]))

@@ -1,0 +1,70 @@
+"""What eager has saved needs a gradient, or needs none, as it does by the time of a backward that is differentiated again."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+W = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(3, 3)
+FNS = {
+    "product": lambda x, w: (x * w).exp(), "matrix product": lambda x, w: (x @ w).tanh(), "linear": lambda x, w: F.linear(x, w).tanh(),
+    "two results": lambda x, w: ((x @ w).tanh(), x * 2)[0], "captured": lambda x, w: (x * W).sin() * w, "written result": lambda x, w: (x * w).mul_(x),
+}
+
+
+def leaf(first, needs=True):
+    return torch.linspace(first, first + 1, 9, dtype=torch.float64).view(3, 3).requires_grad_(needs)
+
+
+def outcome(f, before, after, by, order=2):
+    """`before`, `after`: which of x, w and W need gradients in the forward and in the backward; gradients by `by`."""
+    W.grad = None
+    all = {"x": leaf(0.1, "x" in before), "w": leaf(0.7, "w" in before), "W": W.requires_grad_("W" in before)}
+    results = []
+    for _ in range(2):
+        for name, t in all.items():
+            t.requires_grad_(name in before)
+        y = f(all["x"], all["w"])
+        for name, t in all.items():
+            t.requires_grad_(name in after)
+        g = y.sum()
+        for _ in range(order - 1):
+            g, = torch.autograd.grad(g.sum(), all[by], create_graph=True, allow_unused=True)
+            results.append(None if g is None else (g.detach(), g.requires_grad))
+            if g is None or not g.requires_grad:
+                return results
+        g.square().sum().backward()
+        results += [None if t.grad is None else t.grad.clone() for t in all.values()]
+    W.requires_grad_(False)
+    return results
+
+
+def same(a, b):
+    assert len(a) == len(b)
+    for t, u in zip(a, b, strict=True):
+        assert (t is None) == (u is None)
+        if isinstance(t, tuple):
+            assert t[1] == u[1]
+            t, u = t[0], u[0]
+        if t is not None:
+            torch.testing.assert_close(t, u)
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("before, after", [("x", "xw"), ("w", "xw"), ("xw", "x"), ("xw", "w"), ("xw", "xwW"), ("xwW", "xw"), ("x", "xwW"), ("xW", "xw")])
+@pytest.mark.parametrize("fn", FNS)
+def test_leaves(fn, before, after, order):
+    """They were taken as they were in the forward: no gradient came back to what had begun to need one."""
+    for by in set(before) & set(after) - {"W"}:
+        same(outcome(vitrify.compile(FNS[fn], fullgraph=True), before, after, by, order), outcome(FNS[fn], before, after, by, order))
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+def test_derivatives_are_kept():
+    """Loops that freeze a network in each step take the derivative once."""
+    f = vitrify.compile(lambda x, w: (x * w).exp(), fullgraph=True)
+    for step in range(4):
+        outcome(f, "xw", "x", "x")
+        if step == 0:
+            before = vitrify.counters["values_compiled"]
+    assert vitrify.counters["values_compiled"] == before
