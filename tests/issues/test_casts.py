@@ -1,6 +1,8 @@
 """An integer that went through a float does not come back as its own low bits."""
+import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 
 
@@ -61,3 +63,24 @@ def test_a_layer_refuses_another_type_though_nobody_reads_it(mode):
         for f in (program, vitrify.compile(program)):
             with pytest.raises(RuntimeError, match="must have the same dtype, but got Half and Float"):
                 f(torch.randn(7, 16).half())
+
+
+INF, NAN = float("inf"), float("nan")
+CHOSEN = {
+    "masked_fill": lambda x, m, to: x.masked_fill(m, INF).to(to), "not the mask": lambda x, m, to: x.masked_fill(~m, torch.finfo(x.dtype).min).to(to), "where": lambda x, m, to: torch.where(m, x * 10, NAN).to(to), "the other way": lambda x, m, to: torch.where(m, 1e20, x).to(to),
+    "negated": lambda x, m, to: (-torch.where(m, x, INF)).to(to), "divided": lambda x, m, to: (torch.where(m, 1.0, 0.0) / 0).to(to), "full": lambda x, m, to: torch.full_like(x, INF).to(to), "triangle": lambda x, m, to: torch.full((4, 4), -INF).triu(1).to(to),
+    "pad": lambda x, m, to: F.pad(x, (1, 1), value=INF).to(to), "sum": lambda x, m, to: x.masked_fill(m, INF).to(to).sum(), "a scalar": lambda x, m, to: torch.tensor(1e20).to(to) + m.to(to),
+    "copied": lambda x, m, to: torch.zeros(4, dtype=to).copy_(x.masked_fill(m, INF)), "integers before": lambda x, m, to: (torch.where(m, 2**33 + 5, 7).double() + 0).to(to), "floor": lambda x, m, to: torch.where(m, 2**33 + 5, 7).double().floor().to(to),
+}
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_integers_of_what_no_integer_holds(name, to, source):
+    """The compiler took the other side of the choice for it."""
+    x = torch.tensor([1.5, 2.5, -3.5, 4.0], dtype=source)
+    compiled = vitrify.compile(lambda x, m: CHOSEN[name](x, m, to))
+    expects.no_kernels("nothing but constants", some=True)
+    for mask in (x > 2, x < 0):
+        assert torch.equal(compiled(x, mask), CHOSEN[name](x, mask, to))

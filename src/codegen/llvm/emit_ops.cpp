@@ -149,9 +149,11 @@ Value* KernelEmitter::cast(Value* v, DType from, DType to) {
   if (is_float(from)) {
     if (target == DType::Bool) return b_.CreateFCmpUNE(v, Constant::getNullValue(v->getType()));
     bool wide = target == DType::I64 || target == DType::U8;
-    // What does not fit is the processor's to say, as in eager: LLVM would take the integer that the float was made of, or the other side of a choice.
-    Value* i = b_.CreateFreeze(b_.CreateFPToSI(fenced(v), vec(wide ? b_.getInt64Ty() : b_.getInt32Ty(), lanes)));
-    return b_.CreateTrunc(i, type);
+    // What does not fit has no value in LLVM, which would take another's: the integer that the float was made of, or the other side of a choice.
+    auto* ints = vec(wide ? b_.getInt64Ty() : b_.getInt32Ty(), lanes);
+    Value* fits = b_.CreateFCmpOLT(b_.CreateUnaryIntrinsic(Intrinsic::fabs, v), ConstantFP::get(v->getType(), wide ? 0x1p63 : 0x1p31));
+    Value* i = b_.CreateFPToSI(b_.CreateSelect(fits, v, Constant::getNullValue(v->getType())), ints);
+    return b_.CreateTrunc(b_.CreateSelect(fits, i, ConstantInt::get(ints, wide ? INT64_MIN : INT32_MIN, true)), type);
   }
   if (is_float(target)) {
     Value* r = is_unsigned(from) ? b_.CreateUIToFP(v, type) : b_.CreateSIToFP(v, type);
