@@ -479,6 +479,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
   if (!folds_alike(i, s, inputs) && run_originals(f, i, inputs)) return;
   bool for_good = true;
+  std::exception_ptr failure;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
   try {
     const bool folded = folds_[i].shift.defined();  // sums of the folded weights' products overflow where the norm's operand does not, perhaps
@@ -500,11 +501,12 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
     throw;
   } catch (const NotFinite&) {
     for_good = false;
+    failure = std::current_exception();
   } catch (const std::exception&) {
     rethrow_interrupt();
     if (is_side_effect(*e.node) || e.node->op->flags & ir::kRandom) throw;
+    failure = std::current_exception();
   }
-  auto failure = std::current_exception();
   failed_[i].for_good = for_good;
   if (run_originals(f, i, inputs)) return;
   if (!for_good && effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
