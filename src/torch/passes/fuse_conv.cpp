@@ -140,8 +140,10 @@ bool fuse_conv(Graph& g, const Options& options, PassState& state) {
     auto packed = [&](Value w) {
       std::vector<sym::Int> input_size(c->x.type().sizes.begin(), c->x.type().sizes.end());
       input_size[1] = w.type().sizes[1] * c->groups;
+      ir::TensorType own = w.type();
+      if (!ops::is_dense(g.ctx(), own)) own.strides = ir::contiguous_strides(own.sizes);  // it may be expanded
       return insert(g, last, "mkldnn::_reorder_convolution_weight",
-                    {w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, w.type())
+                    {w, c->padding, c->stride, c->dilation, sym::Int(c->groups), sized ? ir::Arg(input_size) : ir::Arg(ir::None{})}, own)
           ->out();
     };
     const bool packs = has_packed_weights(g, options, state, n);
