@@ -127,8 +127,8 @@ void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, co
   for (const auto& [given, needed] : needs)
     if (given >= j.given.size())
       f(may_be_found.at(given - j.given.size()), needed);
-    else if (const Source& s = *inputs[input_index(*j.given[given].node)]; is_argument(s) && s.fake.defined())
-      f(s.fake, needed);
+    else if (const ir::Node& n = *j.given[given].node; is_input(n) && is_argument(*inputs[input_index(n)]) && inputs[input_index(n)]->fake.defined())
+      f(inputs[input_index(n)]->fake, needed);
 }
 
 // For a backward: results whose .data is another tensor. `made`: what stands for those of now.
@@ -216,8 +216,9 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       level.of.push_back(given[k]);
     }
     for (const auto& [given, needed] : needs) {
+      if (given >= below.given.size()) continue;  // a result, which has its gradients by way of its place
       const Value v = below.given[given];
-      if (!needed || std::ranges::find(level.of, v) != level.of.end()) continue;
+      if (!needed || !is_input(*v.node) || std::ranges::find(level.of, v) != level.of.end()) continue;
       level.to.push_back(torch::autograd::impl::gradient_edge(m.seen_by_autograd(*m.inputs[input_index(*v.node)])));
       level.of.push_back(v);
     }

@@ -91,7 +91,8 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
   for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
   for (const auto& [i, needed] : needs_now(*call, node))
-    if (const at::Tensor now = call->given[i].tensor_now(); needed && !o.edges[i].function && now.defined() && now.requires_grad())
+    if (const at::Tensor now = i < own ? call->given[i].tensor_now() : at::Tensor();
+        needed && !o.edges[i].function && now.defined() && now.requires_grad())
       o.edges[i] = torch::autograd::impl::gradient_edge(now);
   o.places = node.call().places();
   for (size_t s = 0; s < below.saved_.size(); ++s) {
