@@ -114,7 +114,7 @@ bool lower_prelu(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_glu(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   if (!is_float(x.dtype) || x.sizes.empty()) return false;
   const Int half = a.out().sizes[d];
   Tensor u = a.L.slice(x, d, 0, half, 1), g = a.L.slice(x, d, half, half, 1);

@@ -115,7 +115,7 @@ bool lower_prelu_backward(const Args& a, std::vector<Tensor>& r) {
 bool lower_glu_backward(const Args& a, std::vector<Tensor>& r) {
   Tensor g = a.tensor(0), x = a.tensor(1);
   if (!is_float(x.dtype)) return false;
-  const int64_t d = wrap_dim(a.constant_int(2), x.sizes.size());
+  const int64_t d = a.dim(2, x.sizes.size());
   const Int half = g.sizes[d];
   Tensor u = a.L.slice(x, d, 0, half, 1), s = map1(a.L, a.L.slice(x, d, half, half, 1), x.dtype, [](Body&, Val v) { return sigmoid(v); }, 12);
   Tensor first = map2(a.L, g, s, x.dtype, [](Body&, Val p, Val q) { return p * q; });

@@ -13,7 +13,7 @@ Tensor as_out(const Args& a, const Tensor& x) {
 bool lower_cat(const Args& a, std::vector<Tensor>& r) {
   const auto& list = std::get<std::vector<ir::Value>>(a.n.args[0]);
   const size_t rank = a.out().sizes.size();
-  const int64_t d = wrap_dim(a.constant_int(1), rank);
+  const int64_t d = a.dim(1, rank);
   std::vector<Tensor> parts;
   for (auto& v : list) {
     if (!v) return false;
@@ -29,7 +29,7 @@ bool lower_cat(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_stack(const Args& a, std::vector<Tensor>& r) {
   const auto& list = std::get<std::vector<ir::Value>>(a.n.args[0]);
-  const int64_t d = wrap_dim(a.constant_int(1), a.out().sizes.size());
+  const int64_t d = a.dim(1, a.out().sizes.size());
   std::vector<Tensor> parts;
   for (auto& v : list) {
     if (!v) return false;
@@ -101,7 +101,7 @@ bool lower_roll(const Args& a, std::vector<Tensor>& r) {
     dims = {0};
   }
   if (dims.size() != shifts.size()) return false;
-  for (auto& d : dims) d = wrap_dim(d, y.sizes.size());
+  for (auto& d : dims) d = checked_dim(d, y.sizes.size());
   y = a.L.view(y, y.sizes, [dims, shifts, sizes = y.sizes](const Index& i) {
     Index j = i;
     for (size_t k = 0; k < dims.size(); ++k) j[dims[k]] = sym::mod(j[dims[k]] - shifts[k], sizes[dims[k]]);
@@ -134,7 +134,7 @@ bool lower_repeat_interleave(const Args& a, std::vector<Tensor>& r) {
     for (auto& s : x.sizes) all = all * s;
     x = a.L.reshape(x, Dims{all});
   }
-  const int64_t d = flat ? 0 : wrap_dim(a.constant_int(2), x.sizes.size());
+  const int64_t d = flat ? 0 : a.dim(2, x.sizes.size());
   if (n.is(0)) return r.push_back(a.L.full(x.dtype, a.out().sizes, 0)), true;
   r.push_back(a.L.view(x, a.out().sizes, [d, n](const Index& i) {
     Index j = i;

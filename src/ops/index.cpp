@@ -30,7 +30,7 @@ bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
 bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1 || is_unchecked(a.out().sizes, x, i)) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,
       [=](Body& b, const Index& k) {
@@ -45,7 +45,7 @@ bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
 bool lower_gather(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size() || is_unchecked(a.out().sizes, x, i)) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,
       [=](Body& b, const Index& k) {
@@ -163,7 +163,7 @@ bool lower_index_put(const Args& a, std::vector<Tensor>& r) {
 bool scatter_along(const Args& a, std::vector<Tensor>& r, bool accumulate, const std::function<Val(Body&, const Index&, DType)>& value) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   if (i.dtype != DType::I64 || x.sizes.empty() || x.sizes.size() != i.sizes.size()) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.scatter(x, i.sizes, accumulate, [=](Body& b, const Index& k) {
     Index at = k;
     at[d] = plain_index(b, i.at(b, k), x.sizes[d]);
@@ -189,7 +189,10 @@ bool lower_index_add(const Args& a, std::vector<Tensor>& r) {
       src.sizes.size() != x.sizes.size())
     return false;
   if (!is_number(alpha) || !number_fits(alpha, t)) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
+  Dims taken = x.sizes;
+  taken[d] = i.sizes[0];
+  if (src.sizes != taken) return false;  // perhaps eager's to refuse
   r.push_back(a.L.scatter(x, src.sizes, true, [=](Body& b, const Index& k) {
     Index at = k;
     at[d] = plain_index(b, i.at(b, Index{k[d]}), x.sizes[d]);
@@ -201,7 +204,7 @@ bool lower_index_fill(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
   const ir::Arg v = a.n.args[3];
   if (i.dtype != DType::I64 || i.sizes.size() != 1 || x.sizes.empty() || !is_number(v) || !number_converts(v, x.dtype)) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   Dims space = x.sizes;
   space[d] = i.sizes[0];
   r.push_back(a.L.scatter(x, space, false, [=](Body& b, const Index& k) {
@@ -260,8 +263,10 @@ Shape shape_index_add(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *index = tensor_arg(args, 2), *source = tensor_arg(args, 3);
   const auto dim = int_arg(ctx, args, 1);
   if (!x || !index || !source || !dim || x->sizes.empty() || index->sizes.size() != 1 || x->dtype != source->dtype) return {};
+  const int64_t d = wrap_dim(*dim, x->sizes.size());
+  if (d < 0 || d >= static_cast<int64_t>(x->sizes.size())) return {};
   Dims sizes = x->sizes;
-  sizes[wrap_dim(*dim, sizes.size())] = index->sizes[0];
+  sizes[d] = index->sizes[0];
   return source->sizes == sizes ? shape_as_self(ctx, args) : Shape{};
 }
 // scatter and index_put clone their operand, or allocate like it.

@@ -8,6 +8,14 @@ int64_t wrap_dim(int64_t d, size_t rank) {
   return d < 0 ? d + r : d;
 }
 
+int64_t checked_dim(int64_t d, size_t rank) {
+  const int64_t r = wrap_dim(d, rank);
+  if (r < 0 || r >= std::max<int64_t>(static_cast<int64_t>(rank), 1)) throw NoSuchDim();
+  return r;
+}
+
+int64_t Args::dim(size_t i, size_t rank) const { return checked_dim(constant_int(i), rank); }
+
 std::optional<double> Args::scalar(size_t i) const {
   const ir::Arg& a = n.args[i];
   if (auto* v = std::get_if<Int>(&a)) return v->is_const() ? std::optional<double>(static_cast<double>(v->value())) : std::nullopt;
@@ -26,10 +34,10 @@ std::vector<int64_t> Args::constant_ints(size_t i) const {
 std::vector<int64_t> Args::dims(size_t i, size_t rank) const {
   std::vector<int64_t> r;
   if (std::holds_alternative<Int>(n.args[i])) {
-    r.push_back(wrap_dim(constant_int(i), rank));
+    r.push_back(dim(i, rank));
   } else if (!none(i)) {
     r = constant_ints(i);
-    for (auto& d : r) d = wrap_dim(d, rank);
+    for (auto& d : r) d = checked_dim(d, rank);
   }
   if (r.empty())
     for (size_t d = 0; d < rank; ++d) r.push_back(static_cast<int64_t>(d));

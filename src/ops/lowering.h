@@ -232,13 +232,20 @@ struct Args {
   std::optional<double> scalar(size_t i) const;
   std::vector<Int> ints(size_t i) const { return std::get<std::vector<Int>>(n.args[i]); }
   std::vector<int64_t> constant_ints(size_t i) const;
-  std::vector<int64_t> dims(size_t i, size_t rank) const;  // wrapped; empty or None: all
+  int64_t dim(size_t i, size_t rank) const;                // wrapped
+  std::vector<int64_t> dims(size_t i, size_t rank) const;  // empty or None: all
   const std::string& string(size_t i) const { return std::get<std::string>(n.args[i]); }
   const ir::TensorType& out(size_t i = 0) const { return n.outs[i]; }
 };
 int64_t wrap_dim(int64_t d, size_t rank);
+// Meta kernels let some ops pass with a dim that the tensor does not have: the call is eager's to refuse.
+struct NoSuchDim final : std::exception {
+  const char* what() const noexcept override { return "an op has a dim that its tensor does not have"; }
+};
+int64_t checked_dim(int64_t d, size_t rank);
 
-// Fills results (one per n.outs) and returns true, or returns false: the node becomes an extern call. Must not touch anything when it returns false.
+// Fills results (one per n.outs) and returns true, or returns false or throws NoSuchDim: the node becomes an extern call. Must not touch anything
+// then.
 using LowerFn = bool (*)(const Args&, std::vector<Tensor>& results);
 
 // Result types of a call, or nullopt if the rule does not cover these arguments (then ATen's Meta kernel is asked, on hints).

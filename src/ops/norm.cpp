@@ -293,7 +293,7 @@ bool lower_softmax(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const DType out = a.out().dtype;
   if (!is_float(x.dtype) || !is_float(out) || x.sizes.empty()) return false;
-  const int64_t d[] = {wrap_dim(a.constant_int(1), x.sizes.size())};
+  const int64_t d[] = {a.dim(1, x.sizes.size())};
   const DType t = compute_type(out) == DType::F64 ? DType::F64 : compute_type(x.dtype);
   if (x.dtype != out && out != DType::F32 && kind != Soft::Safe && compute_type(x.dtype) != compute_type(out)) x = as_type(a.L, x, out);
   x = reused(a.L, x);

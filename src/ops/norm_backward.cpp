@@ -168,7 +168,7 @@ bool lower_softmax_backward(const Args& a, std::vector<Tensor>& r) {
   if (!is_float(g.dtype) || y.sizes.empty() || g.dtype != out || y.dtype != out) return false;  // eager raises for unlike types
   g = reused(a.L, g), y = reused(a.L, y);
   const DType t = compute_type(y.dtype);
-  const int64_t d[] = {wrap_dim(a.constant_int(2), y.sizes.size())};
+  const int64_t d[] = {a.dim(2, y.sizes.size())};
   Tensor s = reduce_sum(a.L, log ? as_type(a.L, g, t) : product_of(a.L, g, y, t), d, true, t, t);
   Tensor sx = a.L.expand(s, y.sizes);
   r.push_back(a.L.map(

@@ -122,7 +122,7 @@ template <AccumKind kind>
 bool lower_extreme_with_index(const Args& a, std::vector<Tensor>& r) {
   Tensor x = exact(a.L, a.tensor(0));
   if (x.sizes.empty() || x.dtype == DType::Bool) return false;
-  const int64_t d[] = {wrap_dim(a.constant_int(1), x.sizes.size())};
+  const int64_t d[] = {a.dim(1, x.sizes.size())};
   if (!has_elements(x, d)) return false;
   r = a.L.reduce(kind, x, d, a.boolean(2), compute_type(x.dtype), x.dtype);
   return true;
@@ -137,7 +137,7 @@ bool lower_arg_extreme(const Args& a, std::vector<Tensor>& r) {
     for (auto& s : x.sizes) n = n * s;
     x = a.L.reshape(x, Dims{n});
   }
-  const int64_t d[] = {flat ? 0 : wrap_dim(a.constant_int(1), x.sizes.size())};
+  const int64_t d[] = {flat ? 0 : a.dim(1, x.sizes.size())};
   if (!has_elements(x, d)) return false;
   Tensor i = a.L.reduce(kind, x, d, a.boolean(2), compute_type(x.dtype), x.dtype)[1];
   r.push_back(i.sizes == a.out().sizes ? i : a.L.reshape(i, a.out().sizes));

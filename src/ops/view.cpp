@@ -38,7 +38,7 @@ bool lower_transpose(const Args& a, std::vector<Tensor>& r) {
   const size_t rank = a.tensor(0).sizes.size();
   if (rank == 0) return r.push_back(a.tensor(0)), true;
   auto p = identity_perm(rank);
-  std::swap(p[wrap_dim(a.constant_int(1), rank)], p[wrap_dim(a.constant_int(2), rank)]);
+  std::swap(p[a.dim(1, rank)], p[a.dim(2, rank)]);
   return permuted(a, r, p);
 }
 bool lower_t(const Args& a, std::vector<Tensor>& r) {
@@ -60,7 +60,7 @@ bool lower_reversed(const Args& a, std::vector<Tensor>& r) {
 bool lower_movedim(const Args& a, std::vector<Tensor>& r) {
   const size_t rank = a.tensor(0).sizes.size();
   if (rank == 0) return r.push_back(a.tensor(0)), true;
-  const int64_t from = wrap_dim(a.constant_int(1), rank), to = wrap_dim(a.constant_int(2), rank);
+  const int64_t from = a.dim(1, rank), to = a.dim(2, rank);
   auto p = identity_perm(rank);
   p.erase(p.begin() + from);
   p.insert(p.begin() + to, from);
@@ -76,14 +76,14 @@ std::pair<Int, Int> slice_of(const Args& a, size_t first, Int size) {
 bool lower_slice(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (x.sizes.empty()) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   auto [start, step] = slice_of(a, 2, x.sizes[d]);
   r.push_back(a.L.slice(x, d, start, a.out().sizes[d], step));
   return true;
 }
 bool lower_narrow(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   Int start = a.integer(2);
   if (a.L.ctx().guard_lt(start, 0)) start = start + x.sizes[d];
   r.push_back(a.L.slice(x, d, start, a.out().sizes[d], 1));
@@ -92,14 +92,14 @@ bool lower_narrow(const Args& a, std::vector<Tensor>& r) {
 Int wrapped_index(sym::Context& ctx, Int i, Int size) { return ctx.guard_lt(i, 0) ? i + size : i; }
 bool lower_select(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.select(x, d, wrapped_index(a.L.ctx(), a.integer(2), x.sizes[d])));
   return true;
 }
 bool lower_unfold(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (x.sizes.empty()) return false;
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.view(x, a.out().sizes, [d, step = a.integer(3)](const Index& i) {
     Index s(i.begin(), i.end() - 1);
     s[d] = i[d] * step + i.back();
@@ -120,7 +120,7 @@ struct Diagonal {
 };
 Diagonal diagonal_of(const Args& a, size_t first, size_t rank) {
   const int64_t offset = a.constant_int(first);
-  return {wrap_dim(a.constant_int(first + 1), rank), wrap_dim(a.constant_int(first + 2), rank), offset < 0 ? -offset : 0, offset < 0 ? 0 : offset};
+  return {a.dim(first + 1, rank), a.dim(first + 2, rank), offset < 0 ? -offset : 0, offset < 0 ? 0 : offset};
 }
 bool lower_diagonal(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
@@ -142,7 +142,7 @@ template <size_t dim_at>
 bool lower_split(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (x.sizes.empty()) return false;
-  const int64_t d = wrap_dim(a.constant_int(dim_at), x.sizes.size());
+  const int64_t d = a.dim(dim_at, x.sizes.size());
   Int start = 0;
   for (auto& o : a.n.outs) {
     r.push_back(a.L.slice(x, d, start, o.sizes[d], 1));
@@ -152,7 +152,7 @@ bool lower_split(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_unbind(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  const int64_t d = wrap_dim(a.constant_int(1), x.sizes.size());
+  const int64_t d = a.dim(1, x.sizes.size());
   for (size_t k = 0; k < a.n.outs.size(); ++k) r.push_back(a.L.select(x, d, static_cast<int64_t>(k)));
   return true;
 }
@@ -202,8 +202,8 @@ Tensor with_slice(const Args& a, const Tensor& x, const Tensor& src, int64_t d, 
 }
 bool lower_slice_scatter(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), src = a.tensor(1);
-  if (x.sizes.empty()) return false;
-  const int64_t d = wrap_dim(a.constant_int(2), x.sizes.size());
+  if (!shape_slice_scatter(a.L.ctx(), a.n.args)) return false;  // eager refuses it
+  const int64_t d = a.dim(2, x.sizes.size());
   auto [start, step] = slice_of(a, 3, x.sizes[d]);
   r.push_back(with_slice(a, x, src, d, start, src.sizes[d], step));
   return true;
@@ -211,7 +211,7 @@ bool lower_slice_scatter(const Args& a, std::vector<Tensor>& r) {
 bool lower_slice_backward(const Args& a, std::vector<Tensor>& r) {
   Tensor g = a.tensor(0);
   if (g.sizes.empty()) return false;
-  const int64_t d = wrap_dim(a.constant_int(2), g.sizes.size());
+  const int64_t d = a.dim(2, g.sizes.size());
   auto [start, step] = slice_of(a, 3, a.out().sizes[d]);
   r.push_back(with_slice(a, {}, g, d, start, g.sizes[d], step));
   return true;
@@ -221,11 +221,12 @@ Tensor with_select(const Args& a, const Tensor& x, const Tensor& src, int64_t d,
 }
 bool lower_select_scatter(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  r.push_back(with_select(a, x, a.tensor(1), wrap_dim(a.constant_int(2), x.sizes.size()), a.integer(3)));
+  if (!shape_select_scatter(a.L.ctx(), a.n.args)) return false;
+  r.push_back(with_select(a, x, a.tensor(1), a.dim(2, x.sizes.size()), a.integer(3)));
   return true;
 }
 bool lower_select_backward(const Args& a, std::vector<Tensor>& r) {
-  r.push_back(with_select(a, {}, a.tensor(0), wrap_dim(a.constant_int(2), a.out().sizes.size()), a.integer(3)));
+  r.push_back(with_select(a, {}, a.tensor(0), a.dim(2, a.out().sizes.size()), a.integer(3)));
   return true;
 }
 Tensor with_diagonal(const Args& a, const Tensor& x, const Tensor& src, const Diagonal& d) {
@@ -247,6 +248,7 @@ Tensor with_diagonal(const Args& a, const Tensor& x, const Tensor& src, const Di
 }
 bool lower_diagonal_scatter(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
+  if (!shape_diagonal_scatter(a.L.ctx(), a.n.args)) return false;
   r.push_back(with_diagonal(a, x, a.tensor(1), diagonal_of(a, 2, x.sizes.size())));
   return true;
 }
@@ -369,9 +371,9 @@ const OpRow kRows[] = {
     {"aten::unbind.int", V, shape_unbind, lower<lower_unbind>},
     {"aten::pixel_shuffle", 0, shape_pixel_shuffle, lower<lower_pixel_shuffle>},
     {"aten::pixel_unshuffle", 0, shape_pixel_unshuffle, lower<lower_pixel_unshuffle>},
-    {"aten::slice_scatter", ir::kCopiesMemory, shape_like_self, lower<lower_slice_scatter>},
-    {"aten::select_scatter", ir::kCopiesMemory, shape_like_self, lower<lower_select_scatter>},
-    {"aten::diagonal_scatter", ir::kCopiesMemory, shape_like_self, lower<lower_diagonal_scatter>},
+    {"aten::slice_scatter", ir::kCopiesMemory, shape_slice_scatter, lower<lower_slice_scatter>},
+    {"aten::select_scatter", ir::kCopiesMemory, shape_select_scatter, lower<lower_select_scatter>},
+    {"aten::diagonal_scatter", ir::kCopiesMemory, shape_diagonal_scatter, lower<lower_diagonal_scatter>},
     {"aten::slice_backward", 0, shape_backward_of_view, lower<lower_slice_backward>},
     {"aten::select_backward", 0, shape_backward_of_view, lower<lower_select_backward>},
     {"aten::diagonal_backward", 0, shape_backward_of_view, lower<lower_diagonal_backward>},

@@ -308,15 +308,25 @@ Shape shape_unbind(sym::Context& ctx, ArgSpan args) {
   t.strides.erase(t.strides.begin() + *d);
   return Types(static_cast<size_t>(n), t);
 }
-Shape shape_like_self(sym::Context& ctx, ArgSpan args) {
+// What is written, the second argument, must be as large as the view that the others say.
+static Shape scattered(ShapeFn view, sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *s = tensor_arg(args, 1);
   if (!x || !s || s->dtype != x->dtype) return {};
+  std::vector<ir::Arg> of_view(args.begin(), args.end());
+  of_view.erase(of_view.begin() + 1);
+  const Shape part = view(ctx, of_view);
+  if (!part || (*part)[0].sizes.size() != s->sizes.size()) return {};
+  for (size_t d = 0; d < s->sizes.size(); ++d)
+    if (!ctx.guard_eq((*part)[0].sizes[d], s->sizes[d])) return {};
   // A clone that keeps gaps between elements too.
   TensorType t = plain(*x);
   for (size_t d = 0; d < t.sizes.size(); ++d)
     if (!ctx.guard_lt(0, t.strides[d]) && ctx.guard_lt(1, t.sizes[d])) return t.strides = preserved_strides(ctx, *x), one(t);
   return one(t);
 }
+Shape shape_slice_scatter(sym::Context& ctx, ArgSpan args) { return scattered(shape_slice, ctx, args); }
+Shape shape_select_scatter(sym::Context& ctx, ArgSpan args) { return scattered(shape_select, ctx, args); }
+Shape shape_diagonal_scatter(sym::Context& ctx, ArgSpan args) { return scattered(shape_diagonal, ctx, args); }
 Shape shape_backward_of_view(sym::Context&, ArgSpan args) {
   const TensorType* g = tensor_arg(args, 0);
   auto* size = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;

@@ -109,7 +109,7 @@ class GraphLowering final : public Nests {
     }
     if (row && row->lower && !n.outs.empty()) {
       concat_strides_ = n.outs[0].strides;
-      if (row->lower(Args{n, *this}, results)) {
+      if (lowers(*row, n, results)) {
         VT_CHECK(results.size() == n.outs.size(), "{} lowered to {} results instead of {}", n.op->name, results.size(), n.outs.size());
         for (uint32_t i = 0; i < results.size(); ++i) {
           const Value v{const_cast<ir::Node*>(&n), i};
@@ -120,6 +120,14 @@ class GraphLowering final : public Nests {
       }
     }
     lower_extern(n);
+  }
+
+  bool lowers(const OpRow& row, const ir::Node& n, std::vector<Tensor>& results) {
+    try {
+      return row.lower(Args{n, *this}, results);
+    } catch (const ops::NoSuchDim&) {
+      return false;
+    }
   }
 
   bool same_by_guards(const Dims& a, const Dims& b) {
