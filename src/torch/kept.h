@@ -29,12 +29,12 @@ struct Kept {
   static Kept sizes_of(const at::Tensor&);
   bool readable() const { return tensor.defined() && !hollow; }
   bool changed() const;
-  void take_now();             // the memory that the tensor has by now, or had when nobody had it any more
-  void check_memory() const;   // raises where eager reads two by now, and this is one
+  void take_now();            // the memory that the tensor has by now, or had when nobody had it any more
+  void check_memory() const;  // raises where eager reads two by now, and this is one
   // Eager has the tensor itself: whether that needs a gradient by now, unlike then. Else none.
   std::optional<bool> needs_now() const;
   at::Tensor tensor_now() const;  // undefined where nobody has it any more
-  Kept for_level(Hold) const;  // as a backward that is differentiated again has it
+  Kept for_level(Hold) const;     // as a backward that is differentiated again has it
 
  private:
   at::Tensor was_;  // with the memory that views hold

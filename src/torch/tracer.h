@@ -15,7 +15,7 @@
 namespace torch::autograd {
 struct Node;
 struct Edge;
-}
+}  // namespace torch::autograd
 
 #pragma GCC visibility push(default)
 

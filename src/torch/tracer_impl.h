@@ -298,7 +298,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::map<int32_t, ir::Value> detached;  // what that stands for where it was detached before
   // Which nodes read it where writes to it are counted, and where they are not.
   std::set<std::pair<const torch::autograd::Node*, int32_t>> read_counted, read_uncounted;
-  static constexpr int32_t kAllSaved = INT32_MIN;  // in place of a key: all that the node has saved
+  static constexpr int32_t kAllSaved = INT32_MIN;                             // in place of a key: all that the node has saved
   std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
   std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;           // of results that are views: which
   std::set<uint32_t> read_views;                                              // of those, what a backward has read
