@@ -192,6 +192,8 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
   const Int count = product(x.sizes, *dims);
   if (sym::known_le(count, Int(static_cast<int64_t>(std::floor(std::clamp(correction, -1e15, 1e15))))).value_or(false)) return false;  // ATen warns
   const DType acc = a.out().device.kind == DeviceKind::CPU ? DType::F64 : compute_type(out);
+  const auto has_some = [&](int64_t d) { return sym::known_lt(Int(0), x.sizes[d]).value_or(false); };
+  if (with_mean && !std::ranges::all_of(*dims, has_some)) return false;  // the last element is looked at
   if (with_mean) x = reused(a.L, x);
   auto m = moments(a.L, x, *dims, a.boolean(3), acc, acc);
   r.push_back(map1(

@@ -529,7 +529,9 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   std::vector<Grad> grads;
   if (!j.roots.empty()) {
     if (!traced.empty()) fail("reads a tensor's value: aten::item, and returns what gradients can still come back through");
-    if (!j.program.grad_writes.empty() || !numbers->steps.empty() || std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
+    const auto changes = [](const Numbers::Step& s) { return s.op != Numbers::Op::Constant; };
+    if (!j.program.grad_writes.empty() || std::ranges::any_of(numbers->steps, changes) ||
+        std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
     for (Source* s : inputs) {
       if (!s->fake.defined() || !s->edge.function) continue;

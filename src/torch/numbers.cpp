@@ -149,6 +149,7 @@ std::optional<uint32_t> Numbers::add(Step s, double value) {
     const std::optional<double> v = apply(s, seen[s.a], seen[s.b]);
     if (!v) return std::nullopt;
     value = *v;
+    if (steps[s.a].op == Op::Constant && (unary || steps[s.b].op == Op::Constant)) s = {Op::Constant, 0, 0, value};
   }
   if (s.op == Op::Live) num_live = std::max(num_live, s.a + 1);
   steps.push_back(s);
@@ -157,7 +158,7 @@ std::optional<uint32_t> Numbers::add(Step s, double value) {
 }
 
 bool Numbers::computed_on_host() const {
-  return !checks.empty() || std::any_of(steps.begin(), steps.end(), [](const Step& s) { return !s.traced; });
+  return !checks.empty() || std::any_of(steps.begin(), steps.end(), [](const Step& s) { return s.op == Op::Live || s.op == Op::Item; });
 }
 
 bool Numbers::compare(Compare how, uint32_t a, uint32_t b) {

@@ -16,7 +16,7 @@ ELEMENTWISE = """
     torch.frac({a})                     torch.sign({a})                    torch.clamp({a}, -1, 2)            torch.clamp({a}, min=0.5)
     {a}.clamp(max=0)                    {a} * 2                            {a} + 1                            1.5 - {a}
     {a} / 3                             {a} ** 2                           {a} ** 3                           torch.nan_to_num({a})
-    torch.isnan({a})                    torch.isfinite({a})                torch.signbit({a})                 {a}.to(F32)
+    torch.isnan({a})                    torch.isfinite({a})                torch.signbit({a}.nan_to_num())  {a}.to(F32)
     {a}.to(F64)                         {a}.to(BF16)                       {a}.to(F16)                        {a} > 0
     torch.reciprocal(torch.abs({a})+1)  torch.rsqrt(torch.abs({a}) + 0.5)  {a}.clone()                        torch.zeros_like({a})
     torch.tril({a})                     torch.triu({a}, 1)                 torch.expm1(-torch.abs({a}))       torch.atan({a})
@@ -170,11 +170,15 @@ CUSTOM = """
 """
 NUMBER = """
     {a} * (torch.tensor(3.0) + 1).item()                                   {a} / torch.tensor(16.0).sqrt().item()                                {a} + torch.tensor(2.0, dtype=F64).mul(3).item()
-    {a} * (torch.tensor(scale, dtype=F32) * 2).item()                      {a} * {a}.mean().item()            {a} - {a}.amax().item()            {a} + ({b}.sum() * 0.5).item()
+    {a} * (torch.tensor(3.0, dtype=F32) * 2 - 1).item()                    {a} * (torch.tensor(2.0) / 3).item()                                 {a} + float(torch.tensor(16.0).sqrt())
     {a} / {n} ** 0.5                    {a} * {a}.shape[{d}]               {a} + sum({a}.shape)               {a} * (len({a}) // 2 + 1)          {a} + {a}.numel() % 7
     torch.full_like({a}, {n} / 2)       {a} * max({n}, 3) - min({n}, 3)    {a} * (scale * {n})                {a} + scale ** 2                   {a} * (2.0 if {n} > 3 else 3.0)
     {a} * (scale if scale > 2 else 0.5)  torch.add({a}, {b}, alpha=1 / {n})  {a}.clamp(-scale, scale)           {a} * abs(-scale) + round(scale)   torch.arange(0, {n}, 2) * scale
     {a} * torch.full((), 3.0).item()    {v} = torch.ones((), dtype=F32); {v} += 2; {v} = {a} * {v}.item()     {a} * torch.tensor([1.0, {n}])[1]  {a} * torch.tensor(1 + 2j).conj().imag.item()
+"""
+# What the program computes, as a number: eager where gradients come back through the call.
+ITEM = """
+    {a} * {a}.mean().item()             {a} - {a}.amax().item()            {a} + ({b}.sum() * 0.5).item()     {a} * (torch.tensor(scale, dtype=F32) * 2).item()
 """
 LINALG = """
     torch.linalg.inv({a} @ {a}.mT + torch.eye({a}.shape[-2], dtype={a}.dtype))                               torch.linalg.cholesky({a} @ {a}.mT + torch.eye({a}.shape[-2], dtype={a}.dtype))
@@ -226,6 +230,6 @@ FAMILIES = {  # family: its templates, the tensors it wants
     "bits": (lines(BITS), lambda t: t.dtype is torch.float32), "window": (lines(WINDOW), MATRIX), "write": (lines(WRITE), ANY), "many": (lines(MANY), ANY),
     "whole": (lines(WHOLE), lambda t: not t.is_floating_point() and not t.is_complex()), "complex": (lines(COMPLEX), torch.is_complex),
     "fourier": (lines(FOURIER), both(floating, lambda t: t.dtype.itemsize >= 4)), "random": (lines(RANDOM), floating), "mask": (lines(MASK), lambda t: not t.is_complex()),
-    "out": (lines(OUT), floating), "foreach": (lines(FOREACH), floating), "custom": (lines(CUSTOM), floating), "number": (lines(NUMBER), floating), "linalg": (lines(LINALG), both(floating, MATRIX)), "error": (lines(ERROR), ANY),
+    "out": (lines(OUT), floating), "foreach": (lines(FOREACH), floating), "custom": (lines(CUSTOM), floating), "number": (lines(NUMBER), floating), "item": (lines(ITEM), floating), "linalg": (lines(LINALG), both(floating, MATRIX)), "error": (lines(ERROR), ANY),
 }
 WRITES = {"write", "foreach", "out"}  # families of statements that may write to a value: what they read must not overlap it in part

@@ -35,7 +35,7 @@ class Theme:
     most: int = MOST
 
 
-COMMON = {"elementwise": 5, "binary": 5, "reduce": 3, "view": 3, "many": 2, "write": 2, "number": 1}
+COMMON = {"elementwise": 5, "binary": 5, "reduce": 3, "view": 3, "many": 2, "write": 2, "number": 1, "item": 0.3}
 FLOATS, HALVES = ("F32",), ("F16", "F16", "BF16", "F32")
 IMAGES = ((2, 4, 6, 6), (1, 4, 8, 8), (2, 8, 5, 7), (3, 4, 1, 1), (1, 16, 12, 12), (2, 3, 9), (1, 4, 4, 4, 4))
 SEQUENCES = ((2, 5, 8), (1, 2, 6, 8), (3, 4, 4, 16), (7, 16), (2, 9, 32))
@@ -112,7 +112,7 @@ class Grower:
         module = choose.random() < theme.module
         self.names = [f"x{i}" for i in range(len(specs) - 1)]
         self.body = Body([*self.names, "index", "scale"], module)
-        weights = theme.weights | ({"traced": 2, "checkpointed": 1, "hooked": 0.03} if grad else {})
+        weights = theme.weights | ({"traced": 2, "checkpointed": 1, "hooked": 0.03, "item": 0} if grad else {})
         self.families, self.weights = list(weights), list(weights.values())
         self.recent: list[str] = list(self.names)
         if grad:  # eager refuses to write to a leaf, but not to a copy

@@ -45,6 +45,15 @@ def test_tensor_split_at_places_that_a_tensor_holds():
         assert str(ours.value) == str(eager.value)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("f", [lambda x: torch.var_mean(x[x > 99], 0), lambda x: torch.std_mean((x[x > 99] * 2).reshape(-1, 1), 0), lambda x: x[x > 99].var(0), lambda x: x[x > 99].sum(0)], ids=["var_mean", "std_mean", "var", "sum"])
+def test_statistics_of_as_many_as_are_found(f):
+    """The last element was looked at where there was none: the process died."""
+    check(lambda x: (x + 1, f(x)), lambda: [torch.arange(33.0).view(33, 1)])
+    check(lambda x: (x + 1, f(x)), lambda: [torch.arange(133.0).view(133, 1)])
+    check(lambda x: (x + 1, f(x)), lambda: [torch.arange(200.0).view(200, 1)[:, :1].div(2.0)])
+
+
 OUTS = {
     "sum": lambda x, o: torch.sum(x, (0,), out=o), "amax": lambda x, o: torch.amax(x, (0,), out=o), "cat": lambda x, o: torch.cat([x, x * 2], out=o), "add": lambda x, o: torch.add(x, 1, out=o), "sigmoid": lambda x, o: torch.sigmoid(x, out=o),
 }

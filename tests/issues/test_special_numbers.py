@@ -334,3 +334,13 @@ def test_numbers_in_tensors_that_are_negated_lazily(f, dtype):
         torch.testing.assert_close(compiled(x, given), f(x, given))
     held = T(complex(1.0, 2.0), dtype=dtype).conj().imag
     same(lambda x: f(x, held), x)
+
+
+@pytest.mark.parametrize("name", OF_CONSTANTS)
+def test_numbers_of_constants_where_gradients_come_back(name):
+    """They are numbers like others, and need no plan that computes them."""
+    f = OF_CONSTANTS[name]
+    given = [torch.linspace(-1, 1, 16, requires_grad=True) for _ in range(2)]
+    for call, x in zip((f, vitrify.compile(f, fullgraph=True)), given):
+        call(x).sin().sum().backward()
+    torch.testing.assert_close(given[1].grad, given[0].grad)
