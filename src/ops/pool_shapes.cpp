@@ -91,6 +91,8 @@ Shape shape_adaptive_avg_pool2d(sym::Context& ctx, ArgSpan args) {
   Dims sizes = x->sizes;
   for (size_t d = 1; d < sizes.size(); ++d)
     if (ctx.guard_eq(sizes[d], 0)) return {};
+  for (Int size : *o)
+    if (ctx.guard_lt(size, 0)) return {};
   for (size_t k = 0; k < 2; ++k) sizes[sizes.size() - 2 + k] = (*o)[k];
   TensorType t = contiguous_type(x->dtype, x->device, sizes);
   t.strides = strides_for(suggest_memory_format(ctx, *x), sizes);

@@ -89,3 +89,15 @@ def test_weights_of_convolutions_that_are_expanded(made):
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(compiled(x), f(x))
+
+
+@pytest.mark.parametrize("size", [(-1, 0), (-1, 2), (2, -3)], ids=str)
+@pytest.mark.parametrize("pool", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d])
+def test_negative_sizes_of_results(pool, size):
+    expects.no_kernels("the program raises")
+    x = torch.ones(1, 1, 4, 4)
+    with pytest.raises(RuntimeError) as eager:
+        pool(x, size)
+    with pytest.raises(RuntimeError) as ours:
+        vitrify.compile(lambda x: pool(x, size))(x)
+    assert str(ours.value) == str(eager.value)
