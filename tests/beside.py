@@ -85,6 +85,15 @@ def check(fn, make, reason=None, launches=True, around=contextlib.nullcontext, g
         assert did["compiled_calls"] == 0 and len(messages) == bool(reason) and all(reason in m for m in messages), messages
 
 
+def same_outcome(run, fn):
+    """What `run` gives with the compiled function as with the eager one: tensors, or an error's text."""
+    expected, given = run(fn), run(vitrify.compile(fn, fullgraph=True))
+    if isinstance(expected, str):
+        assert given == expected
+    else:
+        torch.testing.assert_close(given, expected)
+
+
 def steps(*sizes):
     return lambda: [torch.arange(1.0, 1 + torch.Size(s).numel()).reshape(s).clone() for s in sizes]
 

@@ -79,7 +79,7 @@ def test_a_wrong_engine_is_found(monkeypatch):
                 patch.setattr(torch, "abs", lambda x: torch.square(x))
                 return fn(*args)
         return run
-    assert len(found(broken, False, range(36), monkeypatch, theme="classic")) >= 3
+    assert len(found(broken, False, range(24), monkeypatch, theme="classic")) >= 3
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):
