@@ -106,14 +106,14 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     const int64_t offset = view[3].isNone() ? f->storage_offset() : view[3].toInt();
     if (!view[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
     const bool same = f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset();
-    if (same && name == "aten::as_strided") {
+    // Eager's gradient of an element that several places of a tensor have is shared among those.
+    if (same && name == "aten::as_strided" && !may_overlap_itself(sizes, strides)) {
       view = {self};
       return run_view(*ops.find("aten::alias"), &view);
     }
     run_view(*ops.find("aten::as_strided"), &view);
-    if (same) return;
     View& v = *as_fake(view.back().toTensor())->view;
-    if (!memory_of(v)) {
+    if (!same && !memory_of(v)) {
       int64_t end = offset + 1, own_end = 1;
       for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
       for (int64_t d = 0; d < f->dim(); ++d) own_end += f->sizes()[d] ? (f->sizes()[d] - 1) * f->strides()[d] : 0;
