@@ -1,5 +1,6 @@
 // Ops the tracer knows by name.
 #include "ops/shapes.h"
+#include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
 #include "torch/stack.h"
@@ -84,7 +85,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   // One that gradients go through is a tensor of its own to autograd, and mostly of memory that nobody else has. What is expanded has no such memory.
   if (name == "aten::_unsafe_view") {
     const View& of = *as_fake(fake_of(args[0].toTensor()))->view;
-    if (args[0].toTensor().requires_grad() && of.storage->input < 0 && !overlaps_itself(of.type)) return run_pure(info, stack);
+    const bool own = of.storage->input < 0 && !overlaps_itself(of.type) && !capture::LooksAtOperands::now();
+    if (own && args[0].toTensor().requires_grad()) return run_pure(info, stack);
     run_apart("aten::view");
     as_fake(stack->back().toTensor())->view->step.op = &info;  // as users get it
     return;

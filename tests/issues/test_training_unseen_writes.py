@@ -246,3 +246,22 @@ def test_the_only_view_of_what_was_saved(made, seen, read, write):
         loss = (out[1] * torch.linspace(-1, 1, out[1].numel(), dtype=out[1].dtype).view(out[1].shape)).sin().sum()
         return torch.autograd.grad(loss, args)
     check(saved_view(MADE[made], SEEN[seen], READ[read]), lambda: [leaf(6, 6, dtype=torch.float64)], then=then, native="forward")
+
+
+KRON = {
+    "an argument": lambda x, y: (torch.kron(x, y),), "written before": lambda x, y: (x.data.mul_(.5), torch.kron(x, x))[1:], "a result": lambda x, y: (v := x.exp(), torch.kron(y, v)),
+    "written in the program": lambda x, y: (torch.kron(v := x * x, y), v.mul_(2))[:1], "a view": lambda x, y: (v := x * x, torch.kron(v[1:], y)), "and the product written": lambda x, y: ((k := torch.kron(x, y)), k[1:], k.mul_(2))[:2],
+    "of the same": lambda x, y: (v := x.sin(), torch.kron(v, v)),
+}
+
+
+@pytest.mark.parametrize("write", (data, numpy, counted))
+@pytest.mark.parametrize("name", KRON)
+def test_operands_of_kron(name, write):
+    """It looks at their memory by tensors whose versions nobody counts: what was written since is read, and no error."""
+    def then(out, args):
+        write(args[0])
+        if len(out) > 1:
+            write(out[0])
+        return torch.autograd.grad([t.sin().sum() for t in out], args, allow_unused=True)
+    check(KRON[name], lambda: [leaf(2, 3, dtype=torch.float64), leaf(2, 3, seed=2, dtype=torch.float64)], then=then, native="forward")
