@@ -238,6 +238,10 @@ bool Tracer::Impl::note_raising(std::string says) {
     }
     if (written && !found) return false;
     if (found) r.input = found->input;
+    for (const at::Tensor& saved : found || checkpoint ? std::vector<at::Tensor>() : capture::saved_by(*node))
+      if (const FakeImpl* f = as_fake(saved);
+          f && f->view->storage->input < 0 && static_cast<int64_t>(saved._version()) == now && counts_writes(*f->view, 0))
+        r.memory = f->view->storage;
   }
   raising.push_back(std::move(r));
   return true;
