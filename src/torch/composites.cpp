@@ -91,7 +91,8 @@ bool needs_gradients(const Tensor& t) { return t.requires_grad() && c10::GradMod
 // --- kron
 
 Tensor kron(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b) {
-  if (!has_symbols(a) && !has_symbols(b)) return at::_ops::kron::redispatch(below_composites(keys), a, b);
+  const bool gradients = needs_gradients(a) || needs_gradients(b);
+  if (!has_symbols(a) && !has_symbols(b) && !gradients) return at::_ops::kron::redispatch(below_composites(keys), a, b);
   const int64_t n = std::max(a.dim(), b.dim());
   Sizes left, right, out;
   for (int64_t d = 0; d < n; ++d) {
@@ -100,7 +101,11 @@ Tensor kron(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b) {
     right.insert(right.end(), {1, size(b)});
     out.push_back(size(a) * size(b));
   }
-  return at::_unsafe_view_symint(at::_unsafe_view_symint(a, left).mul(at::_unsafe_view_symint(b, right)), out);
+  const auto look_at = [](const Tensor& t, const Sizes& sizes) {
+    const LooksAtOperands looks;
+    return at::_unsafe_view_symint(t, sizes);
+  };
+  return at::_unsafe_view_symint(look_at(a, left).mul(look_at(b, right)), out);
 }
 
 // --- cdist: of many rows, and where gradients are asked for, a matrix product

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include <utility>
+
 namespace vitrify::capture {
 
 // No part of torch uses this key.
@@ -16,6 +18,19 @@ void register_quantiles(torch::Library&);
 
 // Placeholders have it, so that those ops come here before autograd takes them apart; empty where another library has the key.
 c10::DispatchKeySet composite_keys();
+
+// While a composite looks at its operands by _unsafe_view(): memory that others have and may write to. All else that torch looks at so is its own.
+class LooksAtOperands {
+ public:
+  LooksAtOperands() : before_(std::exchange(now_, true)) {}
+  ~LooksAtOperands() { now_ = before_; }
+  LooksAtOperands(const LooksAtOperands&) = delete;
+  static bool now() { return now_; }
+
+ private:
+  static inline thread_local bool now_ = false;
+  bool before_;
+};
 
 // Whether the composite that has just arrived is to stay whole, if a rule says what it gives. Says so once.
 bool stays_whole();

@@ -13,6 +13,7 @@
 #include <limits>
 #include <typeindex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "torch/compat.h"
 #include "vitrify/error.h"
@@ -227,6 +228,21 @@ std::vector<Tensor> saved_by(const Node& n) {
   each_saved(const_cast<Node&>(n), [&](const torch::autograd::SavedVariable& s) {
     if (!s.has_hooks() && s.get_raw_data()->defined()) r.push_back(*s.get_raw_data());
   });
+  return r;
+}
+
+std::vector<Tensor> saved_behind(const torch::autograd::edge_list& from, const std::function<std::vector<Tensor>(const Node&)>& of_own) {
+  std::vector<Tensor> r;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> todo;
+  for (const torch::autograd::Edge& e : from) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (!n || !seen.insert(n).second) continue;
+    std::ranges::move(of_own && of_python(*n) ? of_own(*n) : saved_by(*n), std::back_inserter(r));
+    for (const torch::autograd::Edge& next : n->next_edges()) todo.push_back(next.function.get());
+  }
   return r;
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <functional>
 #include <list>
 #include <vector>
 
@@ -16,6 +17,9 @@ bool of_python(const torch::autograd::Node&);        // Python code may ask for 
 bool saves(const torch::autograd::Node&);
 // Those: as far as versions go, they are read.
 std::vector<at::Tensor> saved_by(const torch::autograd::Node&);
+// The same of all nodes behind those edges. `of_own`: of a user's own node.
+std::vector<at::Tensor> saved_behind(const torch::autograd::edge_list&,
+                                     const std::function<std::vector<at::Tensor>(const torch::autograd::Node&)>& of_own = {});
 
 // Its formula reads truth values, and does nothing but raise where they are false.
 bool checks_values(const torch::autograd::Node&);

@@ -115,7 +115,7 @@ Value Tracer::Impl::read_as_was(View& v) {
 
 Value Tracer::Impl::apply(View& v, Value parent) {
   if (!v.step.op) return parent;
-  const OpInfo& op = *v.step.op;
+  const OpInfo& op = v.step.op->name == "aten::_unsafe_view" ? *ops.find("aten::view") : *v.step.op;  // of memory, whatever autograd takes it for
   capture::ViewCallResults* all = v.step.results.get();
   if (all && all->made && all->generation == v.storage->generation) return all->made->out(v.step.result);
   std::vector<Arg> args{parent};

@@ -238,6 +238,10 @@ bool Tracer::Impl::note_raising(std::string says) {
     }
     if (written && !found) return false;
     if (found) r.input = found->input;
+    for (const at::Tensor& saved : found || checkpoint ? std::vector<at::Tensor>() : capture::saved_by(*node))
+      if (const FakeImpl* f = as_fake(saved);
+          f && f->view->storage->input < 0 && static_cast<int64_t>(saved._version()) == now && counts_writes(*f->view, 0))
+        r.memory = f->view->storage;
   }
   raising.push_back(std::move(r));
   return true;
@@ -465,26 +469,7 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
 
 }  // namespace
 
-namespace {
-
-// What the nodes behind `from` have saved, as far as it is views of memory that was written.
-std::vector<capture::View*> written_views_saved(const std::vector<Edge>& from) {
-  std::vector<capture::View*> r;
-  std::unordered_set<const Node*> seen;
-  std::vector<const Node*> todo;
-  for (const Edge& e : from) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    if (!n || !seen.insert(n).second) continue;
-    for (const at::Tensor& saved : capture::saved_by(*n))
-      if (const FakeImpl* f = as_fake(saved); f && f->view->parent && f->view->storage->generation) r.push_back(f->view.get());
-    for (const Edge& next : n->next_edges()) todo.push_back(next.function.get());
-  }
-  return r;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
@@ -549,7 +534,8 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
         if (r.kind == ResultSpec::Kind::ViewOfInput && r.index == m.input) fail("returns a view of an input whose shape it changes in place");
     }
     order_views_of_inputs(outputs, level, j.program);
-    for (capture::View* v : written_views_saved(level.from)) read(*v);  // views of what lies there now, and none that a backward makes of it
+    for (const at::Tensor& saved : capture::saved_behind(level.from))  // views of what lies there now, and none that a backward makes of it
+      if (const FakeImpl* f = as_fake(saved); f && f->view->parent && f->view->storage->generation) read(*f->view);
     j.backward = graph->next_id();
     in_backward = true;
     last_forward_states = states();

@@ -273,13 +273,14 @@ int Call::freed_by(size_t step) const {
   return freed_.empty() ? kNone : freed_[step];
 }
 
-bool Call::spent(const Path& path) const {
+std::optional<size_t> Call::spent(const Path& path) const {
   std::lock_guard lock(mutex_);
-  if (freed_.empty() && !below_) return false;
+  if (freed_.empty() && !below_) return {};
   const int now = torch::autograd::get_current_graph_task_id();  // in which eager comes to each of its nodes once
-  for (size_t i = 0; i < tape_->steps.size(); ++i)
-    if (const int by = on(path, i) && tape_->steps[i].saves ? freed_by(i) : kNone; by != kNone && by != now) return true;
-  return false;
+  return tape_->first(path, [&](const Tape::Step& s) {
+    const int by = s.saves ? freed_by(static_cast<size_t>(&s - tape_->steps.data())) : kNone;
+    return by != kNone && by != now;
+  });
 }
 
 bool Call::come_once(const Path& path) {

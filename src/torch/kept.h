@@ -70,8 +70,8 @@ class Call {
   bool sized = false;                                  // sizes of what was given count when it is gone
 
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
-  // Whether a backward comes to what another has freed: a node of which eager keeps something.
-  bool spent(const Path&) const;
+  // The first step at which a backward comes to what another has freed: a node of which eager keeps something.
+  std::optional<size_t> spent(const Path&) const;
   // Notes that a backward comes to what only one may come to; false: another has before.
   bool come_once(const Path&);
   void free(const Path&);

@@ -48,7 +48,7 @@ struct RegionCall : Call {
       return now.defined() && now.is_leaf();
     }
   };
-  // A step of eager's backward that raises. Without a tensor: always the same.
+  // A step of eager's backward that raises. Without a tensor: always the same, but for how often it was written since it had that version.
   struct Raised {
     size_t step;
     std::optional<c10::VariableVersion> version;
@@ -127,6 +127,8 @@ class RegionNode final : public CallNode {
 
  private:
   torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
+  // Eager raises at the first of its nodes that cannot run.
+  void raise_first(const torch::autograd::variable_list& tangents, const Path& path) const;
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
   void find_stops(torch::autograd::variable_list& tangents);

@@ -9,6 +9,7 @@
 #include "ops/shapes.h"
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -200,6 +201,22 @@ capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const c
   return nullptr;
 }
 
+// That nodes behind `results` have saved.
+std::unordered_set<const capture::StorageState*> memory_saved(const std::vector<at::Tensor>& results, const TracerOptions& options) {
+  torch::autograd::edge_list from;
+  for (const at::Tensor& t : results) {
+    if (!t.defined() || !t.requires_grad()) continue;
+    try {
+      from.push_back(torch::autograd::impl::gradient_edge(t));
+    } catch (const c10::Error&) {  // eager raises it when gradients come (chain_views)
+    }
+  }
+  std::unordered_set<const capture::StorageState*> r;
+  for (const at::Tensor& t : capture::saved_behind(from, options.saved_tensors))
+    if (const FakeImpl* f = t.defined() ? as_fake(t) : nullptr) r.insert(f->view->storage.get());
+  return r;
+}
+
 }  // namespace
 
 // Graph outputs for what the program returns and for what it wrote.
@@ -256,6 +273,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   std::unordered_map<const StorageState*, uint32_t> root_output;
   for (const at::Tensor& t : fakes)
     if (FakeImpl* f = as_fake(t)) loose[f->view->storage.get()].insert(t.unsafeGetTensorImpl());
+  // What users write to a view of memory that eager has saved is read by the derivative, whichever view of it that is: then it is a view here too.
+  const std::unordered_set<const StorageState*> saved = root_tensors ? memory_saved(fakes, options) : std::unordered_set<const StorageState*>();
+  const auto is_of_saved = [&](const at::Tensor& t, const View& v) {
+    return v.parent && t.requires_grad() && t.is_view() && saved.contains(v.storage.get());
+  };
   std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
@@ -333,7 +355,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.kind = ResultSpec::Kind::ViewOfValue;
       r.index = it->second;
       r.path = path_of(v);
-    } else if (it == root_result.end() && v.parent && (loose[s].size() > 1 || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg())) {
+    } else if (it == root_result.end() && v.parent &&
+               (loose[s].size() > 1 || is_of_saved(fakes[i], v) || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg())) {
       emit_view_of_output();
     } else {
       emit_value();

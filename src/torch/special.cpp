@@ -1,5 +1,6 @@
 // Ops the tracer knows by name.
 #include "ops/shapes.h"
+#include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
 #include "torch/stack.h"
@@ -84,7 +85,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   // One that gradients go through is a tensor of its own to autograd, and mostly of memory that nobody else has. What is expanded has no such memory.
   if (name == "aten::_unsafe_view") {
     const View& of = *as_fake(fake_of(args[0].toTensor()))->view;
-    if (args[0].toTensor().requires_grad() && of.storage->input < 0 && !overlaps_itself(of.type)) return run_pure(info, stack);
+    const bool own = of.storage->input < 0 && !overlaps_itself(of.type) && !capture::LooksAtOperands::now();
+    if (own && args[0].toTensor().requires_grad()) return run_pure(info, stack);
     run_apart("aten::view");
     as_fake(stack->back().toTensor())->view->step.op = &info;  // as users get it
     return;
@@ -106,14 +108,14 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     const int64_t offset = view[3].isNone() ? f->storage_offset() : view[3].toInt();
     if (!view[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
     const bool same = f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset();
-    if (same && name == "aten::as_strided") {
+    // Eager's gradient of an element that several places of a tensor have is shared among those.
+    if (same && name == "aten::as_strided" && !may_overlap_itself(sizes, strides)) {
       view = {self};
       return run_view(*ops.find("aten::alias"), &view);
     }
     run_view(*ops.find("aten::as_strided"), &view);
-    if (same) return;
     View& v = *as_fake(view.back().toTensor())->view;
-    if (!memory_of(v)) {
+    if (!same && !memory_of(v)) {
       int64_t end = offset + 1, own_end = 1;
       for (size_t d = 0; d < sizes.size(); ++d) end += sizes[d] ? (sizes[d] - 1) * strides[d] : 0;
       for (int64_t d = 0; d < f->dim(); ++d) own_end += f->sizes()[d] ? (f->sizes()[d] - 1) * f->strides()[d] : 0;

@@ -681,8 +681,9 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
   }
   Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
     if (const Value* was = kept.find(v)) return *was;
-    if (const Value* was = memories.find(v)) return *was;
-    return results.contains(v) && recomputable(*v.node) ? again_before(g, before, v) : Value();
+    if (results.contains(v) && recomputable(*v.node)) return again_before(g, before, v);
+    const Value* was = memories.find(v);
+    return was ? *was : Value();
   });
   Snapshots of_memory(g, {}, [&](Value v, ir::Node*) {
     const Value* was = memories.find(v);

@@ -171,6 +171,8 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   const bool writes = args.size() == 5;
   const at::Tensor self = fake_of(args[0].toTensor());
   Stack strided{self, args[args.size() - 3], args[args.size() - 2], args[args.size() - 1]};
+  if (writes && self.requires_grad() && !self.is_contiguous())
+    capture::fail("calls aten::as_strided_scatter of a tensor with gaps or in another order, which has no gradient");
   if (!writes) {
     run_special(*ops.find("aten::as_strided"), &strided);
     Stack copy{strided.back(), at::MemoryFormat::Contiguous};

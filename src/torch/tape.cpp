@@ -55,18 +55,21 @@ bool Tape::finds(const Path& path, bool is_output, uint32_t index) const {
   return found && !reads(path, is_output, index);
 }
 
-bool Tape::reads(const Path& path, bool is_output, uint32_t index) const {
+static bool has(const std::vector<uint32_t>& all, uint32_t index) { return std::ranges::find(all, index) != all.end(); }
+
+std::optional<size_t> Tape::first(const Path& path, const std::function<bool(const Step&)>& is) const {
+  std::optional<size_t> r;
   for (size_t i = 0; i < steps.size(); ++i)
-    if (const auto& all = is_output ? steps[i].reads_outputs : steps[i].reads_given; on(path, i) && std::ranges::find(all, index) != all.end())
-      return true;
-  return false;
+    if (on(path, i) && (!r || steps[i].number > steps[*r].number) && is(steps[i])) r = i;
+  return r;
 }
 
-bool Tape::reads_itself(const Path& path, bool is_output, uint32_t index) const {
-  for (size_t i = 0; i < steps.size(); ++i)
-    if (const auto& all = is_output ? steps[i].itself_outputs : steps[i].itself_given; on(path, i) && std::ranges::find(all, index) != all.end())
-      return true;
-  return false;
+std::optional<size_t> Tape::first_reading(const Path& path, bool is_output, uint32_t index) const {
+  return first(path, [&](const Step& s) { return has(is_output ? s.reads_outputs : s.reads_given, index); });
+}
+
+std::optional<size_t> Tape::first_reading_itself(const Path& path, bool is_output, uint32_t index) const {
+  return first(path, [&](const Step& s) { return has(is_output ? s.itself_outputs : s.itself_given, index); });
 }
 
 namespace {
@@ -182,6 +185,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
         for (auto [input, gradient] : at->second)
           if (input == e.input_nr && gradient >= 0) s.gradients.push_back(static_cast<uint32_t>(gradient));
     }
+    s.number = s.node->sequence_nr();
     s.saves = capture::saves(*s.node);
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
     if (s.saves && hooked.contains(s.node->sequence_nr()) && !capture::of_python(*s.node))
@@ -189,11 +193,17 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
           c != cached.end())
         s.once = static_cast<int32_t>(c - cached.begin());
   }
+  for (const Tape::Step& s : tape->steps)  // what raises has no number of its own
+    for (uint32_t n : s.next) tape->steps[n].number = std::min(tape->steps[n].number, s.number);
   for (const Raising& r : raising)
     if (const auto at = known.find(r.node.get()); at != known.end()) {
       Tape::Step& s = tape->steps[at->second];
       s.raises = r.says;
       s.expected = r.expected;
+      for (const auto& [view, i] : result_views)
+        if (r.memory && j.level == 0 && view->storage == r.memory && counts_writes(*view, 0) &&
+            (s.stale_result < 0 || static_cast<int32_t>(i) < s.stale_result))
+          s.stale_result = static_cast<int32_t>(i);
       if (r.input >= 0) s.stale = static_cast<int32_t>(j.place_of(graph->inputs[static_cast<size_t>(r.input)].value));
     }
 

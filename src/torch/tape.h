@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ enum class Hold : uint8_t { Memory, Tensor, Both };
 struct Tape {
   struct Step {
     const torch::autograd::Node* node;  // of the trace, which holds it
+    uint64_t number = 0;                // of it: the last made runs first
     std::vector<uint32_t> next;         // steps that its gradients go to, and
     std::vector<uint32_t> next_input;   // which input of each
     std::vector<uint32_t> gradients;    // of JointProgram::gradients, then past_raising: those that it gives
@@ -36,11 +38,12 @@ struct Tape {
     std::vector<uint32_t> itself_given, itself_outputs;
     // What a checkpoint's function finds by itself, or a user's own node has as attributes of its ctx, and reads as it is by then.
     std::vector<uint32_t> found_given, found_outputs;
-    int32_t below = -1;    // the same node's step in the tape of the level below
-    std::string raises;    // what eager raises here
-    bool python = false;   // Python code runs here, and reads Python's state as it is by then
-    int32_t stale = -1;    // for the reason that this one of JointProgram::given, which it has saved, was written since:
-    int64_t expected = 0;  // its version then, counted from the call's begin
+    int32_t below = -1;         // the same node's step in the tape of the level below
+    std::string raises;         // what eager raises here
+    bool python = false;        // Python code runs here, and reads Python's state as it is by then
+    int32_t stale = -1;         // for the reason that this one of JointProgram::given, which it has saved, was written since:
+    int64_t expected = 0;       // its version then, counted from the call's begin
+    int32_t stale_result = -1;  // or this result is of the memory that was: users write on, and the text counts that
   };
   std::vector<Step> steps;                           // each before those that its gradients go to
   std::vector<int32_t> roots;                        // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
@@ -59,9 +62,12 @@ struct Tape {
   int32_t step_of(size_t place) const { return place < roots.size() ? roots[place] : places[place].first; }
   // Those of `edges` to which it comes, whether with a gradient or without.
   std::vector<char> edges_on(const Path&, size_t edges) const;
-  bool reads(const Path&, bool is_output, uint32_t index) const;
+  // The first on the way for which that holds.
+  std::optional<size_t> first(const Path&, const std::function<bool(const Step&)>& is) const;
+  std::optional<size_t> first_reading(const Path&, bool is_output, uint32_t index) const;
+  bool reads(const Path& path, bool is_output, uint32_t index) const { return first_reading(path, is_output, index).has_value(); }
   bool finds(const Path&, bool is_output, uint32_t index) const;  // and reads it nowhere else
-  bool reads_itself(const Path&, bool is_output, uint32_t index) const;
+  std::optional<size_t> first_reading_itself(const Path&, bool is_output, uint32_t index) const;
 };
 
 }  // namespace vitrify

@@ -288,6 +288,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::string says;
     int32_t input = -1;  // what it has saved is this graph input, written since: at this version, counted from the program's begin
     int64_t expected = 0;
+    std::shared_ptr<StorageState> memory;  // or it is memory that the program has made
   };
   std::vector<Raising> raising;
   compat::NodePtr running;      // in a backward

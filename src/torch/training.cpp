@@ -155,6 +155,11 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
+  for (RegionCall::Raised& r : call->raised)
+    if (const int32_t i = tape().steps[r.step].stale_result; i >= 0 && !r.version && out[static_cast<size_t>(i)].defined()) {
+      const at::Tensor& t = out[static_cast<size_t>(i)];
+      if (counts_versions(t)) r.version = t.unsafeGetTensorImpl()->version_counter(), r.expected = version_of(t);
+    }
   for (uint32_t i = 0; i < out.size() && again; ++i)
     if (joint_.program.results[i].kind == ResultSpec::Kind::Value)
       call->computed_again.push_back(
@@ -269,6 +274,49 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
   }
 }
 
+void RegionNode::raise_first(const variable_list& tangents, const Path& path) const {
+  const Tape& tape = region_->tape();
+  std::optional<size_t> first;
+  std::function<void()> raise;
+  const auto turn = [&](size_t i) { return std::pair(~tape.steps[i].number, i); };
+  const auto note = [&](std::optional<size_t> step, std::function<void()> how) {
+    if (!step || (first && turn(*first) <= turn(*step))) return;
+    first = step;
+    raise = std::move(how);
+  };
+  note(call_->spent(path), [] { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); });
+  try {
+    const auto lock = call_->lock();
+    for (const RegionCall::Watched& w : call_->watched) {
+      if (w.has_node && w.is_detached()) note(tape.first_reading_itself(path, w.is_output, w.index), refuse_detached);
+      const auto now = static_cast<int64_t>(w.version.current_version());
+      if (now == w.expected) continue;
+      note(tape.first_reading(path, w.is_output, w.index), [this, &w = w, now] {
+        refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
+                       w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
+      });
+    }
+    // Before it begins: also what raises where other nodes of the call go on with the gradients.
+    const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
+    for (const RegionCall::Raised& r : call_->raised) {
+      if (!on(all, r.step)) continue;
+      note(r.step, [this, &r = r, &tape] {
+        const Tape::Step& step = tape.steps[r.step];
+        const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;
+        TORCH_CHECK(r.tensor, r.version ? with_writes(step.raises, now - r.expected) : step.raises);
+        TORCH_CHECK(now != r.expected, "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
+        refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "", now, r.expected);
+      });
+    }
+    if (raise) raise();
+  } catch (...) {  // it has run those before
+    Path before(tape.steps.size());
+    for (size_t i = 0; i < before.size() && first; ++i) before[i] = on(path, i) && turn(i) < turn(*first);
+    if (!torch::autograd::get_current_graph_task_keep_graph()) call_->free(before);
+    throw;
+  }
+}
+
 variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
@@ -282,31 +330,10 @@ variable_list RegionNode::apply(variable_list&& given) {
   }
   find_stops(tangents);
   const Path path = region_->path_of(tangents, *this);
-  TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
+  raise_first(tangents, path);
   TORCH_CHECK(
       call_->come_once(path),
       "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
-  {
-    const auto lock = call_->lock();
-    for (const RegionCall::Watched& w : call_->watched) {
-      if (w.has_node && w.is_detached() && region_->tape().reads_itself(path, w.is_output, w.index)) refuse_detached();
-      if (const auto now = static_cast<int64_t>(w.version.current_version()); now != w.expected && region_->tape().reads(path, w.is_output, w.index))
-        refuse_changed(region_->type_of_watched(w.is_output, w.index), at::Tensor(w.tensor.lock()),
-                       w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
-    }
-    // Before it begins: also what raises where other nodes of the call go on with the gradients.
-    const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
-    for (const RegionCall::Raised& r : call_->raised) {
-      if (!on(all, r.step)) continue;
-      const Tape::Step& step = region_->tape().steps[r.step];
-      TORCH_CHECK(!r.version || static_cast<int64_t>(r.version->current_version()) != r.expected,
-                  "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
-      if (r.version)
-        refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "",
-                       static_cast<int64_t>(r.version->current_version()), r.expected);
-      TORCH_CHECK(false, step.raises);
-    }
-  }
   auto free = [&] {
     if (!torch::autograd::get_current_graph_task_keep_graph() && !std::exchange(freed_, true)) call_->free(path);
   };

@@ -87,7 +87,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       for (uint32_t i = 0; i < places.size(); ++i) {
         input_of_[places[i]] = {p, i};
         if (const int32_t step = joint_.tape->places.at(places[i]).first; step >= 0)
-          made[p] = std::max(made[p], joint_.tape->steps[static_cast<size_t>(step)].node->sequence_nr());
+          made[p] = std::max(made[p], joint_.tape->steps[static_cast<size_t>(step)].number);
       }
       in_turn_.push_back(p);
     }

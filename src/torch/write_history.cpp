@@ -42,6 +42,14 @@ void refuse_changed(const ir::TensorType& type, const at::Tensor& now, const std
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
 
+std::string with_writes(std::string says, int64_t more) {
+  constexpr std::string_view kVersion = " is at version ";
+  const size_t at = says.find(kVersion);
+  if (at == std::string::npos) return says;
+  const size_t begin = at + kVersion.size(), end = says.find_first_not_of("0123456789", begin);
+  return says.replace(begin, end - begin, std::to_string(std::stoll(says.substr(begin)) + more));
+}
+
 void refuse_detached() {
   TORCH_CHECK(false,
               "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."

@@ -13,6 +13,8 @@ namespace vitrify {
 // nothing.
 [[noreturn]] void refuse_changed(const ir::TensorType&, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected);
 // And for one that had a history then and has none now.
+// Such a text, of a tensor that was written so often since.
+std::string with_writes(std::string says, int64_t more);
 [[noreturn]] void refuse_detached();
 
 // Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.

@@ -178,3 +178,49 @@ def test_sizes_that_change():
     for n in (3, 5, 8):
         for make in (lambda: (numbers(n, 4), numbers(n, 4)), lambda: (lambda m: (m[1:], m[:-1]))(numbers(n + 1, 4)), lambda: (numbers(n, 8)[:, ::2], numbers(n, 4))):
             same(f, make, compiled)
+
+
+TENTHS = numbers(24).double() / 10
+OVERLAPPING = {
+    "expanded columns": lambda t: t[:7, None].expand(7, 2), "expanded rows": lambda t: t[None, :5].expand(4, 5), "all of one": lambda t: t[0].expand(3, 4), "windows": lambda t: t[:10].unfold(0, 4, 2),
+    "windows of rows": lambda t: t.view(3, 8).unfold(1, 3, 1), "further in": lambda t: t.as_strided((3, 3), (2, 1), 4), "both": lambda t: t.as_strided((2, 3, 3), (0, 2, 1), 1), "neither": lambda t: t.view(4, 6),
+}
+STRIDED = {
+    "as it lies": lambda x: x.as_strided(x.shape, x.stride()), "and read": lambda x: x.as_strided(x.shape, x.stride()).sin() * x, "twice": lambda x: x.as_strided(x.shape, x.stride()).as_strided(x.shape, x.stride()).sin(),
+    "of a result": lambda x: x.sin().expand(3, *x.shape).as_strided((3, *x.shape), (0, *x.sin().stride())).cos(), "to what overlaps": lambda x: x.clone().as_strided((2, 2), (1, 1)).exp(),
+    "to one element": lambda x: x.as_strided((2, 3), (1, 0)).sin(), "copied": lambda x: torch.as_strided_copy(x, x.shape, x.stride()) * 2,
+}
+
+
+@pytest.mark.compiled("views of arguments are as eager makes them")
+@pytest.mark.no_kernels("looks outside of what was given", some=True)
+@pytest.mark.eager("reaches outside its tensor", some=True)
+@pytest.mark.filterwarnings("ignore:.*reaches outside its tensor")
+@pytest.mark.parametrize("again", (False, True))
+@pytest.mark.parametrize("view", STRIDED)
+@pytest.mark.parametrize("given", OVERLAPPING)
+def test_gradients_of_what_overlaps_itself(given, view, again):
+    """Eager's gradient of an element is shared among all the places that look at it: as_strided() of a tensor as it lies is no alias to it."""
+    f, told = STRIDED[view], []
+    for g in (f, *[vitrify.compile(f)] * 2):
+        x = OVERLAPPING[given](TENTHS.clone()).detach().requires_grad_()
+        out = g(x)
+        loss = (out * numbers(*out.shape) / 50).sin().sum()
+        if again:
+            made, = torch.autograd.grad(loss, x, create_graph=True)
+            told.append((made, *torch.autograd.grad(made.sin().sum(), x)))
+        else:
+            told.append((out, *torch.autograd.grad(loss, x)))
+    for ours in told[1:]:
+        for p, q in zip(ours, told[0]):
+            assert again or p.stride() == q.stride()
+            torch.testing.assert_close(p, q)
+
+
+@pytest.mark.no_kernels("eager refuses it")
+def test_no_gradient_of_a_scatter_into_what_has_another_order():
+    def f(x):
+        return torch.as_strided_scatter(x.t(), torch.ones(2, 1), (2, 1), (1, 1))
+    for g in (f, vitrify.compile(f)):
+        with pytest.raises(RuntimeError, match="requires_grad"):
+            g(numbers(4, 6).requires_grad_())

@@ -1,9 +1,16 @@
 """Programs of which a backward raises where it comes to some of their nodes: the program and its other gradients are compiled, and the error comes from those backwards, as eager's."""
+import sys
+from pathlib import Path
+
 import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import compare  # noqa: E402
 
 
 class Counting(nn.Module):
@@ -219,3 +226,62 @@ def test_a_second_derivative_in_python_that_reads_something_else():
     with pytest.raises(RuntimeError, match="calls from now on run eagerly: make the result again"):
         gradient_of_gradient(compiled)
     torch.testing.assert_close(gradient_of_gradient(compiled)[1](), gradient_of_gradient(program)[1]())
+
+
+def one_after_another(*which, write=None, keep=False):
+    def then(out, args):
+        told = []
+        if write is not None:
+            with torch.no_grad():
+                out[write].add_(1)
+        for w in which:
+            try:
+                sum(out[i].sum() for i in w).backward(retain_graph=keep)
+            except RuntimeError as e:
+                told.append(compare.first_line(e))
+            told += [a.grad if a.grad is None else a.grad.clone() for a in args] if not told or not isinstance(told[-1], str) else []
+        return told
+    return then
+
+
+def state_written(x, w):
+    state = torch.ones(3)
+    h = x @ w
+    r = h * state
+    state.mul_(0.9)
+    return h, r
+
+
+def overwritten_behind(x, w):
+    h = torch.heaviside(x, w)
+    return h, torch.ldexp(h, torch.ones_like(h)).normal_()
+
+
+def result_written_twice(x, w):
+    h = F.logsigmoid(x)
+    r = torch.logaddexp(h, w)
+    h.view(-1).cumsum_(0)
+    return h, r
+
+
+RAISED = {
+    "a state, and what another freed": (state_written, one_after_another((0,), (1,))), "both at once": (state_written, one_after_another((0, 1), (1,))), "what has no derivative, behind what was written": (overwritten_behind, one_after_another((0, 1), (0,), (1,))),
+    "a result, and what another freed": (lambda x, w: (h := x.sin() @ w, h.exp()), one_after_another((0,), (1,), write=1)), "again": (lambda x, w: (h := x.sin() @ w, h.exp().cos()), one_after_another((1,), (1,), write=0)),
+    "freed in front of what was written": (lambda x, w: (h := x.sin() @ w, h.sin().cos(), h.exp()), one_after_another((1,), (1,), (2,), write=0)), "kept": (lambda x, w: (h := x.sin() @ w, h.sin().cos()), one_after_another((1,), (1,), (0,), write=0, keep=True)),
+    "how often a view was written": (lambda x, w: (s := F.silu(h := x.clone()), h.view(-1).pow_(2))[::-1], one_after_another((0, 1), write=0)), "how often a result was written": (result_written_twice, one_after_another((0, 1), write=0)),
+}
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("name", RAISED)
+def test_the_first_of_eagers_nodes_that_cannot_run(name):
+    """Its error is raised, and those before it have run: what they kept is freed."""
+    f, then = RAISED[name]
+    told = []
+    for run in (f, vitrify.compile(f)):
+        torch.manual_seed(0)
+        args = [torch.linspace(0.1, 1, 9).view(3, 3).requires_grad_(), torch.linspace(-1, 1, 9).view(3, 3).requires_grad_()]
+        told.append(then(run(*args), args))
+    assert [t for t in told[0] if isinstance(t, str)] == [t for t in told[1] if isinstance(t, str)] and any(isinstance(t, str) for t in told[0])
+    for a, b in zip(*told):
+        assert isinstance(a, str) or a is None or torch.allclose(a, b)

@@ -123,6 +123,20 @@ def test_gradients_that_are_zeros(name, which):
     check(DRAWN[name], leaves((3,), (3,)), then=lambda out, args: backwards(*which)([t.sum() for t in out], args), native="forward")
 
 
+# A result that one part saves and another computes again, of what the program made it of.
+AGAIN = {
+    "a product": lambda v, w: (v.sin() @ w, v.mT @ v, v), "norms": lambda v, w: (F.rms_norm(v, (4,)) @ w, v.mT @ v, v), "a view": lambda v, w: (v.exp() @ w, v.view(-1), v, v.mT @ v),
+    "layer norm": lambda v, w: (F.layer_norm(v, (4,)) @ w, v.mT @ v.sin(), v),
+}
+
+
+@pytest.mark.parametrize("which", [((0, 1, 2),), (0, 1, 2), (1, 0, 2), (2, 1, 0), ((1, 2), 0), (1, 1), (0, (0, 1))], ids=str)
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_one_part_has_freed_and_another_computes_again(name, which):
+    """The derivative of one part read the copy that the derivative through all results needs for the other only."""
+    check(lambda x, w: AGAIN[name](x.clone().tril(), w), leaves((5, 4), (4, 4)), then=lambda out, args: backwards(*which)([t.sin().sum() for t in out], args), native="forward")
+
+
 def test_two_losses_over_different_parameters():
     a, b = nn.Linear(4, 3), nn.Linear(4, 3)
 

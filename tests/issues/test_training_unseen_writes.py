@@ -211,3 +211,57 @@ def test_written_results_written_again(name, write):
         except RuntimeError as e:
             return str(e).partition(":")[0]
     same_outcome(run, WRITTEN_RESULTS[name])
+
+
+# A result that is the only view of what eager has saved, and others that read that.
+def saved_view(of, view, read):
+    def f(x):
+        v = view(of(x))
+        return v, read(v)
+    return f
+
+
+MADE = {"sin": lambda x: (x * 2).sin(), "a product": lambda x: x @ x.mT @ x, "tanh": torch.tanh}
+SEEN = {"transposed": lambda v: v.mT, "rows": lambda v: v[1:], "flat": lambda v: v.view(-1), "reshaped": lambda v: v.view(3, -1), "a view of a view": lambda v: v.mT[1:], "written": lambda v: v.mT.mul_(2), "not a view": lambda v: v}
+READ = {"cos": lambda v: v.cos(), "a chain": lambda v: v.cos().tanh(), "a product": lambda v: v.reshape(-1) @ v.reshape(-1).sin(), "its base": lambda v: (v if v._base is None else v._base).cos(), "a function": lambda v: Squared.apply(v)}
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("seen, read, write", [(s, r, w) for s in SEEN for r in READ for w in (data, numpy, counted) if w is not counted or s != "written"])  # its versions begin anew
+@pytest.mark.parametrize("made", MADE)
+def test_the_only_view_of_what_was_saved(made, seen, read, write):
+    """It was a tensor of its own, whose writes the derivative did not see."""
+    def then(out, args):
+        write(out[0])
+        loss = (out[1] * torch.linspace(-1, 1, out[1].numel(), dtype=out[1].dtype).view(out[1].shape)).sin().sum()
+        return torch.autograd.grad(loss, args)
+    check(saved_view(MADE[made], SEEN[seen], READ[read]), lambda: [leaf(6, 6, dtype=torch.float64)], then=then, native="forward")
+
+
+KRON = {
+    "an argument": lambda x, y: (torch.kron(x, y),), "written before": lambda x, y: (x.data.mul_(.5), torch.kron(x, x))[1:], "a result": lambda x, y: (v := x.exp(), torch.kron(y, v)),
+    "written in the program": lambda x, y: (torch.kron(v := x * x, y), v.mul_(2))[:1], "a view": lambda x, y: (v := x * x, torch.kron(v[1:], y)), "and the product written": lambda x, y: ((k := torch.kron(x, y)), k[1:], k.mul_(2))[:2],
+    "of the same": lambda x, y: (v := x.sin(), torch.kron(v, v)),
+}
+
+
+@pytest.mark.parametrize("write", (data, numpy, counted))
+@pytest.mark.parametrize("name", KRON)
+def test_operands_of_kron(name, write):
+    """It looks at their memory by tensors whose versions nobody counts: what was written since is read, and no error."""
+    def then(out, args):
+        write(args[0])
+        if len(out) > 1:
+            write(out[0])
+        return torch.autograd.grad([t.sin().sum() for t in out], args, allow_unused=True)
+    check(KRON[name], lambda: [leaf(2, 3, dtype=torch.float64), leaf(2, 3, seed=2, dtype=torch.float64)], then=then, native="forward")
