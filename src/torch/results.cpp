@@ -376,7 +376,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (s->resized) {
         if (metadata) fail("gives an input another size, beside what cannot follow it");
         w.path.push_back({"aten::resize_", {values_of(s->type.sizes)}, -1});
-        if (!s->type.is_contiguous()) w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
+        if (s->type.strides != ir::contiguous_strides(s->type.sizes))
+          w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
       }
       graph->outputs.push_back(memory_of(whole_of(v)));
       if (const auto by = writes_counted.find(s); by != writes_counted.end()) {
