@@ -1,4 +1,5 @@
 // Tensors made from nothing but numbers and positions. Contents of `empty` are zeros: any value is as good.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/rules.h"
@@ -106,10 +107,10 @@ bool sizes_arg(ArgSpan args, size_t i, Dims& sizes) {
     if (s.is_const() && s.value() < 0) return false;
   return true;
 }
-template <size_t options, bool has_format = false>
+template <size_t options, bool has_format = false, size_t size = 0>
 Shape shape_new(sym::Context&, ArgSpan args) {
   Dims sizes;
-  if (args.size() <= options || !sizes_arg(args, 0, sizes)) return {};
+  if (args.size() <= options || !sizes_arg(args, size, sizes)) return {};
   auto t = with_options(args, options, default_float(), {}, sizes);
   if (t.dtype == DType::Opaque) return {};
   if (has_format)
@@ -157,6 +158,29 @@ Shape shape_bernoulli_p(sym::Context&, ArgSpan args) {  // the one of its family
   const TensorType* x = tensor_arg(args, 0);
   if (!x) return {};
   return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+// Its kernel takes no zeros, and Meta's is Python code, whose import takes longer than most captures.
+Shape shape_multinomial(sym::Context& ctx, ArgSpan args) {  // self, num_samples, replacement
+  const TensorType* x = tensor_arg(args, 0);
+  const auto* samples = args.size() > 2 ? std::get_if<Int>(&args[1]) : nullptr;
+  if (!x || !samples || !is_float(x->dtype) || x->sizes.empty() || x->sizes.size() > 2) return {};
+  constexpr int64_t kMostCategories = int64_t{1} << 24;
+  const Int categories = x->sizes.back();
+  if (!ctx.guard_lt(0, *samples) || ctx.guard_lt(kMostCategories, categories) || (!bool_arg(args, 2) && ctx.guard_lt(categories, *samples)))
+    return {};
+  Dims sizes = x->sizes;
+  sizes.back() = *samples;
+  return one(contiguous_type(DType::I64, x->device, std::move(sizes)));
+}
+template <bool lower>
+Shape shape_indices(sym::Context& ctx, ArgSpan args) {  // rows, columns, offset; Meta's kernel is Python code as well
+  const auto rows = int_arg(ctx, args, 0), columns = int_arg(ctx, args, 1), offset = int_arg(ctx, args, 2);
+  constexpr int64_t kMost = 1 << 20;
+  if (!rows || !columns || !offset || *rows < 0 || *columns < 0 || *rows > kMost || *columns > kMost || std::abs(*offset) > kMost) return {};
+  int64_t below = 0;
+  for (int64_t r = 0; r < *rows; ++r) below += std::clamp<int64_t>(r + *offset + (lower ? 1 : 0), 0, *columns);
+  const auto t = with_options(args, 3, DType::I64, {}, {Int(2), Int(lower ? below : *rows * *columns - below)});
+  return t.dtype == DType::I64 || t.dtype == DType::I32 ? one(t) : Shape();
 }
 Shape shape_triangle(sym::Context&, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
@@ -253,6 +277,8 @@ const OpRow kRows[] = {
     {"aten::eye", 0, shape_eye<1>, lower<lower_eye>},
     {"aten::eye.m", 0, shape_eye<2>, lower<lower_eye>},
     {"aten::linspace", 0, shape_linspace, nullptr},
+    {"aten::tril_indices", 0, shape_indices<true>, nullptr},
+    {"aten::triu_indices", 0, shape_indices<false>, nullptr},
     {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},
     {"aten::triu", 0, shape_triangle, lower<lower_triangle<false>>},
     {"aten::rand", ir::kRandom, shape_new<1>, nullptr},
@@ -267,10 +293,11 @@ const OpRow kRows[] = {
     {"aten::bernoulli", ir::kRandom, nullptr, nullptr},
     {"aten::bernoulli.p", ir::kRandom, shape_bernoulli_p, nullptr},
     {"aten::bernoulli.Tensor", ir::kRandom, nullptr, nullptr},
+    {"aten::normal.float_float", ir::kRandom, shape_new<4, false, 2>, nullptr},
     {"aten::normal_functional", ir::kRandom, nullptr, nullptr},
     {"aten::uniform", ir::kRandom, nullptr, nullptr},
     {"aten::exponential", ir::kRandom, nullptr, nullptr},
-    {"aten::multinomial", ir::kRandom, nullptr, nullptr},
+    {"aten::multinomial", ir::kRandom, shape_multinomial, nullptr},
     {"vitrify::bernoulli", ir::kRandom, nullptr, nullptr},  // as bits
     {"vitrify::pack_bits", 0, nullptr, nullptr},
     {"vitrify::unpack_bits", 0, nullptr, lower<lower_unpack_bits>},

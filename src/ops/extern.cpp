@@ -183,6 +183,7 @@ const OpRow kRows[] = {
     {"aten::convolution", ir::kOneDtype, shape_convolution, nullptr},
     {"aten::convolution_backward", 0, shape_convolution_backward, nullptr},
     {"aten::channel_shuffle", 0, shape_channel_shuffle, nullptr},
+    {"aten::native_channel_shuffle", 0, shape_channel_shuffle, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", 0, shape_flash_cpu, nullptr},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", 0, shape_flash_cpu_backward, nullptr},
     {"aten::cumsum", 0, shape_scan, nullptr},

@@ -48,6 +48,15 @@ Shape shape_nll_backward(sym::Context&, ArgSpan args) {
   return x ? one(plain(*x, x->sizes)) : Shape();
 }
 
+// Zeros like the input: where those are not contiguous, the kernel refuses them.
+Shape shape_nll2d_backward(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = float_arg(args, 1);
+  if (!x || !is_contiguous(ctx, *x)) return {};
+  TensorType t = plain(*x, x->sizes);
+  t.strides = x->strides;
+  return one(t);
+}
+
 Shape shape_loss_backward(sym::Context& ctx, ArgSpan args) {
   if (args.size() < 3) return {};
   const TensorType *g = float_arg(args, 0), *x = float_arg(args, 1), *y = float_arg(args, 2);

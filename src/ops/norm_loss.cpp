@@ -224,9 +224,10 @@ Shape shape_huber(sym::Context& ctx, ArgSpan args) {
   auto* delta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
   auto r = delta && *delta > 0 ? shape_pair_loss(ctx, args) : Shape();
   const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
-  if (!r || x->dtype == y->dtype || !is_float(x->dtype)) return r;
-  (*r)[0].dtype = x->dtype;  // made of the input, and changed in place from then on
-  if (!(*r)[0].sizes.empty() && x->sizes == y->sizes) (*r)[0].strides = preserved_strides(ctx, *x);
+  if (!r) return r;
+  TensorType& t = (*r)[0];  // made of the input, and changed in place from then on
+  if (is_float(x->dtype)) t.dtype = x->dtype;
+  if (t.sizes == x->sizes && x->sizes == y->sizes) t.strides = preserved_strides(ctx, *x);
   return r;
 }
 Shape shape_nll(sym::Context& ctx, ArgSpan args) {
@@ -252,7 +253,7 @@ const OpRow kRows[] = {
     {"aten::nll_loss_forward", ir::kFaults, shape_nll, lower<lower_nll>},
     {"aten::nll_loss2d_forward", ir::kFaults, nullptr, lower<lower_nll>},
     {"aten::nll_loss_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
-    {"aten::nll_loss2d_backward", 0, shape_nll_backward, lower<lower_nll_backward>},
+    {"aten::nll_loss2d_backward", 0, shape_nll2d_backward, lower<lower_nll_backward>},
 };
 
 }  // namespace

@@ -43,6 +43,7 @@ Tensor product_of_others(const Tensor& grad, const Tensor& input, int64_t dim) {
   return grad * (before * after).conj();
 }
 
+// Without zeros, eager's formula is the usual one: the gradient lies as it does there. Whether there are any is not known here.
 Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional<int64_t> along, bool keepdim) {
   if (along && !keepdim && input.dim() != 1) {
     grad = grad.unsqueeze(*along);
@@ -54,10 +55,10 @@ Tensor of_product(Tensor grad, const Tensor& input, Tensor result, std::optional
   if (at::GradMode::is_enabled()) return any_zero(input) ? from_others(grad, input) : grad * (result / input).conj();
   const Tensor zeros = (input == 0).sum(), none = zeros == 0;
   const Tensor usual = grad * (result / input).conj();
-  if (along) return at::where(none, usual, from_others(grad, input));
+  if (along) return usual.copy_(at::where(none, usual, from_others(grad, input)));
   // With several, all gradients are zero, whatever the others are.
   const Tensor one = zeros == 1, no_gradient = at::zeros({}, grad.options()), no_factors = at::ones({}, input.options());
-  return at::where(none, usual, from_others(at::where(one, grad, no_gradient), at::where(one, input, no_factors)));
+  return usual.copy_(at::where(none, usual, from_others(at::where(one, grad, no_gradient), at::where(one, input, no_factors))));
 }
 
 // A copy, for a formula that is none of eager's. Eager's reads itself, once more where it is differentiated: that may not be another by then.
@@ -137,7 +138,8 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
   const Tensor after =
       factors.masked_fill(once.logical_and(zero.logical_not()).logical_not(), 1).cumprod(dim) * grad.masked_fill(once.logical_not(), 0);
   const Tensor of_first = after.sum(dim, true) * product_before;
-  return at::where(before, up_to_first, at::where(first, of_first, at::zeros({}, grad.options())));
+  const Tensor usual = sums_from(products * grad).div(factors);  // as above
+  return usual.copy_(at::where(before, up_to_first, at::where(first, of_first, at::zeros({}, grad.options()))));
 }
 
 // Of real matrices, where the gradient can be differentiated again. Where one is singular, by its singular values; where some are and some are not,

@@ -1,4 +1,5 @@
 // Calls that stand for several ops, and the numbers of which they make other infinities and NaNs than those ops make: the ops run in their place.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -49,10 +50,18 @@ bool all_below(const at::Tensor& t, double limit) {
   return least.item<double>() > -limit && most.item<double>() < limit;  // not of NaN
 }
 
+// Its first list of integers says by how much a convolution pads.
+bool pads(const ir::Node& n) {
+  for (const ir::Arg& a : n.args)
+    if (const auto* padding = std::get_if<std::vector<sym::Int>>(&a)) return std::ranges::any_of(*padding, [](sym::Int i) { return !i.is(0); });
+  return false;
+}
+
 }  // namespace
 
 // A norm that is folded into weights makes the infinities and NaNs that it makes after the product only if none of its numbers, nor what is folded,
 // comes near to the largest float.
+// What a convolution pads with, ATen multiplies by its weights, if not by way of a library: by infinities and NaNs too.
 bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor* const* inputs) {
   const at::Tensor *shift = nullptr, *weight = nullptr;
   for (auto [k, input] : s.inputs) {
@@ -61,15 +70,16 @@ bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor*
     const bool is_shift = t.layout() == at::kStrided && t.dim() == 1 && t.is_floating_point();
     (is_shift ? shift : weight) = &t;
   }
-  if (!shift) return true;
+  if (!shift && !(weight && pads(*plan_->externs[call].node))) return true;
   Fold& known = folds_[call];
-  if (shift->is_same(known.shift) && (!weight || weight->is_same(known.weight))) return known.alike;
-  known = {*shift, weight ? *weight : at::Tensor(), all_below(*shift, 1e30)};
+  if ((!shift || shift->is_same(known.shift)) && (!weight || weight->is_same(known.weight))) return known.alike;
+  known = {shift ? *shift : at::Tensor(), weight ? *weight : at::Tensor(), !shift || all_below(*shift, 1e30)};
+  const double limit = shift ? 1e10 : std::numeric_limits<double>::infinity();
   if (const Originals::Ops* ops = known.alike ? originals_of(call) : nullptr)
     for (const Originals::Ops::Source& from : ops->sources) {
       if (from.operand) continue;
       const at::Tensor& t = *inputs[from.index];
-      if (t.defined() && t.layout() == at::kStrided && t.is_floating_point()) known.alike = known.alike && all_below(t, 1e10);
+      if (t.defined() && t.layout() == at::kStrided && t.is_floating_point()) known.alike = known.alike && all_below(t, limit);
     }
   return known.alike;
 }

@@ -256,6 +256,18 @@ void skip_unreached(Node& node, const torch::autograd::variable_list& grads, siz
   cut(node, edges);
 }
 
+// Gradients are added in the order in which they come: whether, between `node`, which runs, and `n`, one runs that gives to what `n` gives to. Those
+// in whose place the node goes on are `gone`.
+static bool comes_between(const GraphTask& task, const Node& node, const Node& n, size_t edges, const std::unordered_set<const Node*>& gone) {
+  std::vector<Edge> to;
+  for (size_t i = 0; i < edges; ++i)
+    if (const Edge& e = n.next_edge(i); comes_to(e)) to.push_back(e);
+  return std::ranges::any_of(task.nodes_in_graph_, [&](const Node* m) {
+    return m->sequence_nr() > n.sequence_nr() && m->sequence_nr() < node.sequence_nr() && !gone.contains(m) &&
+           std::ranges::any_of(m->next_edges(), [&](const Edge& e) { return e.function && std::ranges::find(to, e) != to.end(); });
+  });
+}
+
 std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
   std::vector<char> give(node.num_outputs() - ahead.first);
   // The last made first: none leads to one before it.
@@ -270,6 +282,7 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
   };
   go_through(node, true);
   std::vector<size_t> passed;
+  std::unordered_set<const Node*> gone;
   const bool hooked = !node.post_hooks().empty();  // which may add others
   while (!todo.empty()) {
     const auto [at, edges] = *todo.begin();
@@ -284,7 +297,7 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
       std::lock_guard lock(task->mutex_);
       const auto still = task->dependencies_.find(n);
       alone = still != task->dependencies_.end() && still->second == by_it[n];
-      through = alone && !hooked && !is_observed(*n, runs);
+      through = alone && !hooked && !is_observed(*n, runs) && !(part && comes_between(*task, node, *n, ahead.first, gone));
       const auto come = task->not_ready_.find(n);
       if (alone && !is_nothing(*task, n)) {
         alone = false;
@@ -292,6 +305,7 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
       }
     }
     if (through) {
+      gone.insert(n);
       if (part || n->num_outputs() == 1) go_through(*n, part);
       if (!part && n->num_outputs() == 1)  // to what it is a view of
         if (Node* next = n->next_edge(0).function.get(); next && next->sequence_nr() > ahead.oldest) todo[{next->sequence_nr(), next}];

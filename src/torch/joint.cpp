@@ -312,9 +312,10 @@ bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
   if (c10::GradMode::is_enabled() || in_batch) return false;
   const at::Tensor& sum = args[0].toTensor();
   const FakeImpl* f = as_fake(sum);
-  // The engine, the call and its boxed arguments hold the tensor; it and its state hold the memory.
-  return f && sum.use_count() == 3 && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() && !f->is_conj() &&
-         !f->is_neg();
+  // The engine, the call and its boxed arguments hold the tensor, and its object where Python made it; it and its state hold the memory.
+  const bool made_by_python = f && f->pyobj_slot()->has_unique_reference();
+  return f && sum.use_count() == (made_by_python ? 4 : 3) && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() &&
+         !f->is_conj() && !f->is_neg();
 }
 
 void Tracer::Impl::require_grad(Source& s) {

@@ -114,7 +114,9 @@ void OpTable::classify(OpInfo& info) {
   }
   // item() of a literal is known; in inference mode it arrives whole.
   const bool item = base == "aten::item" || base == "aten::is_nonzero";
-  const bool composite = (compat::has_composite_kernel(info.op) && !keep_whole(base)) || base == "aten::allclose";
+  // Where a composite has a kernel for the CPU as well (silu_backward), eager runs that one: its results lie otherwise.
+  const bool taken_apart = compat::has_composite_kernel(info.op) && !info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  const bool composite = (taken_apart && !keep_whole(base)) || base == "aten::allclose";
   if (reads_values().count(base) || (info.op.hasTag(at::Tag::data_dependent_output) && !item && !composite)) {
     info.kind = OpKind::Refuse;
     info.why = fmt::format("reads a tensor's value: {}", info.name);

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <unordered_map>
@@ -73,6 +74,33 @@ ir::TensorType type_of_input(const Node& n, uint32_t input) {
   return t;
 }
 
+// Views of inputs that autograd would hear of before the program are made between its parts, where eager's were: their gradients are then added in
+// that order. None of the parts before leads to them.
+void place_views_of_inputs(JointProgram& j, const Tracer::Impl::Level& level, const std::function<capture::Chain(uint32_t)>& chain_of) {
+  std::vector<std::pair<uint64_t, uint32_t>> in_turn;
+  for (uint32_t p = 0; p < j.parts.size(); ++p) {
+    uint64_t made = 0;
+    for (uint32_t k : j.parts[p].places) made = std::max(made, level.at(k).function->sequence_nr());
+    in_turn.emplace_back(made, p);
+  }
+  std::ranges::sort(in_turn);
+  const std::vector<ResultSpec>& results = j.program.results;
+  for (uint32_t i = 0; i < results.size(); ++i) {
+    ResultSpec& r = j.program.results[i];
+    const bool of_input = r.kind == ResultSpec::Kind::ViewOfInput && r.turn == 0u;
+    const bool calls = std::ranges::any_of(r.path, [](const auto& v) { return v.call != 0; });
+    if (!of_input || calls || std::ranges::any_of(results, [&](const auto& o) { return o.kind == ResultSpec::Kind::ViewOfValue && o.index == i; }))
+      continue;
+    const capture::Chain chain = chain_of(i);
+    if (chain.empty()) continue;
+    for (const auto& [made, p] : in_turn) {
+      const auto leads = [&](uint32_t k) { return k >= j.roots.size() && j.inner[k - j.roots.size()].view == static_cast<int32_t>(i); };
+      if (made >= chain[0]->sequence_nr() || std::ranges::any_of(j.parts[p].stops, leads)) break;
+      r.turn = p + 1;
+    }
+  }
+}
+
 }  // namespace
 
 void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<at::Tensor>& outputs) {
@@ -115,7 +143,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   for (const auto& [input, _] : behind.entered)
     if (roots.contains(input.first) || drawing.contains(input.first)) begins[finished.at(input.first)] = input.first;
   std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: one of those in front
-  if (!begins.empty()) {
+  const auto find_part = [&] {
+    part.clear();
     std::unordered_set<const Node*> meets, views_made;  // those are nodes by themselves, in front of what they are views of
     for (size_t i = 0; i < outputs.size(); ++i)
       if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
@@ -128,7 +157,73 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
         if (const Node* next = e.function.get(); next && finished.contains(next))
           if (const auto [at, fresh] = part.try_emplace(next, of); !fresh && at->second != of) meets.insert(next);
     }
-  }
+  };
+  // Those in front, to which none leads: where gradients of two meet, they go on together.
+  std::vector<uint32_t> front, together;
+  std::unordered_map<const Node*, uint32_t> met_by;
+  const auto find_front = [&] {
+    front.clear(), together.clear(), met_by.clear();
+    for (uint32_t k = 0; k < j.roots.size(); ++k)
+      if (const auto at = finished.find(level.from[k].function.get()); at == finished.end() || !begins.contains(at->second)) front.push_back(k);
+    for (uint32_t f = 0; f < front.size(); ++f) {
+      together.push_back(f);
+      std::vector<const Node*> todo{level.from[front[f]].function.get()};
+      while (!todo.empty()) {
+        const Node* n = todo.back();
+        todo.pop_back();
+        if (!n || !finished.contains(n)) continue;
+        if (const auto of = part.find(n); of != part.end() && of->second) continue;
+        if (const auto [at, fresh] = met_by.try_emplace(n, f); !fresh) {
+          const uint32_t from = together[at->second];
+          for (uint32_t& t : together)
+            if (t == from) t = together[f];
+          continue;
+        }
+        for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+      }
+    }
+  };
+  const auto made_last = [&](uint32_t group) {
+    uint64_t last = 0;
+    for (uint32_t f = 0; f < front.size(); ++f)
+      if (together[f] == group) last = std::max(last, level.from[front[f]].function->sequence_nr());
+    return last;
+  };
+  // The gradients of an input are added in eager's order: where a node gives one after nodes of a part that runs later, it begins a part of its own.
+  const auto cut_before_late_givers = [&] {
+    struct Giver {
+      uint64_t runs;  // its part
+      const Node* node;
+      bool in_front;
+    };
+    std::map<Input, std::vector<Giver>> givers;
+    for (const Node* n : behind.order) {
+      const auto of = part.find(n);
+      const bool in_front = of == part.end() || !of->second;
+      const auto met = met_by.find(n);
+      if (in_front && met == met_by.end()) continue;
+      const uint64_t runs = in_front ? made_last(together[met->second]) : of->second->sequence_nr();
+      for (const Edge& e : n->next_edges())
+        if (e.function && leave.contains(e.function.get())) givers[{e.function.get(), e.input_nr}].push_back({runs, n, in_front});
+    }
+    bool any = false;
+    for (auto& [_, all] : givers) {
+      std::ranges::stable_sort(all, {}, &Giver::runs);
+      uint64_t last[2] = {0, 0};  // of those that run later: in parts, in front
+      for (auto at = all.begin(); at != all.end();) {
+        const auto same = std::find_if(at, all.end(), [&](const Giver& g) { return g.runs != at->runs; });
+        for (auto g = at; g != same; ++g)
+          if (const uint64_t number = g->node->sequence_nr(); number < last[0] || (!g->in_front && number < last[1]))
+            any = begins.try_emplace(finished.at(g->node), g->node).second || any;
+        for (; at != same; ++at) last[at->in_front] = std::max(last[at->in_front], at->node->sequence_nr());
+      }
+    }
+    return any;
+  };
+  do {
+    if (!begins.empty()) find_part();
+    find_front();
+  } while (!begins.empty() && cut_before_late_givers());
   std::vector<JointProgram::Part> parts;
   std::unordered_map<uint32_t, uint32_t> part_of;  // by root
   for (const auto& [when, n] : begins) {
@@ -181,39 +276,11 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     }
     if (seen) add_inner(e, static_cast<int32_t>(i), capture::as_fake(fake_of(outputs[i]))->view->type);
   }
-  // Those in front, to which none leads: where gradients of two meet, they go on together.
-  std::vector<uint32_t> front, together;
-  for (uint32_t k = 0; k < j.roots.size(); ++k)
-    if (!part_of.contains(k)) front.push_back(k);
-  std::unordered_map<const Node*, uint32_t> met_by;
-  for (uint32_t f = 0; f < front.size(); ++f) {
-    together.push_back(f);
-    std::vector<const Node*> todo{level.from[front[f]].function.get()};
-    while (!todo.empty()) {
-      const Node* n = todo.back();
-      todo.pop_back();
-      if (!n || !finished.contains(n)) continue;
-      if (const auto of = part.find(n); of != part.end() && of->second) continue;
-      if (const auto [at, fresh] = met_by.try_emplace(n, f); !fresh) {
-        const uint32_t from = together[at->second];
-        for (uint32_t& t : together)
-          if (t == from) t = together[f];
-        continue;
-      }
-      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
-    }
-  }
   // The gradients of an input are added in eager's order: as well where those of two come by turns, or in another order than they were made in.
   std::map<Input, std::map<uint64_t, uint32_t, std::greater<>>> givers;  // by sequence number: of front
   for (const auto& [n, f] : met_by)
     for (const Edge& e : n->next_edges())
       if (e.function && leave.contains(e.function.get())) givers[{e.function.get(), e.input_nr}].emplace(n->sequence_nr(), f);
-  const auto made_last = [&](uint32_t group) {
-    uint64_t last = 0;
-    for (uint32_t f = 0; f < front.size(); ++f)
-      if (together[f] == group) last = std::max(last, level.from[front[f]].function->sequence_nr());
-    return last;
-  };
   for (bool changed = true; changed;) {
     changed = false;
     for (const auto& [_, by] : givers)
@@ -278,6 +345,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (all[first_edge + i]) part.edges.push_back(i);
   }
   j.parts = std::move(parts);
+  place_views_of_inputs(j, level, [&](uint32_t i) { return capture::views_between(inputs[j.program.results[i].index]->edge, fake_of(outputs[i])); });
 }
 
 // Results that share a part have a node each in front of it, since eager's backward comes to those only that are given gradients.

@@ -117,10 +117,7 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   };
   ahead.take = [&](const torch::autograd::Node& n, std::vector<at::Tensor>& come) {
     const auto& places = j.parts[static_cast<const RegionNode&>(n).part_].places;
-    for (size_t i = 0; i < come.size(); ++i)  // the engine adds in place where it may: dims of one element keep their strides
-      if (const ir::TensorType& type = j.tangent(places[i]).type();
-          come[i].defined() && is_recorded(come[i], type) && !is_recorded(come[i], type, true))
-        return false;
+    if (has_dims_of_one(come)) return false;  // the engine adds in place where it may: only then do those keep their strides
     for (size_t i = 0; i < come.size(); ++i)
       if (come[i].defined()) tangents[places[i]] = std::exchange(come[i], {});
     return true;

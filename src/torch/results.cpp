@@ -101,6 +101,18 @@ bool made_from(const at::Tensor& t, const at::Tensor& view, size_t steps) {
   return n && n == end;
 }
 
+// The program's own as_strided() of all that a view is was recorded as an alias of that view. Its derivative is another: users get it as it was made.
+void make_strided_again(const at::Tensor& t, std::vector<ResultSpec::ViewOp>& path) {
+  const torch::autograd::Node* n = t.grad_fn().get();
+  const capture::View* v = as_fake(t)->view.get();
+  for (size_t k = path.size(); k-- > 0 && n && v;) {
+    if (path[k].op == "aten::alias" && dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n) && capture::is_static(v->type))
+      path[k] = {"aten::as_strided", {values_of(v->type.sizes), values_of(v->type.strides), c10::IValue()}};
+    n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
+    v = v->parent.get();
+  }
+}
+
 // In eager's history a view of memory that was written to since is made again, from the whole of it and by its strides: so many views of `path` that
 // lead to `t` were made of such a one, or none was.
 std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vector<ResultSpec::ViewOp>& path) {
@@ -173,6 +185,7 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
                       {"aten::as_strided", {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset}});
       }
     }
+    make_strided_again(fakes[i], r.path);
   }
   std::ranges::sort(turns);
   for (uint32_t k = 0; k < turns.size(); ++k) results[turns[k].second].order = k + 1;
@@ -386,7 +399,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (s->resized) {
         if (metadata) fail("gives an input another size, beside what cannot follow it");
         w.path.push_back({"aten::resize_", {values_of(s->type.sizes)}, -1});
-        if (!s->type.is_contiguous()) w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
+        if (s->type.strides != ir::contiguous_strides(s->type.sizes))
+          w.path.push_back({"aten::as_strided_", {values_of(s->type.sizes), values_of(s->type.strides)}, -1});
       }
       graph->outputs.push_back(memory_of(whole_of(v)));
       if (const auto by = writes_counted.find(s); by != writes_counted.end()) {

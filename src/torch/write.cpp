@@ -82,12 +82,19 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
   } else if (fresh) {
     c10::Device device = c10::kCPU;
     Stack metas;
+    const Operands o = look_at(converted);
+    const bool asks = info.name.starts_with("aten::") && o.here && !o.places && o.elements <= kMostZeros;  // as in asks_kernel()
     try {
-      const Operands o = look_at(converted);
-      metas = run_meta(info, fakes, &device, true, info.name.starts_with("aten::") && o.here && o.other && !o.places && o.elements <= kMostZeros);
-    } catch (const std::exception& e) {
+      metas = run_meta(info, fakes, &device, true, asks);
+    } catch (const std::exception& refusal) {
       rethrow_interrupt();
-      throw capture::Undescribed(e.what());
+      if (!asks || o.other) throw capture::Undescribed(refusal.what());
+      try {  // perhaps it takes no zeros
+        metas = run_meta(info, fakes, &device, true, false);
+      } catch (const std::exception& e) {
+        rethrow_interrupt();
+        throw capture::Undescribed(e.what());
+      }
     }
     for (size_t i = 0; i < returns.size(); ++i) {
       if (returns[i].alias_info()) continue;

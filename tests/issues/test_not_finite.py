@@ -259,3 +259,13 @@ def test_sums_of_folded_weights_that_overflow(after):
             assert torch.equal(ours.isfinite(), theirs.isfinite()) and torch.equal(ours.isnan(), theirs.isnan())
             infinite += 0 < theirs.isinf().sum() < theirs.numel()
     assert infinite > 2
+
+
+@pytest.mark.parametrize("channels", [(16, 4), (16, 16), (32, 32)], ids=str)
+@pytest.mark.parametrize("value", [INF, NAN])
+def test_padding_meets_weights(value, channels):
+    """Small images go without a library in eager: zeros around them are multiplied by infinite weights too."""
+    conv = frozen(nn.Conv2d(*channels, 3, padding=1))
+    conv.weight.data.view(-1)[-1] = value
+    for fn in (lambda x: conv(x) * 2, lambda x: conv(x).relu() + 1, lambda x: conv(x.contiguous(memory_format=torch.channels_last)) + 0):
+        same(fn, with_value((1, channels[0], 12, 12), 0.5, (0, 0, 0, 0)), with_value((1, channels[0], 12, 12), 0.25, (0, 0, 0, 0)))

@@ -13,6 +13,7 @@ RESIZED = {
     "add": (lambda x, o: torch.add(x, 1, out=o), (2, 5)), "add, smaller": (lambda x, o: torch.add(x[0, :2], 1, out=o), (3, 4)), "amax of one": (lambda x, o: torch.amax(x[0, 0], 0, out=o), (1,)),
     "sum": (lambda x, o: torch.sum(x, 0, out=o), (3,)), "mm": (lambda x, o: torch.mm(x, x.t(), out=o), (1,)), "cat": (lambda x, o: torch.cat([x, x], out=o), (1, 4)),
     "a transposed operand": (lambda x, o: torch.add(x.t(), 1, out=o), (5,)), "empty, of a transposed operand": (lambda x, o: torch.mul(x.t(), 2, out=o), (0,)),
+    "dims of one element": (lambda x, o: torch.add(x.reshape(1, 1, 12).mT, 1, out=o), (1, 2, 5)),
 }
 
 
