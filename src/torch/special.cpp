@@ -60,6 +60,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::_local_scalar_dense") {
     const at::Tensor t = fake_of(args[0].toTensor());
     if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
+    if (auto known = constant_item(read(*as_fake(t)->view))) return finish(*known);
     if (auto step = options.python_mode ? step_of_item(read(*as_fake(t)->view)) : std::nullopt) {
       if (numbers->steps[*step].op == Numbers::Op::Constant) return finish(numbers->seen[*step]);
       return finish(capture::to_sym_float(numbers, *step));

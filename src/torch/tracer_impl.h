@@ -164,6 +164,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool call_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
   bool describe(const OpInfo&, const compat::Stack&);
   bool run_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
+  std::optional<c10::Scalar> constant_item(ir::Value) const;
   std::optional<c10::Scalar> assume(ir::Value);
   // A truth value that ATen's formula of the node under way asks for, and raises where it is false.
   struct Checks {
