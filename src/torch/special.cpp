@@ -169,6 +169,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     if (args[2].isNone() && same_sizes(type.sizes, wanted)) return finish(args[0]);
     const auto refuse = [] { fail("calls aten::resize_, which cannot be captured"); };
     if (!args[2].isNone() || type.dtype == DType::Opaque || v.parent || !capture::is_static(type)) refuse();
+    if (v.storage->input >= static_cast<int32_t>(num_args)) refuse();  // the program has the tensor itself, whose sizes it goes on to see
     const int64_t before = value_of(type.numel());
     const bool in_order = type.is_contiguous();
     const auto flat = [&](sym::Int n) {

@@ -84,6 +84,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   struct Saved {
     DType default_float = DType::F32;
     bool autocast_cache = true;
+    uint64_t library = 0;  // library_state()
+    int threads = 0;
     at::impl::SavedTensorDefaultHooksTLS saved_tensor_hooks;  // around the call: they are for what a call saves
     struct Generator {
       mutable at::Generator g;    // for its mutex
@@ -101,6 +103,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void save_process_state();
   void restore_process_state();
   bool generators_moved() const;
+  void check_surroundings(const OpInfo&) const;
   void draw();
   void draw_from(const at::Generator&);
   ir::Value filled(ir::Node* empty);       // as deterministic mode has what nobody has written
