@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/PythonFallbackKernel.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <unordered_set>
@@ -256,6 +257,8 @@ void Tracer::Impl::check_surroundings(const OpInfo& info) const {
   if (generators_moved()) fail("sets the state of a random number generator");
   if (library_state() != saved->library || at::get_num_threads() != saved->threads)
     fail(fmt::format("sets a state of the process around {}", info.name));
+  if (in_backward) return;
+  const at::impl::RestorePythonTLSSnapshot as_the_program_has_it;  // a mode is called without autocast
   if (at::autocast::is_autocast_enabled(at::kCPU)) fail(fmt::format("calls {} under autocast, which it may see", info.name));
 }
 

@@ -73,6 +73,7 @@ def test_derivatives_are_kept():
 FROZEN = {"frozen": (False, False), "without": (True, False), "with": (True, True)}  # needs gradients, has one
 
 
+@pytest.mark.eager("it writes Python state, as caches do at first", some=True)
 @pytest.mark.parametrize("then", FROZEN)
 @pytest.mark.parametrize("first", FROZEN)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
