@@ -137,7 +137,7 @@ class Sources:
         """The tensors whose .grad the program may look at."""
         if not self.reads_grads and not _READS_GRADS & self.live:
             return []
-        return [t for t, _, _ in self.tensors.values() if t.is_leaf and (t.requires_grad or t.grad is not None)]
+        return [t for t, _, _ in self.tensors.values() if t.is_leaf and (t.is_floating_point() or t.is_complex())]  # one that is frozen may be thawed
 
     def finish(self, live=lambda group, key: False):
         """`live`: whether a float of an optimizer's group is read anew by every call."""

@@ -18,11 +18,17 @@ namespace {
 
 using P = PointwiseDType;
 
+// Types in which oneDNN computes gelu for eager: of half precision where the processor has instructions for it.
+bool has_onednn_gelu(DType t) {
+  static const bool half = __builtin_cpu_supports("avx512fp16");
+  return t == DType::F32 || t == DType::BF16 || (t == DType::F16 && half);
+}
+
 bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(1) == "tanh";
   if (!tanh_form && a.string(1) != "none") return false;
   const ir::TensorType& type = std::get<ir::Value>(a.n.args[0]).type();
-  if (!tanh_form && (type.dtype == DType::F32 || type.dtype == DType::BF16) && type.is_contiguous() && !type.numel().is(1))
+  if (!tanh_form && has_onednn_gelu(type.dtype) && type.is_contiguous() && !type.numel().is(1))
     return activation<1>(a, r, 22, [](Body&, Val* v) {
       // oneDNN's, which eager runs there, adds x to |x|: that overflows, and is NaN where x is infinite
       const Val x = v[0];

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "sym/holds.h"
+
 namespace vitrify::python {
 
 std::shared_ptr<Symbols> Symbols::of(std::shared_ptr<ir::Graph> g, std::vector<TensorMeta>& metas) {
@@ -38,18 +40,12 @@ bool Symbols::check(const c10::SmallVectorImpl<PyObject*>& tensors) const {
     if (v < info.range.lo || v > info.range.hi || (info.multiple_of > 1 && v % info.multiple_of)) return false;
     slot = v;
   }
-  bool known = true;
-  auto value = [&](uint32_t id) {
-    known = known && values[id] != TensorMeta::kAny;
-    return values[id];
-  };
+  const auto value = [&](uint32_t id) { return values[id] == TensorMeta::kAny ? std::nullopt : std::optional(values[id]); };
   for (auto& s : derived_)
-    if (sym::eval(s.expr, value) != actual(s)) return false;
-  for (const sym::Guard& g : ctx.guards()) {
-    int64_t v = sym::eval(g.expr, value);
-    if (!std::exchange(known, true)) continue;  // the run looks at it
-    if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
-  }
+    if (sym::eval(s.expr, [&](uint32_t id) { return values[id]; }) != actual(s)) return false;
+  // Those of sizes that the run finds are looked at by the run.
+  for (const sym::Guard& g : ctx.guards())
+    if (!sym::holds(g, value).value_or(true)) return false;
   return true;
 }
 

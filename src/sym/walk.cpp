@@ -1,6 +1,7 @@
 // Walks: evaluation, substitution, structure.
 #include <unordered_map>
 
+#include "sym/holds.h"
 #include "sym/measure.h"
 #include "sym/node.h"
 
@@ -79,6 +80,12 @@ int64_t eval_all(Int e, const F& value) {
 }  // namespace
 
 int64_t eval(Int e, const std::function<int64_t(uint32_t)>& value) { return eval_all<false>(e, value); }
+
+std::optional<bool> holds(const Guard& g, const std::function<std::optional<int64_t>(uint32_t)>& value) {
+  if (any_symbol(g.expr, [&](const Node* n) { return !value(n->symbol); })) return std::nullopt;
+  const int64_t v = eval_all<false>(g.expr, [&](uint32_t id) { return *value(id); });
+  return g.kind == Guard::Kind::EqZero ? v == 0 : g.kind == Guard::Kind::NeZero ? v != 0 : v >= 0;
+}
 
 bool has_hint(Int e) {
   return !any_symbol(e, [](const Node* n) { return !n->ctx->symbols[n->symbol].hint; });

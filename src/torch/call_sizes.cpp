@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sym/holds.h"
+
 namespace vitrify {
 
 const std::vector<std::optional<int64_t>>& CallSizes::by_symbol() const {
@@ -24,27 +26,14 @@ bool CallSizes::hold(const Assumed& assumed, const sym::Known& before) const {
   if (!ctx_ || guards.size() <= before.guards.size()) return true;
   const auto& sizes = by_symbol();
   for (size_t i = before.guards.size(); i < guards.size(); ++i) {
-    bool known = true, found = false;
-    const int64_t v = sym::eval(guards[i].expr, [&](uint32_t id) -> int64_t {
-      if (id < sizes.size() && sizes[id]) return *sizes[id];
-      const bool looks = std::ranges::find(assumed.found, id) != assumed.found.end();
-      found = found || looks;
-      known = known && looks;
-      return 1;
-    });
-    if (!known) return false;
-    if (found) continue;
-    switch (guards[i].kind) {
-      case sym::Guard::Kind::EqZero:
-        if (v != 0) return false;
-        break;
-      case sym::Guard::Kind::NeZero:
-        if (v == 0) return false;
-        break;
-      case sym::Guard::Kind::GeZero:
-        if (v < 0) return false;
-        break;
-    }
+    const auto size = [&](uint32_t id) { return id < sizes.size() ? sizes[id] : std::nullopt; };
+    std::vector<sym::Int> symbols;
+    sym::free_symbols(guards[i].expr, symbols);
+    const auto nobody_knows = [&](sym::Int s) {
+      const uint32_t id = sym::view(s).symbol->id;
+      return !size(id) && std::ranges::find(assumed.found, id) == assumed.found.end();
+    };
+    if (std::ranges::any_of(symbols, nobody_knows) || !sym::holds(guards[i], size).value_or(true)) return false;
   }
   return true;
 }

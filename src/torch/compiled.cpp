@@ -13,6 +13,7 @@
 #include "pipeline/pipeline.h"
 #include "schedule/schedule.h"
 #include "support/counters.h"
+#include "sym/holds.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
@@ -312,16 +313,17 @@ class Compiled final : public CompiledGraph {
         if (sym::is_symbol(type.sizes[d])) values.try_emplace(sym::view(type.sizes[d]).symbol->id, c.inputs[i]->size(d));
     }
     bool all_known = true;
-    auto value = [&](uint32_t id) {
+    const auto known = [&](uint32_t id) {
       auto it = values.find(id);
-      all_known = all_known && it != values.end();
-      return it != values.end() ? it->second : int64_t{1};
+      return it != values.end() ? std::optional(it->second) : std::nullopt;
     };
-    for (const sym::Guard& g : guards_) {
-      const int64_t v = sym::eval(g.expr, value);
-      if (!std::exchange(all_known, true)) continue;  // the run looks at it
-      if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
-    }
+    for (const sym::Guard& g : guards_)  // others are looked at by the run
+      if (!sym::holds(g, known).value_or(true)) return false;
+    auto value = [&](uint32_t id) {
+      const auto v = known(id);
+      all_known = all_known && v;
+      return v.value_or(1);
+    };
     for (auto& f : frozen_) {
       const FrozenGroup& group = f->group();
       if (std::none_of(group.sources.begin(), group.sources.end(), [&](uint32_t i) { return i < program_.num_args; })) continue;

@@ -1,6 +1,9 @@
 // One op arrives below autograd: decomposed, recorded, or refused.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/PythonFallbackKernel.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <unordered_set>
@@ -15,6 +18,7 @@
 #include "torch/learned.h"
 #include "torch/overlap.h"
 #include "torch/passes/layout.h"
+#include "torch/process_state.h"
 #include "torch/random.h"
 #include "torch/stack.h"
 #include "torch/sym_node.h"
@@ -248,8 +252,19 @@ std::string Tracer::Impl::state_key() const {
   return key;
 }
 
+// Ops of others may draw, and may ask for whatever is set around them: plans run them in the state that the call began in.
+void Tracer::Impl::check_surroundings(const OpInfo& info) const {
+  if (generators_moved()) fail("sets the state of a random number generator");
+  if (library_state() != saved->library || at::get_num_threads() != saved->threads)
+    fail(fmt::format("sets a state of the process around {}", info.name));
+  if (in_backward) return;
+  const at::impl::RestorePythonTLSSnapshot as_the_program_has_it;  // a mode is called without autocast
+  if (at::autocast::is_autocast_enabled(at::kCPU)) fail(fmt::format("calls {} under autocast, which it may see", info.name));
+}
+
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
+  if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) check_surroundings(info);
   if ((flags & ir::kRandom) && drops_nothing(info, args)) flags &= ~ir::kRandom;
   std::string state;
   if (flags & ir::kRandom) {
@@ -627,6 +642,7 @@ void Tracer::Impl::run_effect(const OpInfo& info, Stack* stack) {
     drop(*stack, n);
     return;
   }
+  if (custom) check_surroundings(info);
   std::vector<Arg> converted = convert_args(info, args);
   graph->append(graph->op(info.name, info.flags | ir::kEffect), std::move(converted), {})->source = source;
   drop(*stack, n);
@@ -678,6 +694,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   all->call = ++view_calls;
   all->made = node;
   all->generation = fake->view->storage->generation;
+  fake->view->storage->has_views |= at::GradMode::is_enabled();
   c10::List<at::Tensor> made;
   for (size_t k = 0; k < results.size(); ++k) {
     auto v = std::make_shared<View>();

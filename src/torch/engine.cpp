@@ -13,6 +13,7 @@
 
 #include "support/counters.h"
 #include "support/eager.h"
+#include "sym/holds.h"
 #include "torch/compat.h"
 #include "torch/compiled.h"
 #include "torch/executor.h"
@@ -144,10 +145,8 @@ struct Engine::Entry {
     const std::function<int64_t(uint32_t)> value = [&](uint32_t id) { return values.at(id); };
     for (auto& [at, e] : equal)
       if (sym::eval(e, value) != s[at]) return false;
-    for (const sym::Guard& g : guards) {
-      const int64_t v = sym::eval(g.expr, value);
-      if (g.kind == sym::Guard::Kind::EqZero ? v != 0 : g.kind == sym::Guard::Kind::NeZero ? v == 0 : v < 0) return false;
-    }
+    for (const sym::Guard& g : guards)
+      if (!sym::holds(g, value).value()) return false;
     return true;
   }
   void take_guards(const Program& p) {

@@ -35,6 +35,7 @@ struct StorageState {
   int32_t input = -1;                // graph input whose memory this is
   int32_t shared_with = -1;          // another input that shares memory with it
   bool resized = false;              // an input's, which the program has given another size
+  bool has_views = false;            // made where gradients are followed
   bool shrunk = false;               // eager's memory holds more than the value does
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
   bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included

@@ -228,6 +228,17 @@ ir::Node* Tracer::Impl::found_before(const OpInfo& info, const std::vector<Arg>&
   return nullptr;
 }
 
+// What follows from nothing that calls give is the same number in all of them.
+std::optional<c10::Scalar> Tracer::Impl::constant_item(Value v) const {
+  if (!v.type().numel().is(1) || v.type().device.kind != DeviceKind::CPU) return std::nullopt;
+  const ir::NodeSet behind = nodes_behind(*graph, {v});
+  for (const ir::Node* n : graph->nodes())
+    if (behind.contains(n) && (is_input(*n) || !by_itself(*n) || n->op->name.find("::empty") != std::string::npos)) return std::nullopt;
+  const auto cut = extract(*graph, {v}, {});
+  if (!vitrify::symbols_in(*cut).empty()) return std::nullopt;
+  return interpret(*cut, {}).at(0).item();
+}
+
 // A boolean or an integer that the program reads is taken to stay what it is now. Where it turns out otherwise once custom ops have run, what they
 // gave is kept (Effects), where the door goes on from there.
 std::optional<c10::Scalar> Tracer::Impl::assume(Value v) {

@@ -496,6 +496,12 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   for (const Mutation& m : j.program.mutations) {
     const Source& s = *inputs[m.input];
     const at::Tensor& t = seen_by_autograd(s);
+    if (as_fake(s.fake)->view->storage->has_views && t.requires_grad() && s.real.is_leaf() && (m.version_bumps || m.counted >= 0)) {
+      // Eager's views of it lead to its own base then.
+      if (s.real.is_view()) fail(fmt::format("writes to '{}', a leaf that is a view", s.name));
+      const auto known = [&](const InputFact& f) { return f.input == m.input && f.fact == Fact::View; };
+      if (std::ranges::none_of(facts, known)) facts.push_back({m.input, Fact::View});
+    }
     if (!t.requires_grad() || torch::autograd::impl::gradient_edge(t) == s.edge) continue;
     if (m.metadata_only) fail(fmt::format("changes the shape of input '{}', whose gradients must follow", s.name));
     if (t.is_view() && t.is_same(s.real)) fail(fmt::format("writes to '{}', a view, in a way that gradients must follow", s.name));

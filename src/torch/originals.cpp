@@ -14,7 +14,7 @@ Originals::Originals(const ir::Graph& g) {
   for (const ir::Input& in : g.inputs) inputs.push_back(in.value);
   for (const Value& v : g.outputs)
     if (v) outputs.push_back(v);
-  graph_ = extract(g, outputs, inputs, {}, &original_);
+  graph_ = extract(g, outputs, inputs, g.nodes(), &original_);  // no output needs what is there for its errors or effects alone
 }
 
 uint32_t Originals::num_inputs() const { return static_cast<uint32_t>(graph_->inputs.size()); }

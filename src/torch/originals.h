@@ -21,9 +21,9 @@ class Originals {
   // To be made before the first pass that fuses.
   explicit Originals(const ir::Graph&);
 
-  // `by` has the elements that `what` had.
   // Graph inputs that it had: those after them hold what passes have computed once.
   uint32_t num_inputs() const;
+  // `by` has the elements that `what` had.
   void replaced(ir::Value by, ir::Value what);
 
   // The ops behind the results of one call.

@@ -61,6 +61,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::_local_scalar_dense") {
     const at::Tensor t = fake_of(args[0].toTensor());
     if (FakeImpl* f = as_fake(t); !f->view->parent && f->view->storage->known) return finish(*f->view->storage->known);
+    if (auto known = constant_item(read(*as_fake(t)->view))) return finish(*known);
     if (auto step = options.python_mode ? step_of_item(read(*as_fake(t)->view)) : std::nullopt) {
       if (numbers->steps[*step].op == Numbers::Op::Constant) return finish(numbers->seen[*step]);
       return finish(capture::to_sym_float(numbers, *step));
@@ -170,6 +171,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     if (args[2].isNone() && same_sizes(type.sizes, wanted)) return finish(args[0]);
     const auto refuse = [] { fail("calls aten::resize_, which cannot be captured"); };
     if (!args[2].isNone() || type.dtype == DType::Opaque || v.parent || !capture::is_static(type)) refuse();
+    if (v.storage->input >= static_cast<int32_t>(num_args)) refuse();  // the program has the tensor itself, whose sizes it goes on to see
     const int64_t before = value_of(type.numel());
     const bool in_order = type.is_contiguous();
     const auto flat = [&](sym::Int n) {

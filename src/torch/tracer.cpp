@@ -1,6 +1,7 @@
 #include "torch/tracer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -10,6 +11,7 @@
 #include "support/eager.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
+#include "torch/process_state.h"
 #include "torch/seed_seen.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -80,6 +82,8 @@ void Tracer::Impl::save_process_state() {
   Saved s;
   s.default_float = ops::default_float();
   s.autocast_cache = at::autocast::is_autocast_cache_enabled();
+  s.library = library_state();
+  s.threads = at::get_num_threads();
   s.saved_tensor_hooks = at::SavedTensorDefaultHooks::get_tls_state();
   auto no_hooks = s.saved_tensor_hooks;
   no_hooks.stack = {};

@@ -84,6 +84,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   struct Saved {
     DType default_float = DType::F32;
     bool autocast_cache = true;
+    uint64_t library = 0;  // library_state()
+    int threads = 0;
     at::impl::SavedTensorDefaultHooksTLS saved_tensor_hooks;  // around the call: they are for what a call saves
     struct Generator {
       mutable at::Generator g;    // for its mutex
@@ -101,6 +103,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void save_process_state();
   void restore_process_state();
   bool generators_moved() const;
+  void check_surroundings(const OpInfo&) const;
   void draw();
   void draw_from(const at::Generator&);
   ir::Value filled(ir::Node* empty);       // as deterministic mode has what nobody has written
@@ -164,6 +167,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool call_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
   bool describe(const OpInfo&, const compat::Stack&);
   bool run_now(const OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
+  std::optional<c10::Scalar> constant_item(ir::Value) const;
   std::optional<c10::Scalar> assume(ir::Value);
   // A truth value that ATen's formula of the node under way asks for, and raises where it is false.
   struct Checks {

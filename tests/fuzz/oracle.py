@@ -126,7 +126,8 @@ def in_another_order(func, args, kwargs, single=False):
         return torch._decomp.decomposition_table[func](*args, **kwargs)
     if name in REDUCTIONS and func._overloadname in ("dim_IntList", "dim", "correction"):
         x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
-        return func(x.flip(tuple(dims)), *args[1:], **kwargs)
+        turned = x.flip(tuple(dims))
+        return func(turned.mul_(steps(turned, x.numel())) if turned.dtype in SINGLE else turned, *args[1:], **kwargs)  # also of what lies in one place, each step is rounded
     if name == "prod" and func._overloadname == "dim_int":  # what vanishes on the way meets an infinity or not
         return func(args[0].flip(args[1]), *args[1:], **kwargs)
     if name == "gelu" and kwargs.get("approximate") == "tanh" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
@@ -184,10 +185,10 @@ class InternalError(Mismatch):
 
 class Reference:
     """Per call and leaf: its value in double precision (or eager's, where there is no such run), and how far eager's moves; None where it means nothing.
-    Each run is made when it is first asked for: what equals eager's bit for bit needs none."""
+    Each run is made when it is first asked for: what equals eager's bit for bit needs none. tell(None): eager runs, until tell({})."""
 
-    def __init__(self, program):
-        self.program, self.moved, self.watch = program, [], Watch()
+    def __init__(self, program, tell=lambda at: None):
+        self.program, self.moved, self.watch, self.tell = program, [], Watch(), tell
 
     @functools.cached_property
     def plain(self):
@@ -213,6 +214,7 @@ class Reference:
         default = torch.get_default_dtype()
         if how.get("wide"):
             torch.set_default_dtype(torch.float64)
+        self.tell(None)
         try:
             side = Side(self.program, **how)
             return [(outcome.error, outcome.kept()) for outcome in (side.make(call, i) for i, call in enumerate(self.program.calls))]
@@ -220,6 +222,7 @@ class Reference:
             return None
         finally:
             torch.set_default_dtype(default)
+            self.tell({})
 
     def move(self, count):
         """Up to this many runs that roundings have moved."""

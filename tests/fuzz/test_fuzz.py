@@ -165,6 +165,10 @@ def test_a_crash_of_eager_is_left():
     assert made["kind"] == Ends(at, None).do(task(5, True))["kind"] == "left" and made["seed"] == 5 and "eager itself" in made["reason"]
     assert ours["kind"] == "failed" and ours["program"] == "def program" and "ended with -8" in ours["message"]
     assert verdict([result(), made]).counts["left"] == 1 and "eager itself" in verdict([result(), made]).text()
+    behind = at | {"theme": "classic"}  # it is run alone: there it ends again, or not
+    assert Ends(behind, None).do(task(5, True))["kind"] == "left"
+    alone = worker.one(task(5, True) | {"alone": True})
+    assert alone["kind"] == "failed" and "nothing compiled ran before" in alone["message"]
 
 
 def test_attention_without_heads_is_not_made():

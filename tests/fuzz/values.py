@@ -161,8 +161,9 @@ def other_values(choose, specs):
 
 
 def shared(choose, specs):
-    """One argument becomes a view of an earlier one of its dtype."""
-    pairs = [(i, j) for j in range(len(specs)) for i in range(j) if specs[i].dtype == specs[j].dtype and not specs[j].below and specs[i].shape and not specs[i].view]
+    """One argument becomes a view of an earlier one of its dtype. Not of one that is negated lazily: once that is written, autograd has an internal error."""
+    pairs = [(i, j) for j in range(len(specs)) for i in range(j)
+             if specs[i].dtype == specs[j].dtype and not specs[j].below and specs[i].shape and not specs[i].view and specs[i].layout != "negative"]
     if not pairs:
         return specs
     i, j = choose.choice(pairs)

@@ -249,3 +249,40 @@ def test_the_default_one_that_another_thread_sets():
     eager("sets the state of a random number generator")
     beside_a_capture(program, lambda: torch.manual_seed(5))
     assert torch.initial_seed() == 5
+
+
+@torch.library.custom_op("vitrify_set::draws", mutates_args=())
+def draws(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(2)
+
+
+@draws.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def forked(op, x):
+    with torch.random.fork_rng():
+        torch.manual_seed(42)
+        return op(x)
+
+
+def restored(op, x):
+    state = torch.get_rng_state()
+    torch.manual_seed(42)
+    y = op(x)
+    torch.set_rng_state(state)
+    return y + torch.rand(2)
+
+
+@pytest.mark.eager("sets the state of a random number generator")
+@pytest.mark.parametrize("op", [draws, lambda x: x + torch.ops.prims.normal([2], mean=0.0, std=1.0, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False)], ids=["custom", "prims"])
+@pytest.mark.parametrize("program", [forked, restored])
+def test_a_seed_for_an_op_that_draws_unseen(program, op):
+    """The state was back in its place when the capture ended."""
+    def outcome(f):
+        torch.manual_seed(3)
+        return [t for _ in range(3) for t in (f(torch.ones(2)), torch.rand(1))]
+    compiled = vitrify.compile(lambda x: program(op, x))
+    for a, b in zip(outcome(compiled), outcome(lambda x: program(op, x)), strict=True):
+        assert torch.equal(a, b)

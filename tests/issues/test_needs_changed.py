@@ -68,3 +68,26 @@ def test_derivatives_are_kept():
         if step == 0:
             before = vitrify.counters["values_compiled"]
     assert vitrify.counters["values_compiled"] == before
+
+
+FROZEN = {"frozen": (False, False), "without": (True, False), "with": (True, True)}  # needs gradients, has one
+
+
+@pytest.mark.eager("it writes Python state, as caches do at first", some=True)
+@pytest.mark.parametrize("then", FROZEN)
+@pytest.mark.parametrize("first", FROZEN)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_compiled_step_of_what_is_frozen_and_thawed(optimizer, first, then):
+    """A parameter that was frozen at the capture was never updated again."""
+    def outcome(make):
+        p, q = leaf(1), leaf(2)
+        step = make(optimizer([p, q], lr=0.1).step)
+        for case in (first, then, first):
+            needs, has = FROZEN[case]
+            p.requires_grad_(needs)
+            p.grad = torch.ones_like(p) if has else None
+            q.grad = torch.ones_like(q)
+            step()
+        return p.detach(), q.detach()
+    for a, b in zip(outcome(vitrify.compile), outcome(lambda f: f), strict=True):
+        torch.testing.assert_close(a, b)

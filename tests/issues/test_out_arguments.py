@@ -168,3 +168,54 @@ def test_sums_compute_in_the_type_of_their_out_argument():
     def fn(x):
         return torch.sum(x, 0, out=torch.zeros(4, dtype=torch.float64))
     check(fn, lambda: [X()], reason="type of its out argument")
+
+
+def resized(b, x):
+    b.resize_(x.shape)
+    b.copy_(x)
+    return x * b.numel()
+
+
+def joined(b, x):
+    torch.cat([x, x], out=b)
+    return x / b.shape[0]
+
+
+def running(b, x):
+    if b.numel() == 0:
+        b.resize_(x.shape)
+        b.copy_(x)
+    else:
+        b.mul_(0.9).add_(x, alpha=0.1)
+    return x - b if b.numel() else x
+
+
+def alike(b, x):
+    b.resize_as_(x)
+    return x + 1 if b.dim() == 1 else x * torch.ones(len(b), 1)
+
+
+@pytest.mark.eager("resize", some=True)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [resized, joined, running])
+def test_a_tensor_that_the_program_reaches_is_resized(program, dynamic):
+    """It holds the tensor itself, and sees its size."""
+    outcomes = []
+    for compiled in (False, True):
+        b = torch.tensor([])
+        f = (lambda x: program(b, x))
+        f = vitrify.compile(f, dynamic=dynamic) if compiled else f
+        outcomes.append([t.clone() for n in ((3, 3, 3, 3) if program is running else (3, 3, 4, 4, 3)) for t in (f(torch.arange(1.0, 1 + n)), b)])
+    for a, b in zip(*outcomes, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.eager("resize", some=True)
+def test_a_tensor_that_the_program_reaches_is_resized_as_another():
+    outcomes = []
+    for make in (vitrify.compile, lambda f: f):
+        b = torch.arange(6.0)
+        f = make(lambda x: alike(b, x))
+        outcomes.append([f(torch.ones(2, 1)), f(torch.ones(2, 1)), torch.tensor(b.shape)])
+    for a, b in zip(*outcomes, strict=True):
+        torch.testing.assert_close(a, b)

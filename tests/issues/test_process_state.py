@@ -229,3 +229,48 @@ def test_programs_that_ask_for_state(name, first):
                 answers.append(asks())
                 torch.testing.assert_close(compiled(x), f(x))
     assert answers == [first != (n % 2 == 0) for n in range(4)]
+
+
+@torch.library.custom_op("vitrify_state::asks", mutates_args=())
+def asks(x: torch.Tensor) -> torch.Tensor:
+    state = [torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision() == "high"]
+    return x + sum(100 ** i * n for i, n in enumerate(state)) + (x @ x).double()
+
+
+@asks.register_fake
+def _(x):
+    return torch.empty_like(x, dtype=torch.float64)
+
+
+@torch.library.custom_op("vitrify_state::tells", mutates_args=("x",))
+def tells(x: torch.Tensor) -> None:
+    x.copy_(x @ x)
+
+
+def in_place(x):
+    x = x + 0
+    tells(x)
+    return x
+
+
+AROUND = {
+    "threads": lambda: threads(torch.get_num_threads() + 1), "deterministic": deterministic, "precision": lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "no oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False), "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.eager("around vitrify_state::asks", "around vitrify_state::tells", "under autocast, which it may see", some=True)
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("call", [asks, in_place], ids=["asks", "tells"])
+@pytest.mark.parametrize("name", AROUND)
+def test_custom_ops_see_what_is_set_around_them(name, call, outside):
+    def f(x):
+        with contextlib.nullcontext() if outside else AROUND[name]():
+            made = call(x)
+        return made * 2 + 1
+    compiled = vitrify.compile(f)
+    x = torch.full((3, 3), 1.01)
+    with torch.no_grad():
+        for around in (contextlib.nullcontext, AROUND[name], contextlib.nullcontext):
+            with around() if outside else contextlib.nullcontext():
+                assert torch.equal(compiled(x), f(x))

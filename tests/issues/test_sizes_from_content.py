@@ -152,3 +152,26 @@ def test_a_size_of_a_mask_beside_that_of_another_argument():
             given = (m, x, torch.arange(4.0 * n).view(n, 4))
             beside.same_call(beside.run(compiled, given), beside.run(fn, given), given, given)
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
+
+
+def padded(x):
+    f = x[x > 0.4]
+    e = 30 // f.shape[0] + 1
+    return F.pad(f, (0, -f.shape[0] % e)).view(-1, e).shape[0] + x[:1] * 0
+
+
+DIVIDED_BY = {
+    "a square": lambda x: (lambda f: f.repeat(30 // (f.shape[0] ** 2) + 1).sum())(x[x > 0.4]), "a quotient": padded,
+    "a product": lambda x: (lambda f: f.repeat(30 // f.numel() + 1)[:30] + 1)((x > 0.4).nonzero().repeat(1, 2).flatten()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", DIVIDED_BY)
+def test_guards_that_divide_by_a_found_size(name, dynamic):
+    """They were asked of sizes that nobody knew yet, and divided by zero."""
+    fn = DIVIDED_BY[name]
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    for n in (7, 11, 16, 7, 11):
+        x = torch.rand(n, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(compiled(x), fn(x))

@@ -305,6 +305,9 @@ OF_CONSTANTS = {
     "sum": lambda x: x * (T(3.0) + 1).item(), "square root": lambda x: x / T(16.0).sqrt().item(), "copy": lambda x: x + T(3.0).clone().item(), "quotient": lambda x: x * (T(10.0) / T(100.0)).item(),
     "inverse": lambda x: x * (1 / T(64.0).sqrt().item()), "difference": lambda x: x + (T(3.0) - 1).item() - (-T(2.0)).item(), "double": lambda x: x + (T(0.1, dtype=torch.float64) * 3).item(),
     "two": lambda x: x * T(3.0).clone().item() + (T(3.0) * 2).item(), "scalar_tensor": lambda x: x * (torch.scalar_tensor(3.0) * 2).item(),
+    "filled": lambda x: x * torch.full((), 3.0).item(), "written": lambda x: x * torch.ones(()).add_(2).item(), "imaginary": lambda x: x * T(1 + 2j).conj().imag.item(),
+    "reduced": lambda x: x * torch.arange(5.0).sum().item(), "drawn from a list": lambda x: x * torch.linspace(0, 1, 5)[3].item(), "element": lambda x: x + torch.eye(3)[1, 1].item(),
+    "half": lambda x: x * torch.full((), 0.1, dtype=torch.float16).item(), "integer": lambda x: x * torch.arange(5).max().item(), "condition": lambda x: x * 2 if torch.ones(3).any() else x,
 }
 
 

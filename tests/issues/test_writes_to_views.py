@@ -98,3 +98,54 @@ def test_of_no_view(name):
         (a.sum() + o.sum()).backward()
         return used, leaf.grad
     same(outcome(vitrify.compile(PAST[name], fullgraph=True)), outcome(PAST[name]))
+
+
+LEAVES = {"a view": lambda t: t, "a tensor": torch.Tensor.clone}
+UNDER = {
+    "the view": lambda x: (x[0], lambda: x[0].mul_(0.5), lambda v: v * 2), "the leaf": lambda x: (x[0], lambda: x.mul_(0.5), lambda v: v * 2),
+    "detached": lambda x: (x.t(), lambda: x.detach().mul_(0.5), torch.sin),
+}
+
+
+@pytest.mark.eager("a leaf that is a view", some=True)
+@pytest.mark.parametrize("first", LEAVES)
+@pytest.mark.parametrize("name", UNDER)
+def test_a_leaf_that_is_a_view_is_written_under_no_grad(name, first):
+    """Eager finds the history of its views anew then, at a base that needs no gradients. Other leaves may follow."""
+    def f(x):
+        view, write, use = UNDER[name](x)
+        with torch.no_grad():
+            write()
+        return use(view), x * 3
+
+    def outcome(g, kind):
+        x = LEAVES[kind](torch.linspace(1, 2, 6).view(2, 3)).requires_grad_()
+        results = g(x)
+        sum(r.sum() for r in results if r.requires_grad).backward()
+        return [*results, x, x.grad]
+    compiled = vitrify.compile(f)
+    for kind in (first, *LEAVES):
+        for a, b in zip(outcome(compiled, kind), outcome(f, kind), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@torch.library.custom_op("views_written::halve", mutates_args=("x",))
+def halve(x: torch.Tensor) -> None:
+    x.mul_(0.5)
+
+
+@pytest.mark.eager("a leaf that is a view", some=True)
+@pytest.mark.parametrize("kind", LEAVES)
+def test_a_custom_op_writes_to_a_leaf(kind):
+    def f(x):
+        row = x[0]
+        halve(row)
+        return row * 2, x * 3
+
+    def outcome(g):
+        x = LEAVES[kind](torch.linspace(1, 2, 6).view(2, 3)).requires_grad_()
+        results = g(x)
+        sum(r.sum() for r in results).backward()
+        return [*results, x, x.grad]
+    for a, b in zip(outcome(vitrify.compile(f)), outcome(f), strict=True):
+        torch.testing.assert_close(a, b)
