@@ -182,7 +182,7 @@ bool Tracer::Impl::resize_out(const at::Tensor& out, Value result, const at::Ten
   const bool input = old->input >= 0;
   const bool own = !input || inputs[static_cast<size_t>(old->input)]->fake.is_same(out);
   if (old->input >= static_cast<int32_t>(num_args)) return false;  // the program has the tensor itself, whose sizes it goes on to see
-  const long holders = input ? 3 : 2;  // `old`, the view, and of an input the list of them
+  const long holders = input ? 3 : 2;                              // `old`, the view, and of an input the list of them
   if (!own || v.parent || old->shared_with >= 0 || fake->view.use_count() != 1 || old.use_count() != holders || out.requires_grad()) return false;
   for (const Source* s : inputs)  // larger, it may reach into what lies beside it
     if (input && s->input != old->input && s->real.has_storage() && s->real.is_alias_of(inputs[static_cast<size_t>(old->input)]->real)) return false;
