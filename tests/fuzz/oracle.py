@@ -145,6 +145,22 @@ def in_another_order(func, args, kwargs, single=False):
     return total
 
 
+def cancelled(func, x, out):
+    """A variance that is nothing but roundings may be zero as well: what decides by it has no meaning."""
+    name = short(func)
+    if name not in ("var", "std") or not isinstance(x, torch.Tensor) or not x.numel() or not x.is_floating_point():
+        return out
+    bound = 4 * torch.finfo(x.dtype).eps * x.abs().nan_to_num().max()
+    return torch.where(out <= (bound if name == "std" else bound ** 2), 0, out)
+
+
+def with_other_signs(func, args):
+    """Nobody says which sign a NaN has."""
+    if short(func) not in ("copysign", "signbit"):
+        return args
+    return [torch.where(a.isnan(), -a, a) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+
+
 class Jolts(TorchDispatchMode):
     """Moves what every op that rounds reads and gives by a unit in the last place: what it adds up inside is rounded too."""
 
@@ -165,11 +181,12 @@ class Jolts(TorchDispatchMode):
         if parts is not NotImplemented:
             return parts
         if short(func) in EXACT or is_view(func) or torch.Tag.nondeterministic_seeded in func.tags:
-            return func(*args, **kwargs)
+            return func(*(args if self.single else with_other_signs(func, args)), **kwargs)
         written = [a.alias_info is not None for a in func._schema.arguments]
         read = [a if w else [self.moved(x) for x in a] if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size) else self.moved(a) for a, w in zip(args, written)]
         out = in_another_order(func, read, kwargs, self.single) if self.in_turn else None
         out = func(*read, **kwargs) if out is None else out
+        out = cancelled(func, read[0], out) if self.in_turn and read else out
         given = [t for _, t in tensors_of([a for a, w in zip(args, written) if w])]
         for _, t in tensors_of([out if not given else [], given, list(kwargs.values()) if "out" in kwargs else []]):
             writable = torch.is_inference_mode_enabled() or not t.is_inference()

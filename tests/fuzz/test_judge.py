@@ -236,6 +236,22 @@ def test_what_ops_give_is_moved(mode):
     torch.testing.assert_close(moved, plain)
 
 
+def test_what_is_nothing_but_roundings_may_be_zero():
+    x = torch.tensor([1.0, 1.0, 1 + 2 ** -23])
+    for fn, value in ((torch.var, 0.0), (torch.std, 0.0)):
+        with oracle.Jolts(3):
+            assert fn(x, [0]) == value and fn(torch.tensor([1.0, 2.0]), [0]) > 0.4 and fn(x.double() * torch.arange(3), [0]) > 0
+        assert fn(x, [0]) > value
+
+
+def test_nobody_says_which_sign_a_nan_has():
+    signs = []
+    for seed in (1, 2):
+        with oracle.Jolts(seed):
+            signs.append([torch.copysign(torch.ones(2), torch.tensor([float("nan"), -2.0])).tolist(), torch.signbit(torch.tensor([float("nan"), 3.0])).tolist()])
+    assert signs[0][0][0] == -signs[1][0][0] and signs[0][0][1] == signs[1][0][1] == -1 and signs[0][1] != signs[1][1] and not signs[0][1][1]
+
+
 def test_what_gelu_adds_to_one_is_rounded():
     """Eager has 0 at -6, where -8e-11 is as right."""
     x, gelu = torch.full((64,), -6.0), torch.ops.aten.gelu.default
