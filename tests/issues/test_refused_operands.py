@@ -142,3 +142,22 @@ def test_values_that_do_not_fit_where_they_are_written(name, dynamic):
                 f(torch.zeros(12), A(12.0))
             errors.append(str(e.value).partition("\n")[0])
         assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.judged("most cases are errors of eager's")
+def test_weights_of_other_classes(reduction, dynamic):
+    """A kernel read past the weights."""
+    def fn(x, w):
+        return F.nll_loss(x, torch.tensor([0, 1, 2, 5]), w, reduction=reduction)
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    x = A(24.0).view(4, 6)
+    for w in (A(6.0), A(3.0), torch.ones(()), torch.ones(1), torch.ones(1, 6), A(7.0), A(6.0)):
+        said = []
+        for f in (fn, compiled):
+            try:
+                said.append(f(x, w).tolist())
+            except RuntimeError as e:
+                said.append(str(e).partition("\n")[0])
+        assert said[0] == said[1]
