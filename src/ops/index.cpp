@@ -57,6 +57,16 @@ bool lower_gather(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// Whole dims with those of the broadcast indices among them.
+template <class F>
+Dims indexed_sizes(const Dims& sizes, const Dims& shape, size_t position, const F& is_indexed) {
+  Dims r;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (!is_indexed(d)) r.push_back(sizes[d]);
+  r.insert(r.begin() + static_cast<std::ptrdiff_t>(position), shape.begin(), shape.end());
+  return r;
+}
+
 // Advanced indexing with integer tensors: where the broadcast index dims go and what each dim of x reads.
 struct Advanced {
   std::vector<Tensor> indices;  // unset: the dim is taken whole
@@ -77,6 +87,10 @@ struct Advanced {
       }
     }
     return s;
+  }
+  // Sizes of what is read, or written, of something of those sizes.
+  Dims space(const Dims& sizes) const {
+    return indexed_sizes(sizes, shape, position, [&](size_t d) { return d < indices.size() && indices[d]; });
   }
   int cost() const {
     int c = 0;
@@ -143,17 +157,12 @@ bool lower_index_put(const Args& a, std::vector<Tensor>& r) {
   Int n = 1;
   for (auto& s : v.sizes) n = n * s;
   if (accumulate ? !can_accumulate(x.dtype) : !n.is(1)) return false;
-  Dims space;
-  size_t whole = 0;
-  for (size_t d = 0; d < x.sizes.size() + 1; ++d) {
-    if (space.size() == adv->position) space.insert(space.end(), adv->shape.begin(), adv->shape.end());
-    for (; whole < x.sizes.size(); ++whole)
-      if (whole >= adv->indices.size() || !adv->indices[whole]) break;
-    if (whole < x.sizes.size()) space.push_back(x.sizes[whole++]);
-    if (adv->shape.empty() && whole >= x.sizes.size()) break;
-    if (space.size() >= x.sizes.size() + adv->shape.size()) break;
-  }
+  const Dims space = adv->space(x.sizes);
   if (v.sizes.size() > space.size()) return false;
+  for (size_t k = 0, lead = space.size() - v.sizes.size(); k < v.sizes.size(); ++k) {
+    const Int n = a.L.ctx().settled(v.sizes[k]);
+    if (!n.is(1) && !(n == a.L.ctx().settled(space[lead + k]))) return false;  // the rule of shapes has not seen that they fit
+  }
   v = a.L.expand(v, space);
   r.push_back(a.L.scatter(x, space, accumulate,
                           [x, v, adv = *adv](Body& b, const Index& k) { return Lowering::Write{adv.source(b, k, x.sizes), v.at(b, k), {}}; }));
@@ -277,6 +286,31 @@ Shape shape_preserved(sym::Context& ctx, ArgSpan args) {
   t.wrapped_number = false;
   t.strides = preserved_strides(ctx, *x);
   return one(t);
+}
+// The value must fit what is written; where it does not, eager says so.
+Shape shape_index_put(sym::Context& ctx, ArgSpan args) {
+  const TensorType *x = tensor_arg(args, 0), *value = tensor_arg(args, 2);
+  auto* list = args.size() > 1 ? std::get_if<std::vector<ir::Value>>(&args[1]) : nullptr;
+  if (!x || !value || !list || list->size() > x->sizes.size()) return {};
+  const auto is_indexed = [&](size_t d) { return d < list->size() && (*list)[d]; };
+  Dims shape;
+  size_t groups = 0, position = 0;
+  for (size_t d = 0; d < list->size(); ++d) {
+    if (!is_indexed(d)) continue;
+    const TensorType& i = (*list)[d].type();
+    if (!is_int(i.dtype) || i.dtype == DType::U8) return shape_preserved(ctx, args);  // a mask is as many as it holds
+    Dims merged;
+    if (!broadcast_sizes(ctx, shape, i.sizes, merged)) return {};
+    shape = merged;
+    if (groups == 0) position = d;
+    if (groups == 0 || !is_indexed(d - 1)) ++groups;
+  }
+  if (groups != 1) position = 0;
+  const Dims space = indexed_sizes(x->sizes, shape, position, is_indexed);
+  if (value->sizes.size() > space.size()) return {};
+  for (size_t k = 0, lead = space.size() - value->sizes.size(); k < value->sizes.size(); ++k)
+    if (!ctx.guard_eq(value->sizes[k], space[lead + k]) && !ctx.guard_eq(value->sizes[k], 1)) return {};
+  return shape_preserved(ctx, args);
 }
 Shape shape_embedding_backward(sym::Context&, ArgSpan args) {
   const TensorType* g = tensor_arg(args, 0);
@@ -474,9 +508,9 @@ const OpRow kRows[] = {
     {"aten::gather", ir::kFaults, shape_gather, lower<lower_gather>},
     {"aten::index.Tensor", ir::kFaults | ir::kChecksIndex, shape_index, lower<lower_index>},
     {"aten::_unsafe_index.Tensor", ir::kChecksIndex, nullptr, lower<lower_index>},
-    {"aten::index_put", ir::kFaults | ir::kChecksIndex, shape_preserved, lower<lower_index_put>},
-    {"aten::_unsafe_index_put", ir::kChecksIndex, shape_preserved, lower<lower_index_put>},
-    {"aten::_index_put_impl", ir::kFaults | ir::kChecksIndex, shape_preserved, lower<lower_index_put>},
+    {"aten::index_put", ir::kFaults | ir::kChecksIndex, shape_index_put, lower<lower_index_put>},
+    {"aten::_unsafe_index_put", ir::kChecksIndex, shape_index_put, lower<lower_index_put>},
+    {"aten::_index_put_impl", ir::kFaults | ir::kChecksIndex, shape_index_put, lower<lower_index_put>},
     {"aten::scatter.value", ir::kFaults, shape_scatter, lower<lower_scatter_value>},
     {"aten::scatter.src", ir::kFaults, shape_scatter, nullptr},
     {"aten::scatter_add", ir::kFaults, shape_scatter, lower<lower_scatter_add>},

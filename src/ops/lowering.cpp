@@ -76,7 +76,9 @@ Tensor Lowering::expand(const Tensor& t, const Dims& sizes) {
   boost::container::small_vector<bool, 5> broadcast;
   bool same = lead == 0;
   for (size_t d = 0; d < t.sizes.size(); ++d) {
-    broadcast.push_back(t.sizes[d].is(1) && !sizes[lead + d].is(1));
+    // Guards may have fixed the size of what a call finds, which is a symbol where nothing is computed yet.
+    const Int from = t.sizes[d], to = sizes[lead + d];
+    broadcast.push_back(!(from == to) && ctx().settled(from).is(1) && !ctx().settled(to).is(1));
     same = same && !broadcast.back();
   }
   if (same) return t;

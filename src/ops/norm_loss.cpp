@@ -236,6 +236,8 @@ Shape shape_nll(sym::Context& ctx, ArgSpan args) {
   if (!x || !y || !reduction || !is_float(x->dtype) || x->sizes.size() != 2 || y->sizes.size() != 1 || y->dtype != DType::I64 ||
       !ctx.guard_eq(x->sizes[0], y->sizes[0]))
     return {};
+  const TensorType* weight = tensor_arg(args, 2);
+  if (weight && (weight->sizes.size() != 1 || !ctx.guard_eq(weight->sizes[0], x->sizes[1]))) return {};  // Meta's kernel says what eager does
   auto scalar = contiguous_type(x->dtype, x->device, {});
   if (*reduction == 0) return Types{contiguous_type(x->dtype, x->device, y->sizes), scalar};
   return Types{scalar, scalar};

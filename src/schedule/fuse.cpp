@@ -133,18 +133,27 @@ class Fuser {
           if (auto f = finders.find(sym::view(s).symbol->id); f != finders.end()) d.push_back(f->second);
       };
       if (it.ext) {
-        for (auto& t : it.ext->operands) need(static_cast<uint32_t>(t.buffer));
+        for (auto& t : it.ext->operands) {
+          need(static_cast<uint32_t>(t.buffer));
+          for (const Dims* dims : {&t.sizes, &t.strides}) std::ranges::for_each(*dims, need_size);
+          need_size(t.offset);
+        }
         for (const ir::Arg& a : it.ext->node->args) {
           if (auto* i = std::get_if<Int>(&a)) need_size(*i);
           if (auto* l = std::get_if<std::vector<Int>>(&a)) std::ranges::for_each(*l, need_size);
         }
         for (uint32_t b : it.ext->results) writers[b].push_back(k);
         for (const ir::TensorType& t : it.ext->node->outs)
+          for (const ir::Dims* dims : {&t.sizes, &t.strides}) std::ranges::for_each(*dims, need_size);
+        for (const ir::TensorType& t : it.ext->node->outs)
           for (Int s : t.sizes)
             if (!s.is_const() && sym::is_symbol(s) && !given.contains(sym::view(s).symbol->id)) finders.try_emplace(sym::view(s).symbol->id, k);
         if (it.ext->node->op->flags & (ir::kRandom | ir::kEffect)) {
           if (last_effect) d.push_back(*last_effect);
           last_effect = k;
+          // The program got here by the sizes it has found so far. Where guards have fixed one, nothing else says that it comes first.
+          for (const auto& [symbol, finder] : finders)
+            if (finder != k) d.push_back(finder);
         }
       } else {
         for (uint32_t b : it.loop->reads) need(b), readers_[b].push_back(k);

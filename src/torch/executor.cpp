@@ -711,17 +711,22 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
     fault_ = 0;
     for (size_t i = 0; i < states.size(); ++i) generators_[i].set_state(states[i]);
   };
+  const auto kept = [&] {
+    if (given_)  // what this plan has not come to has run all the same
+      for (size_t k = made_.all.size(); k < given_->all.size(); ++k) made_.all.push_back(given_->all[k]);
+    return std::make_shared<Effects>(std::move(made_));
+  };
   try {
     run_steps(f, inputs, owned);
   } catch (capture::RunRefused& refusal) {
     put_back();
-    if (!made_.all.empty()) refusal.effects = std::make_shared<Effects>(std::move(made_));
+    if (!made_.all.empty()) refusal.effects = kept();
     throw;
   } catch (...) {
     fault_ = 0;
     const bool again = side_effects_ && !wrote_ && begun_ == made_.all.size();
     if (again || effects_begun() == effects) put_back();
-    if (again) set_effects_of_failure(std::make_shared<Effects>(std::move(made_)));
+    if (again) set_effects_of_failure(kept());
     throw;
   }
   counters().kernels_launched.fetch_add(plan_->launches.size(), std::memory_order_relaxed);

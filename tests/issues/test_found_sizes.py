@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
-from beside import check
+from beside import check, run, same_call
 
 CASES = {
     "cat of what is found and the rest": (lambda x: torch.cat([x[x > 0], x.reshape(-1)]), lambda: [torch.arange(-20, 20, dtype=torch.int32).view(5, 8)]),
@@ -165,3 +165,40 @@ def test_errors_of_what_is_run_to_find_sizes(name, first):
     for least in (first, 1, -1, 1):
         given = torch.arange(4.0), torch.tensor([least, 1, 2, 0])
         assert torch.equal(compiled(*given), program(*given))
+
+
+@torch.library.custom_op("vt_found::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].clone()
+
+
+@positive.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+PUT = {
+    "the last part": lambda x, v: x.index_put_((torch.tensor([1]),), torch.split(v, 2, -1)[-1], accumulate=True),
+    "all": lambda x, v: x.view(-1).index_put_((torch.arange(3),), v, accumulate=True),
+    "what is left": lambda x, v: x.view(-1).index_put_((torch.arange(2),), v[1:], accumulate=True),
+    "of whole dims": lambda x, v: torch.ops.aten.index_put_(x, (None, torch.tensor([0, 1])), v.view(-1, 1, 1), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:vitrify")
+@pytest.mark.judged("most sizes are errors of eager's")
+@pytest.mark.parametrize("custom", [False, True], ids=["mask", "custom op"])
+@pytest.mark.parametrize("name", PUT)
+def test_as_many_values_as_are_found_are_written(name, custom):
+    """One value goes to all places; a kernel read as many as there are places, past the end."""
+    def f(x, y):
+        return PUT[name](x, positive(y) if custom else y[y > 0] + 1)
+    compiled = vitrify.compile(f)
+    fit = 0
+    for n in (1, 3, 11, 1, 2, 12, 0, 3, 1):
+        y = torch.cat([torch.arange(1.0, n + 1), torch.full((12 - n,), -1.0)])
+        a, b = [torch.ones(4, 2, 3), y], [torch.ones(4, 2, 3), y]
+        ours, eager = run(compiled, a), run(f, b)
+        same_call(ours, eager, a, b)
+        fit += eager[1] is None
+    assert fit

@@ -118,3 +118,46 @@ def test_pooled_memory_is_contiguous(make, grad, dynamic):
             for a, b in zip(compiled(x), program(x)):
                 torch.testing.assert_close(a, b)
                 assert a.stride() == b.stride()
+
+
+PLACES = {
+    "too many": (lambda x, v: x.index_put((torch.tensor([0, 1]),), v[:3], accumulate=True)),
+    "too many dims": (lambda x, v: x.index_put((torch.tensor([0, 1]),), v[:2].view(1, 2), accumulate=True)),
+    "of whole dims": (lambda x, v: torch.ops.aten.index_put(x.view(3, 4), (None, torch.tensor([1])), v[:4].view(4, 1), True)),
+    "in place": (lambda x, v: x.clone().index_put_((torch.tensor([[0], [1]]),), v[:6].view(2, 3), accumulate=True)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.judged("every case is an error of eager's")
+def test_values_that_do_not_fit_where_they_are_written(name, dynamic):
+    """The rule of shapes looked at what is written to and no further: a kernel read past the values, or left some out."""
+    fn = PLACES[name]
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    for _ in range(2):
+        errors = []
+        for f in (fn, compiled):
+            with pytest.raises(RuntimeError) as e:
+                f(torch.zeros(12), A(12.0))
+            errors.append(str(e.value).partition("\n")[0])
+        assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.judged("most cases are errors of eager's")
+def test_weights_of_other_classes(reduction, dynamic):
+    """A kernel read past the weights."""
+    def fn(x, w):
+        return F.nll_loss(x, torch.tensor([0, 1, 2, 5]), w, reduction=reduction)
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    x = A(24.0).view(4, 6)
+    for w in (A(6.0), A(3.0), torch.ones(()), torch.ones(1), torch.ones(1, 6), A(7.0), A(6.0)):
+        said = []
+        for f in (fn, compiled):
+            try:
+                said.append(f(x, w).tolist())
+            except RuntimeError as e:
+                said.append(str(e).partition("\n")[0])
+        assert said[0] == said[1]

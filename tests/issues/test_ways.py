@@ -131,3 +131,62 @@ def test_an_error_on_the_other_way_is_eagers():
             same_call(run(compiled, [x]), run(fn, [x]), [x], [x])
             assert ran == ["noted"] * 2
     assert vitrify.counters["captures"] - before["captures"] == 1 and vitrify.counters["compiled_calls"] - before["compiled_calls"] == 3
+
+
+@torch.library.custom_op("vt_ways::both", mutates_args=("x",))
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    ran.append(("both", x.tolist()))
+    x.mul_(0.5)
+    return x + 1, x.sum()
+
+
+@both.register_fake
+def _(x):
+    return torch.empty_like(x), x.new_empty(())
+
+
+@torch.library.custom_op("vt_ways::seen", mutates_args=())
+def seen(x: Tensor) -> Tensor:
+    ran.append(("seen", x.tolist()))
+    return x * 2
+
+
+seen.register_fake(torch.empty_like)
+
+
+def not_empty(x):
+    v = both(x)[1].reshape(-1)
+    v = v[v > 0]
+    w = seen(v)
+    return v[v > 99].min(), w
+
+
+AFTER = {
+    "of what an op gave": not_empty,
+    "of as many": lambda x: (seen(torch.ones(x[x > 0].numel())), broadcast(x[x > 0])),
+    "of a part": lambda x: (seen(x[: x[x > 0].numel()]), broadcast(x[x > 0])),
+    "of nothing that is found": lambda x: (x[x > 0].sum(), seen(x), broadcast(x[x > 1])),
+    "unused, with the rest": lambda x: (both(torch.cat([x[x > 0], x]))[1:0], x[x.isfinite()] * 2)[:0],
+    "with the rest": lambda x: (both(torch.cat([x[x > 0], x])), x[x.isfinite()] * 2),
+    "other results of it": lambda x: (x + 1, torch.unique(x[x > 0], return_inverse=True)[1] * 2),
+}
+LARGE = torch.tensor([400.0, -1, -2, -3])
+
+
+@pytest.mark.eager("a size that follows from content is not what the plan is for", some=True)
+@pytest.mark.filterwarnings("ignore:vitrify")
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 0), (3, 0, 2, 1, 3), (2, 1, 0, 3, 2), (1, 1, 3, 2)], ids=str)
+@pytest.mark.parametrize("name", AFTER)
+def test_sizes_are_found_before_the_ops_behind_them(name, order):
+    """Where a guard has fixed a size, nothing that the op is given said that it is found first: the op ran for another size, and what it gave was kept."""
+    fn = AFTER[name]
+    compiled = vitrify.compile(fn)
+    with torch.no_grad():
+        for k in order:
+            x = [MANY, ONE, NONE, LARGE][k]
+            a, b = [x.clone()], [x.clone()]
+            ran.clear()
+            ours, mine = run(compiled, a), list(ran)
+            ran.clear()
+            same_call(ours, run(fn, b), a, b)
+            assert mine == ran
