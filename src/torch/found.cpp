@@ -67,6 +67,13 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
     real.push_back(i < known_now.size() ? known_now[i].second : look ? at::Tensor() : inputs[input_index(*given[i].node)]->real);
     if (!real.back().defined()) return std::nullopt;
   }
+  // Sizes of what nothing here reads are those of now too.
+  const auto cut = extract(*graph, wanted, used);
+  for (Value v : carriers(*graph, used, vitrify::symbols_in(*cut))) {
+    if (!is_input(*v.node)) continue;
+    used.push_back(v);
+    real.push_back(at::empty({1}).expand(values_of(v.type().sizes)));
+  }
   return noting_errors(raised_now, [&] { return interpret(*extract(*graph, wanted, used), real); });
 }
 

@@ -699,7 +699,16 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
 }  // namespace
 
 bool ends_between(const JointProgram& j) {
-  return !j.parts.empty() && j.tape && std::ranges::any_of(j.tape->steps, [](const Tape::Step& s) { return !s.raises.empty(); });
+  if (j.parts.empty() || !j.tape) return false;
+  const Tape& tape = *j.tape;
+  if (std::ranges::any_of(tape.steps, [](const Tape::Step& s) { return !s.raises.empty(); })) return true;
+  // A leaf that the program makes takes its gradient with it: nothing behind the results that follow from it is in the derivative through all.
+  std::vector<char> leads(tape.steps.size());
+  for (size_t i = leads.size(); i-- > 0;)
+    leads[i] = !tape.steps[i].gradients.empty() || std::ranges::any_of(tape.steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
+  return std::ranges::any_of(j.parts, [&](const JointProgram::Part& p) {
+    return std::ranges::any_of(p.stops, [&](uint32_t k) { return tape.step_of(k) >= 0 && !leads[static_cast<size_t>(tape.step_of(k))]; });
+  });
 }
 
 BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& saved, const std::vector<Value>& tangents,
@@ -747,6 +756,10 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   b.graph = extract(*whole, made, given, unordered, &taken);
   const std::vector<Value> needed = needed_of(*b.graph, given, saved.size(), kept, b.saved);
   if (needed.size() < given.size()) b.graph = extract(*whole, made, needed, unordered, &taken);
+  const auto uses = ir::count_uses(*b.graph);
+  for (size_t i = 0; i < b.saved.size(); ++i)  // only its sizes were kept for the derivative through all, and this one reads it
+    if (uint32_t& k = b.saved[i]; k < saved.size() && saved[k].kind == Saved::Kind::Sizes && uses.at(b.graph->inputs[i].value.node)[0])
+      k = static_cast<uint32_t>(saved.size()) + j.place_of(saved[k].value);
   ir::NodeSet again(*b.graph);
   for (auto& [from, to] : taken)
     if (!late.contains(from.node) && !is_input(*to.node)) {

@@ -4,6 +4,7 @@ import gc
 import pytest
 import torch
 import vitrify
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -555,3 +556,33 @@ def test_hooks_of_gradients_of_several_arguments():
         firsts[1].sum().backward(retain_graph=True)
         (firsts[0] + firsts[1]).sum().backward()
     check(lambda x, w: (x * w).sin(), program, lambda: [R(4, requires_grad=True), R(4, requires_grad=True)])
+
+
+def of_a_leaf_made_inside(x):
+    leaf = x.clone().requires_grad_(True)
+    a = leaf.unfold(0, 2, 1).mean(-1)
+    return a, F.silu(a)
+
+
+def of_a_leaf_and_another(x):
+    leaf = x.clone().requires_grad_(True)
+    a = (leaf * 2).sin()
+    return a, a.tanh() * x.exp()
+
+
+@pytest.mark.parametrize("x_needs_grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("fn", [of_a_leaf_made_inside, of_a_leaf_and_another], ids=lambda f: f.__name__)
+def test_of_a_leaf_that_the_program_makes(fn, dynamic, x_needs_grad):
+    """The gradients lead to no argument, but a hook on a result in front of others sees them: what they read was not kept."""
+    seen = []
+    for f in (vitrify.compile(fn, fullgraph=True, dynamic=dynamic), fn):
+        for size in (32, 17):
+            x, got = torch.linspace(-1, 1, size * 6).view(size, 6).requires_grad_(x_needs_grad), []
+            outs = f(x)
+            used = outs[0] * 2
+            outs[0].register_hook(lambda g, got=got: got.append(g.clone()))
+            (outs[0].sum() + (outs[1] * torch.arange(6.)).sum() + used.sin().sum()).backward()
+            seen.append([*got, x.grad])
+    torch.testing.assert_close(seen[:2], seen[2:])
+    assert all(len(s) == 2 for s in seen)
