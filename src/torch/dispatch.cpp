@@ -104,7 +104,11 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const bool whole = capture::stays_whole() && has_rule(info, last(*stack, info.args.size()));
   if (const void* hooks = in_backward ? nullptr : capture::hooks_on_saved(); hooks && hooks != outer_hooks)
     hooked.insert(at::sequence_number::peek() - 1);  // of the node that autograd has just made for it
-  at::sequence_number::get_and_increment();          // free numbers between autograd's: see in_turn
+  if (!in_backward) {
+    turn_now = {at::sequence_number::peek() - 1, graph->next_id()};
+    if ((info.flags & ir::kEffect) && !info.name.starts_with("aten::")) last_write = turn_now;
+  }
+  at::sequence_number::get_and_increment();  // free numbers between autograd's: see in_turn
   if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
   try {
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))

@@ -270,6 +270,7 @@ void Tracer::Impl::write(View& v, Value value, std::string_view op) {
   }
   current = conform(current, s.type, [&] { return s.base; });
   s.base = current;
+  if (s.input >= 0 && !in_backward) last_write = turn_now;
   ++s.generation;
   s.known.reset();
   if (v.parent && same_layout(value.type(), v.type)) {

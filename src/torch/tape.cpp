@@ -193,6 +193,20 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
           c != cached.end())
         s.once = static_cast<int32_t>(c - cached.begin());
   }
+  bool saves_after_write = false;
+  for (const Tape::Step& s : tape->steps) {
+    const bool python = s.saves && capture::of_python(*s.node);
+    bool any = python, late = python;  // what Python code has saved is handed out when it has returned
+    for (const at::Tensor& t : python ? std::vector<at::Tensor>() : capture::saved_by(*s.node)) {
+      if (!t.defined() || t.unsafeGetTensorImpl()->is_wrapped_number()) continue;
+      const auto* f = capture::as_fake(t);
+      any = any || !f || !f->view->type.wrapped_number;
+      late = late || (f && last_write && f->view->storage->base.node->id >= last_write->first);  // a result
+    }
+    tape->hands_out = tape->hands_out || any;
+    saves_after_write = saves_after_write || (any && last_write && (s.number > last_write->number || (s.number == last_write->number && late)));
+  }
+  tape->writes_last = j.level == 0 && last_write && !saves_after_write;
   for (const Tape::Step& s : tape->steps)  // what raises has no number of its own
     for (uint32_t n : s.next) tape->steps[n].number = std::min(tape->steps[n].number, s.number);
   for (const Raising& r : raising)

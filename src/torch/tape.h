@@ -56,6 +56,9 @@ struct Tape {
   // Results that are views, by number, which eager has saved themselves: assigning to their .data gives them other memory, and it reads that.
   std::vector<uint32_t> views;
 
+  bool hands_out = false;    // hooks of saved tensors are given something: numbers are kept from them
+  bool writes_last = false;  // what the program writes last, or a custom op of it does, it does when all of that is saved
+
   // As the engine goes: from places that have a gradient, by nodes that lead to a gradient that is asked for, or to where it `stops`. A whole
   // backward asks for all.
   Path path(const std::function<bool(size_t)>& has_gradient, const std::function<bool(size_t)>* asked, const std::vector<char>& stops = {}) const;

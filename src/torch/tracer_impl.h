@@ -270,6 +270,14 @@ struct Tracer::Impl final : capture::ModeHandler {
   // Sequence numbers of nodes whose saved tensors the program's hooks took, as those of other checkpoints do: nobody looks at versions of them. A
   // checkpoint has saved its arguments apart.
   std::unordered_set<uint64_t> hooked;
+  // The op under way, and the last one that has written to an input or may have done more than compute: the number of the node that autograd has made
+  // for it, if it has, and the first node of the graph that is its own.
+  struct Turn {
+    uint64_t number = 0;
+    uint32_t first = 0;
+  };
+  Turn turn_now;
+  std::optional<Turn> last_write;
   struct SavedArguments {
     uint64_t from;  // the number of its first node
     std::vector<ir::Value> values;

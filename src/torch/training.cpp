@@ -43,6 +43,8 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     if (!origin && given[r.written]->is_view()) check_written_view(*given[r.written], is_passed(joint_, k));
   }
   if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
+  const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
+  if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written all");
   // Before anything is written: the edge of a view that was written through would be another.
   auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
   torch::autograd::edge_list edges;
@@ -73,7 +75,6 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   out.clear();
   results_.make(values, given, out, 0);
 
-  const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
   auto call = std::make_shared<RegionCall>(joint_, derivative_, origin ? origin->call : nullptr);
   std::vector<compat::NodePtr> nodes;
   const auto set_history = [&](size_t k, const compat::NodePtr& node) {
@@ -219,6 +220,10 @@ void Training::find_read(const ir::Graph& forward) {
     if (given[i]) read_given_.push_back(i);
   for (uint32_t o = 0; o < outputs.size(); ++o)
     if (outputs[o]) read_outputs_.push_back(o);
+  // A checkpoint's hooks end the recomputation with the last tensor that they were given in the forward: what comes behind it happens once.
+  const bool saves = std::ranges::any_of(saved_, [](const Saved& s) { return s.kind != Saved::Kind::Sizes; });
+  const bool writes = joint_.level == 0 && !joint_.program.mutations.empty();
+  writes_behind_hooks_ = joint_.tape->writes_last ? saves || joint_.tape->hands_out : writes && saves != joint_.tape->hands_out;
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)

@@ -353,6 +353,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable int renewals_ = 0;
   mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
+  bool writes_behind_hooks_ = false;
   bool reads_state_ = false;  // its backward runs Python code
   bool static_ = true;        // no size in the derivative differs from call to call
 };

@@ -1,0 +1,96 @@
+"""A compiled function inside an eager checkpoint that is not reentrant: torch ends the recomputation with the last tensor that was saved, and what a program writes behind that is written once."""
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+import expects
+
+ONCE = "hooks take what it saves before it has written all"
+
+
+def counted(x, w, b):
+    y = (x @ w).sin()
+    with torch.no_grad():
+        b.add_(1)
+    return y * 2
+
+
+def copied(x, w, b):
+    y = (x @ w).sin()
+    b.copy_(torch.rand(3, dtype=b.dtype))
+    return y * 2
+
+
+def averaged(x, w, b):
+    y = x @ w
+    with torch.no_grad():
+        b.lerp_(y.detach().mean(0), 0.1)
+    return y + 1
+
+
+def in_place(x, w, b):
+    y = (x @ w).exp()
+    b.view(1, 3)[:, 1:].mul_(2)
+    return y
+
+
+def counted_before(x, w, b):
+    with torch.no_grad():
+        b.add_(1)
+    return (x @ w).sin()
+
+
+def result_saved(x, w, b):
+    y = x @ w
+    with torch.no_grad():
+        b.add_(y.detach().mean(0))
+    return y.exp()
+
+
+def normalized(x, w, b):
+    return F.batch_norm(x @ w, b, b + 1, training=True)
+
+
+def nothing_saved(x, w, b):
+    with torch.no_grad():
+        b.add_(1)
+    return x * 2
+
+
+LATE, EARLY = [counted, copied, averaged, in_place], [counted_before, result_saved, normalized, nothing_saved]
+
+
+def steps(f, around):
+    torch.manual_seed(0)
+    x, w, b = (torch.randn(3, *s, dtype=torch.float64) for s in ((3,), (3,), ()))
+    x.requires_grad_(), w.requires_grad_()
+    seen = []
+    for _ in range(3):
+        around(f, x, w, b).sum().backward()
+        seen += [b.clone(), b._version, x.grad.clone()]
+    return [*seen, torch.rand(2)]
+
+
+def last(f, x, w, b):
+    return checkpoint(lambda x, w: f(x.exp(), w, b), x, w, use_reentrant=False)
+
+
+def before_others(f, x, w, b):
+    return checkpoint(lambda x, w: f(x.exp(), w, b).cos(), x, w, use_reentrant=False)
+
+
+def to_the_end(f, x, w, b):
+    with set_checkpoint_early_stop(False):
+        return last(f, x, w, b)
+
+
+@pytest.mark.parametrize("around", [last, before_others, to_the_end], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", LATE + EARLY, ids=lambda f: f.__name__)
+def test_writes(fn, around):
+    if fn in LATE:
+        expects.eager(ONCE)
+    if fn is nothing_saved:
+        expects.compiled("it may have nothing to compute")
+    torch.testing.assert_close(steps(vitrify.compile(fn, fullgraph=True), around), steps(fn, around))
