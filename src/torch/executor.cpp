@@ -15,6 +15,7 @@
 #include "support/budget.h"
 #include "support/counters.h"
 #include "support/fault.h"
+#include "sym/holds.h"
 #include "torch/compiled.h"
 #include "torch/deregistered.h"
 #include "torch/learned.h"
@@ -210,10 +211,10 @@ void PlanRun::keep_effects() {
 void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
   f.symbols.set(symbol, value);
   const sym::Symbol& info = plan_->graph->ctx().symbol_info(plan_->graph->ctx().symbol_at(symbol));
+  const auto known = [&](uint32_t id) { return f.symbols.known(id) ? std::optional(f.symbols[id]) : std::nullopt; };
   bool fits = value >= info.range.lo && value <= info.range.hi && value % info.multiple_of == 0;
   for (size_t k = 0; fits && k < guards_.size(); ++k)  // up to the first that fails: later ones may divide by what it says is not zero
-    if (const auto v = f.symbols.eval(guards_[k].expr))
-      fits = guards_[k].kind == sym::Guard::Kind::EqZero ? *v == 0 : guards_[k].kind == sym::Guard::Kind::NeZero ? *v != 0 : *v >= 0;
+    fits = sym::holds(guards_[k], known).value_or(true);
   if (fits) return;
   throw capture::WayRefused("a size that follows from content is not what the plan is for");
 }

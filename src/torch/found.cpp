@@ -68,13 +68,15 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
     if (!real.back().defined()) return std::nullopt;
   }
   // Sizes of what nothing here reads are those of now too.
-  const auto cut = extract(*graph, wanted, used);
+  auto cut = extract(*graph, wanted, used);
+  const size_t before = used.size();
   for (Value v : carriers(*graph, used, vitrify::symbols_in(*cut))) {
     if (!is_input(*v.node)) continue;
     used.push_back(v);
     real.push_back(at::empty({1}).expand(values_of(v.type().sizes)));
   }
-  return noting_errors(raised_now, [&] { return interpret(*extract(*graph, wanted, used), real); });
+  if (used.size() > before) cut = extract(*graph, wanted, used);
+  return noting_errors(raised_now, [&] { return interpret(*cut, real); });
 }
 
 // What the op gives for the inputs of now; false where that cannot be said.

@@ -470,8 +470,6 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
 
 }  // namespace
 
-namespace {}  // namespace
-
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;

@@ -12,9 +12,9 @@ namespace vitrify {
 // Eager's error for a tensor of that type which a backward needs and which has been written since. `of`: which output of which node it is, or
 // nothing.
 [[noreturn]] void refuse_changed(const ir::TensorType&, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected);
-// And for one that had a history then and has none now.
 // Such a text, of a tensor that was written so often since.
 std::string with_writes(std::string says, int64_t more);
+// And for one that had a history then and has none now.
 [[noreturn]] void refuse_detached();
 
 // Leaves, and some views, may not be written in a way that gradients follow: CallRefused, since eager says which, and why.

@@ -78,6 +78,16 @@ PROGRAMS = {
 MANY, ONE, NONE = torch.tensor([1.0, -1, 2, 3]), torch.tensor([-1.0, 5, -2, -9]), torch.tensor([-1.0, -7, -2, -3])
 
 
+def same_as_eager(compiled, fn, x):
+    """Also in what the ops of others were called with."""
+    a, b = [x.clone()], [x.clone()]
+    ran.clear()
+    ours, mine = run(compiled, a), list(ran)
+    ran.clear()
+    same_call(ours, run(fn, b), a, b)
+    assert mine == ran
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 0, 1, 2), (2, 0, 1, 1), (1, 0, 0, 2)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_way_is_compiled(name, order):
@@ -87,12 +97,7 @@ def test_each_way_is_compiled(name, order):
     with torch.no_grad():
         for k in order:
             x = [MANY, ONE, NONE][k]
-            a, b = [x.clone()], [x.clone()]
-            ran.clear()
-            ours, mine = run(compiled, a), list(ran)
-            ran.clear()
-            same_call(ours, run(fn, b), a, b)
-            assert mine == ran
+            same_as_eager(compiled, fn, x)
     did = {k: v - before[k] for k, v in vitrify.counters.items()}
     assert did["compiled_calls"] == len(order) and did["eager_calls"] == 0 and did["captures"] <= 4
 
@@ -106,12 +111,7 @@ def test_eagerly_when_there_are_too_many(name):
     compiled = vitrify.compile(fn, options={"recompile_limit": 1})
     with torch.no_grad():
         for x in (MANY, NONE, ONE, MANY):
-            a, b = [x.clone()], [x.clone()]
-            ran.clear()
-            ours, mine = run(compiled, a), list(ran)
-            ran.clear()
-            same_call(ours, run(fn, b), a, b)
-            assert mine == ran
+            same_as_eager(compiled, fn, x)
 
 
 @pytest.mark.eager("a value that the program reads is another")
@@ -184,9 +184,4 @@ def test_sizes_are_found_before_the_ops_behind_them(name, order):
     with torch.no_grad():
         for k in order:
             x = [MANY, ONE, NONE, LARGE][k]
-            a, b = [x.clone()], [x.clone()]
-            ran.clear()
-            ours, mine = run(compiled, a), list(ran)
-            ran.clear()
-            same_call(ours, run(fn, b), a, b)
-            assert mine == ran
+            same_as_eager(compiled, fn, x)
