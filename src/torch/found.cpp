@@ -62,9 +62,10 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
   const auto uses = ir::count_uses(*whole);
   std::vector<Value> used;
   for (size_t i = 0; i < given.size(); ++i) {
-    if (!uses.at(whole->inputs[i].value.node)[0]) continue;
+    const bool known = i < known_now.size();  // perhaps only its size is read: nobody else may make it again to say that
+    if (!known && !uses.at(whole->inputs[i].value.node)[0]) continue;
     used.push_back(given[i]);
-    real.push_back(i < known_now.size() ? known_now[i].second : look ? at::Tensor() : inputs[input_index(*given[i].node)]->real);
+    real.push_back(known ? known_now[i].second : look ? at::Tensor() : inputs[input_index(*given[i].node)]->real);
     if (!real.back().defined()) return std::nullopt;
   }
   // Sizes of what nothing here reads are those of now too.

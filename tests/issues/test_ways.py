@@ -166,6 +166,7 @@ AFTER = {
     "of as many": lambda x: (seen(torch.ones(x[x > 0].numel())), broadcast(x[x > 0])),
     "of a part": lambda x: (seen(x[: x[x > 0].numel()]), broadcast(x[x > 0])),
     "of nothing that is found": lambda x: (x[x > 0].sum(), seen(x), broadcast(x[x > 1])),
+    "of a size that an op found": lambda x: (x.sum(), above(x), torch.where(x.sum().reshape(-1)[: above(x).numel()] > 0)[0], broadcast(above(x))),
     "unused, with the rest": lambda x: (both(torch.cat([x[x > 0], x]))[1:0], x[x.isfinite()] * 2)[:0],
     "with the rest": lambda x: (both(torch.cat([x[x > 0], x])), x[x.isfinite()] * 2),
     "other results of it": lambda x: (x + 1, torch.unique(x[x > 0], return_inverse=True)[1] * 2),
