@@ -524,6 +524,17 @@ def _forgetting(swap):
 torch.utils.swap_tensors = _forgetting(torch.utils.swap_tensors)
 
 
+def _without_symbols(check):
+    """Checks of plain conditions, which ATen's Meta kernels in Python are full of; the first of torch's own imports all of sympy, half a second of a first call."""
+    def quick(error_type, cond, message):
+        if cond is not True:
+            check(error_type, cond, message)
+    return functools.wraps(check)(quick)
+
+
+torch._check_with = _without_symbols(torch._check_with)
+
+
 def reset():
     """Forgets everything compiled in this process and sets the counters to zero."""
     for door in list(_doors):

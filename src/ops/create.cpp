@@ -251,6 +251,15 @@ Shape shape_linspace(sym::Context& ctx, ArgSpan args) {
   if (!is_native(t.dtype) || t.dtype == DType::Bool || !number_converts(args[0], t.dtype) || !number_converts(args[1], t.dtype)) return {};
   return one(t);
 }
+// As many numbers as the first argument says; rfftfreq: those of half a spectrum. On Meta these ops fill an arange, in Python code.
+template <size_t options, bool half = false>
+Shape shape_samples(sym::Context& ctx, ArgSpan args) {
+  if (args.size() < options + 4) return {};
+  auto* n = std::get_if<Int>(&args[0]);
+  if (!n || !ctx.guard_lt(0, *n)) return {};
+  auto t = with_options(args, options, default_float(), {}, Dims{half ? sym::floordiv(*n, Int(2)) + 1 : *n});
+  return t.dtype == DType::F32 || t.dtype == DType::F64 ? one(t) : Shape();
+}
 
 const OpRow kRows[] = {
     {"aten::full", 0, shape_full, lower<lower_full<1>>},
@@ -277,6 +286,18 @@ const OpRow kRows[] = {
     {"aten::eye", 0, shape_eye<1>, lower<lower_eye>},
     {"aten::eye.m", 0, shape_eye<2>, lower<lower_eye>},
     {"aten::linspace", 0, shape_linspace, nullptr},
+    {"aten::fft_fftfreq", 0, shape_samples<2>, nullptr},
+    {"aten::fft_rfftfreq", 0, shape_samples<2, true>, nullptr},
+    {"aten::hann_window", 0, shape_samples<1>, nullptr},
+    {"aten::hann_window.periodic", 0, shape_samples<2>, nullptr},
+    {"aten::hamming_window", 0, shape_samples<1>, nullptr},
+    {"aten::hamming_window.periodic", 0, shape_samples<2>, nullptr},
+    {"aten::hamming_window.periodic_alpha", 0, shape_samples<3>, nullptr},
+    {"aten::hamming_window.periodic_alpha_beta", 0, shape_samples<4>, nullptr},
+    {"aten::blackman_window", 0, shape_samples<1>, nullptr},
+    {"aten::blackman_window.periodic", 0, shape_samples<2>, nullptr},
+    {"aten::bartlett_window", 0, shape_samples<1>, nullptr},
+    {"aten::bartlett_window.periodic", 0, shape_samples<2>, nullptr},
     {"aten::tril_indices", 0, shape_indices<true>, nullptr},
     {"aten::triu_indices", 0, shape_indices<false>, nullptr},
     {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},

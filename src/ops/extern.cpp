@@ -219,6 +219,7 @@ const OpRow kRows[] = {
     {"aten::_fft_r2c", ir::kFaults, shape_fft_r2c, nullptr},
     {"aten::_fft_c2c", ir::kFaults, shape_fft_c2c, nullptr},
     {"aten::_fft_c2r", ir::kFaults, shape_fft_c2r, nullptr},
+    {"aten::linalg_lu_solve", ir::kFaults, shape_lu_solve, nullptr},
     {"aten::_linalg_eigh", ir::kFaults, nullptr, nullptr},
     {"aten::_linalg_svd", ir::kFaults, nullptr, nullptr},
     {"aten::linalg_eig", ir::kFaults, nullptr, nullptr},

@@ -217,6 +217,29 @@ Shape shape_cdist_backward(sym::Context& ctx, ArgSpan args) {  // gradient, x1, 
   return one(contiguous_type(x->dtype, x->device, sizes));
 }
 
+// --- systems of equations
+
+Shape shape_lu_solve(sym::Context& ctx, ArgSpan args) {  // LU, pivots, B, left, adjoint
+  const TensorType *lu = float_on_cpu(args, 0), *pivots = tensor_arg(args, 1), *b = float_on_cpu(args, 2);
+  if (!lu || !pivots || !b || args.size() < 5 || lu->dtype != b->dtype || pivots->dtype != DType::I32 || lu->sizes.size() < 2 || b->sizes.size() < 2) return {};
+  const bool left = bool_arg(args, 3);
+  const size_t rank = b->sizes.size();
+  const Int n = lu->sizes.back();
+  Dims sizes;
+  if (!equal(ctx, pivots->sizes, Dims(lu->sizes.begin(), lu->sizes.end() - 1)) || !ctx.guard_eq(n, lu->sizes[lu->sizes.size() - 2]) ||
+      !ctx.guard_eq(n, b->sizes[left ? rank - 2 : rank - 1]) ||
+      !broadcast_sizes(ctx, Dims(lu->sizes.begin(), lu->sizes.end() - 2), Dims(b->sizes.begin(), b->sizes.end() - 2), sizes))
+    return {};
+  sizes.insert(sizes.end(), b->sizes.end() - 2, b->sizes.end());
+  if (!has_elements(ctx, sizes)) return {};
+  TensorType t = contiguous_type(b->dtype, b->device, sizes);
+  if (left) {  // columns are dense
+    t.strides.end()[-2] = 1;
+    t.strides.back() = sizes.end()[-2];
+  }
+  return one(t);
+}
+
 // --- gradients of what has been padded, of memory in rows
 
 template <size_t n>

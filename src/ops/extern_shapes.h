@@ -16,6 +16,7 @@ Shape shape_lstm(sym::Context&, ArgSpan);
 Shape shape_rnn(sym::Context&, ArgSpan);  // gru too
 Shape shape_cdist(sym::Context&, ArgSpan);
 Shape shape_cdist_backward(sym::Context&, ArgSpan);
+Shape shape_lu_solve(sym::Context&, ArgSpan);
 template <size_t n>
 Shape shape_edge_pad_backward(sym::Context&, ArgSpan);  // over the last n dims
 // Arithmetic of two that gives complex numbers, which kernels of ours do not know; else as `of_others` says.

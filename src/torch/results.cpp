@@ -7,6 +7,7 @@
 
 #include "ir/faults.h"
 #include "ops/shapes.h"
+#include "support/counters.h"
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
@@ -57,6 +58,8 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
   emit_outputs(with_grads(outputs, p), p);
   take_inputs(p);
   ir::cut_dead_readers(*graph);
+  for (const ir::Node* n : ir::dead_nodes(*graph))
+    counters().values_compiled += std::max<size_t>(n->outs.size(), 1);  // the pipeline counts the others
   graph->remove_dead();
   if (!p.resumes) check_found();
   return p;
