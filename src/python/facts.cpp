@@ -12,6 +12,7 @@
 
 #include "python/errors.h"
 #include "python/ref.h"
+#include "torch/compat.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
 #include "torch/unreadable.h"
@@ -110,7 +111,7 @@ Edge edge_of(PyObject* o) {
   PyObject* node = PyTuple_GET_ITEM(o, 0);
   const long input = PyLong_AsLong(PyTuple_GET_ITEM(o, 1));
   PyErr_Clear();
-  if (THPFunction_Check(node)) return {reinterpret_cast<THPFunction*>(node)->cdata.lock(), static_cast<uint32_t>(input)};
+  if (THPFunction_Check(node)) return {compat::lock(reinterpret_cast<THPFunction*>(node)->cdata), static_cast<uint32_t>(input)};
   if (torch::autograd::THPCppFunction_Check(node))
     return {reinterpret_cast<torch::autograd::THPCppFunction*>(node)->cdata, static_cast<uint32_t>(input)};
   return {};
@@ -151,7 +152,7 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
 PyObject* read_saved(PyObject* self, void* closure) {
   const auto& real = *static_cast<const PyGetSetDef*>(closure);
   if (Tracer* t = Tracer::current())
-    if (const auto node = reinterpret_cast<THPFunction*>(self)->cdata.lock()) t->note_unpacked(*node);
+    if (const auto node = compat::lock(reinterpret_cast<THPFunction*>(self)->cdata)) t->note_unpacked(*node);
   return real.get(self, real.closure);
 }
 

@@ -82,6 +82,8 @@ template <class W>
 NodePtr lock(const W& weak) {
   if constexpr (requires { weak.lock(); })
     return weak.lock();
+  else if constexpr (std::is_same_v<W, NodePtr>)  // 2.15: a Function of Python owns its node
+    return weak;
   else
     return weak ? weak->lock() : NodePtr();
 }
