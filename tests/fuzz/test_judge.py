@@ -248,8 +248,26 @@ def test_nobody_says_which_sign_a_nan_has():
     signs = []
     for seed in (1, 2):
         with oracle.Jolts(seed):
-            signs.append([torch.copysign(torch.ones(2), torch.tensor([float("nan"), -2.0])).tolist(), torch.signbit(torch.tensor([float("nan"), 3.0])).tolist()])
-    assert signs[0][0][0] == -signs[1][0][0] and signs[0][0][1] == signs[1][0][1] == -1 and signs[0][1] != signs[1][1] and not signs[0][1][1]
+            signs.append([torch.copysign(torch.ones(2), torch.tensor([float("nan"), -2.0])).tolist(), torch.signbit(torch.tensor([float("nan"), 3.0])).tolist(),
+                          (torch.tensor([float("nan"), 3.0]).view(torch.int32) < 0).tolist()])
+    assert signs[0][0][0] == -signs[1][0][0] and signs[0][0][1] == signs[1][0][1] == -1
+    for first, second in (signs[0][1:], signs[1][1:]):
+        assert first == second
+    assert signs[0][1] != signs[1][1] and not signs[0][1][1]
+
+
+def test_derivatives_of_halves_that_leave_their_range():
+    """A square on the way is infinite in eager alone; what a half result cannot hold is infinite in any case."""
+    inf = float("inf")
+
+    def overflows(eager, wide, ours):
+        reference = oracle.Reference(None)
+        reference.plain, reference.wide = [(None, [("told[0]", eager)])], [(None, [("told[0]", wide)])]
+        return reference.overflows(0, 0, ours, eager)
+    eager, wide = torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]).double()
+    assert overflows(eager, wide, torch.tensor([1.0, 5.0]))
+    assert not overflows(eager, wide, torch.tensor([inf, 5.0])) and not overflows(eager, wide, eager) and not overflows(wide.float(), wide, eager)
+    assert not overflows(torch.tensor([inf]).half(), torch.tensor([7e4]).double(), torch.tensor([6e4]).half())
 
 
 def test_what_gelu_adds_to_one_is_rounded():
