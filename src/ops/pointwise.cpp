@@ -186,7 +186,7 @@ bool lower_mul(const Args& a, std::vector<Tensor>& r) {
   return binary_with<false>(a, r, 1, [](Body&, Val x, Val y) { return times(x, y); });
 }
 bool lower_div(const Args& a, std::vector<Tensor>& r) {
-  return is_float(a.out().dtype) && binary_with<false>(a, r, 2, [](Body&, Val x, Val y) { return x / y; });
+  return is_float(a.out().dtype) && binary_with<false>(a, r, 2, [](Body&, Val x, Val y) { return x / y; }, true);
 }
 bool lower_floor_divide(const Args& a, std::vector<Tensor>& r) {
   return a.out().dtype != Bool && binary_with<false>(a, r, 6, [](Body&, Val x, Val y) { return binary(LOp::floordiv, x, y); }, true);
@@ -245,7 +245,7 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
     if (e == -2) return x.lit(1) / (x * x);
     return binary(LOp::pow, x, rounded_to(x.lit(e), type));
   };
-  return unary_with(a, r, cost, power, *e != std::trunc(*e));
+  return unary_with(a, r, cost, power, *e < 0 || *e != std::trunc(*e));
 }
 template <LOp O, int cost>
 bool binary_float(const Args& a, std::vector<Tensor>& r) {
@@ -414,14 +414,16 @@ bool lower_addc(const Args& a, std::vector<Tensor>& r) {
   const bool plain = a.scalar(3) == 1.0;
   std::array<bool, 3> rounds{};  // what eager first converts to a half type
   for (size_t i : {0, 1, 2}) rounds[i] = t != out.dtype && a.tensor(i).dtype != out.dtype;
-  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, t, out.dtype, out.sizes, 4,
-                      [=](Body& b, Val* v) {
-                        for (size_t i : {0, 1, 2})
-                          if (rounds[i]) v[i] = b.op(LOp::cast, out.dtype, v[i]);
-                        Val x = v[1];
-                        if (!plain) x = number(b, value, t) * x;
-                        return divide ? v[0] + x / v[2] : fma(x, v[2], v[0]);
-                      }));
+  done(r, elementwise(
+              a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, t, out.dtype, out.sizes, 4,
+              [=](Body& b, Val* v) {
+                for (size_t i : {0, 1, 2})
+                  if (rounds[i]) v[i] = b.op(LOp::cast, out.dtype, v[i]);
+                Val x = v[1];
+                if (!plain) x = number(b, value, t) * x;
+                return divide ? v[0] + x / v[2] : fma(x, v[2], v[0]);
+              },
+              divide));
   return true;
 }
 
@@ -597,7 +599,7 @@ const OpRow kRows[] = {
     VT_UNARY_FLOAT(sigmoid, sigmoid, 12),
     VT_UNARY_EDGED(sqrt, sqrt, 2),
     VT_UNARY_EDGED(rsqrt, rsqrt, 3),
-    VT_UNARY_FLOAT(reciprocal, reciprocal, 2),
+    VT_UNARY_EDGED(reciprocal, reciprocal, 2),
     VT_UNARY_FLOAT(special_erf, erf, 14),
     VT_UNARY_FLOAT(special_expm1, expm1, 12),
     VT_UNARY_FLOAT(special_exp2, exp2, 10),
