@@ -67,13 +67,18 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
   }
 }
 
+std::string Training::leave_to_eager(const std::string& why) const {
+  std::string text = trace()->cannot("gradients of the gradients", why);
+  if (!gave_up_->is) gave_up_->why = text;
+  gave_up_->is = true;
+  return text;
+}
+
 void Training::give_up(const std::string& why) const {
-  const std::string text = trace()->cannot("gradients of the gradients", why);
-  {
+  const std::string text = [&] {
     std::lock_guard lock(mutex_);
-    if (!gave_up_->is) gave_up_->why = text;
-    gave_up_->is = true;
-  }
+    return leave_to_eager(why);
+  }();
   TORCH_CHECK(false, text, "; calls from now on run eagerly: make the result again");
 }
 
@@ -181,7 +186,10 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     for (const Next& n : all)
       if (n.assigned == assigned && n.needs == needs && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end())
         return n.program;
-    if (all.size() >= kMaxVariants) all.erase(all.begin());
+    if (all.size() >= kMaxVariants) {
+      all.erase(all.begin());
+      if (++replaced_ > kMaxVariants) leave_to_eager("they fix sizes, of which too many come in turn");
+    }
     std::vector<Value> kept;
     for (const Saved& s : saved_)
       if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);

@@ -229,6 +229,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     });
   }
   [[noreturn]] void give_up(const std::string& why) const;
+  std::string leave_to_eager(const std::string& why) const;  // calls from now on; mutex_ is held
   std::shared_ptr<Tracer> trace() const;
   const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
   size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
@@ -348,6 +349,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<GaveUp> gave_up_;
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
+  mutable size_t replaced_ = 0;  // in next_
   int64_t kept_bytes_ = 0;
   static constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
   mutable int renewals_ = 0;

@@ -6,6 +6,7 @@ import bounds
 import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 from torch.utils.checkpoint import checkpoint
 
@@ -49,6 +50,24 @@ def test_long_cumulative_products():
         grad.square().sum().backward()
         nodes[n] = vitrify.counters["values_compiled"] - before
     assert nodes[512] < 2 * nodes[32], nodes
+
+
+def test_sizes_that_each_need_a_derivative():
+    """Beyond what is kept, each call compiled it again, for ever, and nothing was let go of."""
+    f = lambda x, w: F.batch_norm(x @ w, None, None, training=True).sin()
+    compiled, w = vitrify.compile(f, dynamic=True), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def step(f, n):
+        x = torch.linspace(-1, 2, 3 * n, dtype=torch.float64).view(n, 3).square().requires_grad_()
+        grad, = torch.autograd.grad(f(x, w).exp().sum(), x, create_graph=True)
+        return grad.detach(), *torch.autograd.grad(grad.square().sum(), (x, w))
+    expects.eager("too many come in turn")
+    for turn in range(4):
+        before = vitrify.counters["values_compiled"]
+        for n in range(4, 16):
+            for ours, eager in zip(step(compiled, n), step(f, n)):
+                torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-9)
+    assert vitrify.counters["values_compiled"] == before
 
 
 INF, NAN = float("inf"), float("nan")
