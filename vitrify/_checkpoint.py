@@ -165,6 +165,11 @@ def _caching(real):
     return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})
 
 
+def _left(made):
+    """How many of an op's results have not been taken out yet. 2.15 numbers them, and marks those that were taken, and the calls that are made again."""
+    return len(made) if isinstance(made, list) else sum(not any(one is mark for mark in (checkpoint._CONSUMED, checkpoint._RECOMPUTE)) for one in made.values())
+
+
 def _cached(real):
     """What selective checkpoints have cached, a backward takes out: derivatives that are taken of a capture later find it again. Another backward of the same call does not.
 
@@ -172,12 +177,12 @@ def _cached(real):
     def enter(self):
         if _C.capturing():
             if not hasattr(self, "_all"):
-                self._of, self._all = self.storage, {op: list(made) for op, made in self.storage.items()}
-            self.storage = {op: list(made) for op, made in self._all.items()}
+                self._of, self._all = self.storage, {op: made.copy() for op, made in self.storage.items()}
+            self.storage = {op: made.copy() for op, made in self._all.items()}
         return real.__enter__(self)
 
     def leave(self, *exc):
-        if _C.capturing() and any(2 * len(self.storage[op]) < len(made) for op, made in self._all.items()):
+        if _C.capturing() and any(2 * _left(self.storage[op]) < _left(made) for op, made in self._all.items()):
             _C.note_taken(id(self._of))
         return real.__exit__(self, *exc)
     return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})

@@ -363,14 +363,11 @@ bool lower_clamp(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   const DType t = computed(a);
   auto given = [&](size_t i) { return i < a.n.args.size() && !a.none(i) && (a.is_tensor(i) || is_number(a.n.args[i])); };
-  bool lo = given(1), hi = given(2);
-  if ((!lo && !hi) || t == Bool) return false;
+  const bool lo = given(1), hi = given(2);
+  if ((!lo && !hi) || t == Bool || (lo && is_nan(a.n.args[1])) || (hi && is_nan(a.n.args[2])))
+    return false;  // versions of ATen's differ in what no number bounds
   for (size_t i : {1, 2})
     if (given(i) && !a.is_tensor(i) && !number_converts(a.n.args[i], out.dtype)) return false;
-  const bool no_lo = lo && is_nan(a.n.args[1]), no_hi = hi && is_nan(a.n.args[2]);
-  if (lo && hi && (no_lo || no_hi)) return done(r, a.L.full(out.dtype, out.sizes, std::numeric_limits<double>::quiet_NaN())), true;
-  lo = lo && !no_lo;  // eager's comparisons with one that is no number are false
-  hi = hi && !no_hi;
   Operand x = operand(a, 0, out.sizes), l = lo ? operand(a, 1, out.sizes) : Operand{}, h = hi ? operand(a, 2, out.sizes) : Operand{};
   int cost = 2 + x.tensor.cost, reads = x.tensor.reads;
   for (auto* o : {&l, &h})

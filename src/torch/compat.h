@@ -11,6 +11,7 @@
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/headeronly/version.h>
 
 namespace vitrify::compat {
 
@@ -66,6 +67,10 @@ const void* watch_of(S& storage) {
   else
     return shared ? own.get_context() : nullptr;
 }
+
+// What Python's custom ops write is counted before their kernels run. 2.15 calls these as if nothing had been: what they write through other ops is
+// counted as well (torch/_library/custom_ops.py).
+inline constexpr bool kKernelsBehindCountedWritesCount = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 // Named tensors: 2.15 has none.
 template <class T>

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "torch/compat.h"
 #include "torch/convert.h"
 #include "torch/stack.h"
 
@@ -36,7 +37,8 @@ std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const comp
 class Counting {
  public:
   explicit Counting(const c10::OperatorHandle& op)
-      : counts_(!op.hasKernelForDispatchKey(kKey) && c10::impl::tls_is_dispatch_key_excluded(kKey) && counted_as_called()) {
+      : counts_((!op.hasKernelForDispatchKey(kKey) || compat::kKernelsBehindCountedWritesCount) && c10::impl::tls_is_dispatch_key_excluded(kKey) &&
+                counted_as_called()) {
     if (counts_) c10::impl::tls_set_dispatch_key_excluded(kKey, false);
   }
   ~Counting() {

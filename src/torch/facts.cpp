@@ -96,8 +96,8 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   };
   for (const Impl::Source* s : m.inputs) {  // its hooks are not those of the placeholder
     if (!m.is_argument(*s) || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
-    Node& n = *torch::autograd::impl::gradient_edge(s->real).function;
-    if (!n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty()) {
+    const Edge real = torch::autograd::impl::gradient_edge(s->real);  // what a leaf's gradient is added by may be held by nobody else
+    if (!real.function->tensor_pre_hooks().empty() || !real.function->retains_grad_hooks().empty()) {
       note_failure("hooks of an argument see gradients that it takes itself");
       throw CaptureError(*m.failure);
     }

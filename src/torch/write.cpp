@@ -4,6 +4,7 @@
 #include "ops/shapes.h"
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
+#include "torch/compat.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
@@ -42,7 +43,8 @@ std::pair<std::vector<sym::Int>, std::vector<sym::Int>> memory_order(const Tenso
 // Writes of its kernel are counted one by one, unless the op counts its own before that.
 bool kernel_counts_writes(const OpInfo& info) {
   constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  if (info.name.starts_with("aten::") || !(info.flags & ir::kEffect) || info.op.hasKernelForDispatchKey(kKey)) return false;
+  if (info.name.starts_with("aten::") || !(info.flags & ir::kEffect)) return false;
+  if (info.op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) return false;
   const at::impl::RestorePythonTLSSnapshot as_called;
   return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }
