@@ -252,10 +252,11 @@ using LowerFn = bool (*)(const Args&, std::vector<Tensor>& results);
 using ShapeFn = std::optional<boost::container::small_vector<ir::TensorType, 1>> (*)(sym::Context&, std::span<const ir::Arg> args);
 
 struct OpRow {
-  const char* name;  // "aten::gelu"
-  uint32_t flags;    // ir::OpFlags
-  ShapeFn shape;     // may be null
-  LowerFn lower;     // null: always extern
+  const char* name;            // "aten::gelu"
+  uint32_t flags;              // ir::OpFlags
+  ShapeFn shape;               // may be null
+  LowerFn lower;               // null: always extern
+  bool draws_by_size = false;  // its numbers follow from the generator and from the sizes of its operands, whatever those hold
 };
 const OpRow* find_op(std::string_view name);
 bool is_extern(std::string_view name);       // has no lowering: always a call

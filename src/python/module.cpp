@@ -78,10 +78,30 @@ struct Session {
     o.describe = describe;
     o.with_gil = [](const std::function<void()>& f) {
       py::gil_scoped_acquire gil;
+      const Checkpoints ours;
       f();
     };
     return o;
   }
+  // Checkpoints are ours while a derivative is taken after the capture: one that is computed again meets others that it calls.
+  class Checkpoints {
+   public:
+    Checkpoints() : replaced_(py::module_::import("vitrify._checkpoint").attr("REPLACED")), user_(py::module_::import("builtins").attr("object")()) {
+      replaced_.attr("begin")(user_);
+    }
+    ~Checkpoints() {
+      const py::error_scope raised;
+      try {
+        replaced_.attr("end")(user_);
+      } catch (py::error_already_set& e) {
+        e.discard_as_unraisable("a checkpoint of a compiled program");
+      }
+    }
+    Checkpoints(const Checkpoints&) = delete;
+
+   private:
+    py::object replaced_, user_;
+  };
   static bool describe(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args, const TracerOptions::NewSize& new_size,
                        std::vector<at::Tensor>& results) {
     py::gil_scoped_acquire gil;

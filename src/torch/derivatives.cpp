@@ -283,10 +283,11 @@ Tensor as_chosen(Node& node, const Tensor& grad, const Tensor& made) {
     return of_cumulative_product(grad.to(n.self_scalar_type), self, self.dim() ? at::maybe_wrap_dim(n.dim, self.dim()) : 0,
                                  n.result_.unpack(node.getptr()));
   }
-  if (!made.defined() || made.dim() == 0) return made;
-  if (const auto* n = as<generated::ProdBackward0>(node))
+  if (!made.defined()) return made;
+  const bool scalar = made.dim() == 0;  // a product of one is that
+  if (const auto* n = as<generated::ProdBackward0>(node); n && !scalar)
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), {}, false);
-  if (const auto* n = as<generated::ProdBackward1>(node))
+  if (const auto* n = as<generated::ProdBackward1>(node); n && !scalar)
     return of_product(grad, n->self_.unpack().to(grad.scalar_type()), n->result_.unpack(node.getptr()), at::maybe_wrap_dim(n->dim, made.dim()),
                       n->keepdim);
   if (const auto* n = as<generated::MaxBackward1>(node)) return spread(*n, node, grad, made);

@@ -20,6 +20,7 @@
 #include "torch/passes/layout.h"
 #include "torch/process_state.h"
 #include "torch/random.h"
+#include "torch/slice.h"
 #include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -37,6 +38,22 @@ using ir::TensorType;
 using ir::Value;
 
 namespace {
+
+// Whether the op draws once more what it drew: what its operands hold may have been written since.
+bool draws_alike(const ir::Graph& g, const ir::Node& drawn, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  const ops::OpRow* row = info.functional ? info.functional->row : info.row;
+  if (row && row->draws_by_size) return true;
+  std::vector<Value> before, now;
+  ir::for_each_input(const_cast<ir::Node&>(drawn), [&](Value& v) { before.push_back(v); });
+  for (const Arg& a : args) {
+    if (const auto* v = std::get_if<Value>(&a); v && *v) now.push_back(*v);
+    if (const auto* l = std::get_if<std::vector<Value>>(&a))
+      std::ranges::copy_if(*l, std::back_inserter(now), [](Value v) { return static_cast<bool>(v); });
+  }
+  const ir::NodeSet behind = nodes_behind(g, now);
+  return std::ranges::none_of(g.inputs, [&](const ir::Input& in) { return behind.contains(in.value.node); }) &&
+         std::ranges::equal(before, now, [](Value a, Value b) { return same_computation(a, b); });
+}
 
 // What memory holds that nobody has written: in deterministic mode eager fills it.
 std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) {
@@ -275,6 +292,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
     state = state_key();
     if (in_backward || torch::autograd::get_current_node()) {  // the program's own too
       if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name && it->second.node->outs == outs) {
+        if (!draws_alike(*graph, *it->second.node, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
         rewound = true;
         go_to(it->second.after);
         return it->second.node;

@@ -189,7 +189,12 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (together[f] == group) last = std::max(last, level.from[front[f]].function->sequence_nr());
     return last;
   };
-  // The gradients of an input are added in eager's order: where a node gives one after nodes of a part that runs later, it begins a part of its own.
+  const auto begins_part = [&](const Node* n) {
+    const auto at = finished.find(n);
+    return at != finished.end() && begins.contains(at->second);
+  };
+  // The gradients of an input, or of a node where a part begins, are added in eager's order: where a node gives one after nodes of a part that runs
+  // later, it begins a part of its own.
   const auto cut_before_late_givers = [&] {
     struct Giver {
       uint64_t runs;  // its part
@@ -204,7 +209,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (in_front && met == met_by.end()) continue;
       const uint64_t runs = in_front ? made_last(together[met->second]) : of->second->sequence_nr();
       for (const Edge& e : n->next_edges())
-        if (e.function && leave.contains(e.function.get())) givers[{e.function.get(), e.input_nr}].push_back({runs, n, in_front});
+        if (e.function && (leave.contains(e.function.get()) || begins_part(e.function.get())))
+          givers[{e.function.get(), e.input_nr}].push_back({runs, n, in_front});
     }
     bool any = false;
     for (auto& [_, all] : givers) {

@@ -154,7 +154,8 @@ std::unordered_set<uint32_t> symbols_in(const Graph& g) {
   return ids;
 }
 
-std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given, const std::unordered_set<uint32_t>& symbols) {
+std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given, const std::unordered_set<uint32_t>& symbols,
+                            const std::function<bool(Value)>& may) {
   std::unordered_set<uint32_t> known;
   std::vector<Value> r;
   auto look = [&](const Value& v) {
@@ -167,7 +168,7 @@ std::vector<Value> carriers(const Graph& g, const std::vector<Value>& given, con
   for (const Value& v : given) look(v);
   for (Node* n : const_cast<Graph&>(g).nodes())
     for (uint32_t i = 0; i < n->outs.size(); ++i)
-      if (look(n->out(i))) r.push_back(n->out(i));
+      if ((!may || may(n->out(i))) && look(n->out(i))) r.push_back(n->out(i));
   return r;
 }
 

@@ -31,8 +31,9 @@ ir::NodeSet nodes_behind(const ir::Graph&, const std::vector<ir::Value>&, const 
 
 std::unordered_set<uint32_t> symbols_in(const ir::Graph&);  // ids of those that sizes, strides and arguments mention
 
-// Values from which those `symbols` can be read that are a size of something in the graph, and of none of `given`.
-std::vector<ir::Value> carriers(const ir::Graph&, const std::vector<ir::Value>& given, const std::unordered_set<uint32_t>& symbols);
+// Values from which those `symbols` can be read that are a size of something in the graph for which `may` holds, and of none of `given`.
+std::vector<ir::Value> carriers(const ir::Graph&, const std::vector<ir::Value>& given, const std::unordered_set<uint32_t>& symbols,
+                                const std::function<bool(ir::Value)>& may = {});
 
 // True when v follows, through pure ops, from integer inputs on the CPU (and nothing else) for which `may_read` holds; at least one.
 bool follows_from_integers(const ir::Graph&, ir::Value v, const std::function<bool(uint32_t input)>& may_read);

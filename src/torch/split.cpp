@@ -508,12 +508,12 @@ struct Splitter {
     // Symbols that the backward could not read from anything else.
     std::vector<Value> known;
     std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
-    if (j.roots.size() == 1) known.push_back(tangent(0));  // of several some may be missing
-    for (Value v : carriers(*joint, known, symbols_of_backward()))
-      if (!parts.backward[v.node->id]) {
-        sizes_only.insert(v);
-        parts.saved.push_back(v);
-      }
+    if (j.places() == 1) known.push_back(tangent(0));  // of several some may be missing
+    const auto of_forward = [&](Value v) { return !parts.backward[v.node->id] && recorded_as.contains(v); };
+    for (Value v : carriers(*joint, known, symbols_of_backward(), of_forward)) {
+      sizes_only.insert(v);
+      parts.saved.push_back(v);
+    }
   }
 
   std::unordered_set<uint32_t> symbols_of_backward() const {

@@ -1,5 +1,8 @@
 """A backward that draws random numbers: the derivative through some of the results, or one that is differentiated again, is taken when the generator may be as it was
 when another was. That is no checkpoint that draws again what it drew."""
+import warnings
+
+import expects
 import pytest
 import torch
 import vitrify
@@ -85,3 +88,36 @@ def test_gradients_of_gradients_that_come_there_in_two_ways(program, hooked):
             second, = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
             results.append([y.detach(), first.detach(), second.detach(), *torch.autograd.grad(second.sum() + y.sum(), x), torch.rand(2)])
     torch.testing.assert_close(results[:2], results[2:])
+
+
+BY_VALUE = {
+    "bernoulli": lambda p: torch.bernoulli(p), "bernoulli_": lambda p: torch.empty_like(p).bernoulli_(p), "normal": lambda p: torch.normal(p, 1.0),
+    "poisson": lambda p: torch.poisson(p * 9), "multinomial": lambda p: torch.multinomial(p, 8, replacement=True).double(), "gamma": lambda p: torch._standard_gamma(p),
+}
+BY_SIZE = {
+    "rand_like": torch.rand_like, "dropout": lambda p: torch.nn.functional.dropout(torch.ones_like(p)), "normal_": lambda p: (p * 1).normal_(), "geometric_": lambda p: (p * 1).geometric_(.5),
+    "of a constant": lambda p: torch.bernoulli(torch.full(p.shape, .5, dtype=p.dtype)), "randperm": lambda p: torch.randperm(8).double(),
+}
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved", "reentrant"])
+@pytest.mark.parametrize("name", [*BY_VALUE, *BY_SIZE])
+def test_a_checkpoint_draws_once_more(name, reentrant):
+    """Numbers that follow from what was written since were those of the forward, beside the rest of what is written."""
+    if name in BY_VALUE:
+        expects.eager("draws once more, by what its operands hold then")
+        warnings.simplefilter("ignore", vitrify.VitrifyWarning)
+    def f(x, w):
+        return checkpoint(lambda x, w: {**BY_VALUE, **BY_SIZE}[name]((x * w).sigmoid().detach()) * x * w, x, w, use_reentrant=reentrant)
+    compiled = vitrify.compile(f)
+    for write in (lambda t: None, lambda t: t.data.neg_()):
+        found = []
+        for g in (f, compiled):
+            torch.manual_seed(0)
+            x, w = torch.linspace(-2, 2, 8, dtype=torch.float64, requires_grad=True), torch.full((8,), 1.5, dtype=torch.float64, requires_grad=True)
+            h = x * 1
+            y = g(h, w)
+            write(h)
+            y.sum().backward()
+            found.append([y.detach(), x.grad, w.grad, torch.get_rng_state()])
+        assert all(torch.equal(a, b) for a, b in zip(*found)), found

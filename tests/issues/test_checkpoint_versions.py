@@ -225,3 +225,24 @@ def test_a_result_that_is_found_loses_its_history(fn, between):
             assert ours == eager
         else:
             torch.testing.assert_close(ours, eager)
+
+
+INSIDE = {"reentrant in saved": (False, True), "in two": (False, False, True), "saved in reentrant in saved": (False, True, False), "two reentrant in saved": (False, True, True)}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("history", [False, True], ids=["a leaf", "with a history"])
+def test_a_checkpoint_inside_another(name, history):
+    """A derivative that was taken after the capture computed the outer again with eager's own inside, which saves less than ours."""
+    def f(x):
+        of = torch.sin
+        for reentrant in reversed(INSIDE[name]):
+            of = (lambda x, of=of, reentrant=reentrant: checkpoint(of, x, use_reentrant=reentrant))
+        return of(x)
+    compiled, grads = vitrify.compile(f), []
+    for g in (f, compiled, compiled):
+        x = torch.linspace(-2, 2, 5, dtype=torch.float64, requires_grad=True)
+        y = g(x * 1 if history else x)
+        y.sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from beside import check, run, same_call
+from torch.utils.checkpoint import checkpoint
 
 CASES = {
     "cat of what is found and the rest": (lambda x: torch.cat([x[x > 0], x.reshape(-1)]), lambda: [torch.arange(-20, 20, dtype=torch.int32).view(5, 8)]),
@@ -202,3 +203,56 @@ def test_as_many_values_as_are_found_are_written(name, custom):
         same_call(ours, eager, a, b)
         fit += eager[1] is None
     assert fit
+
+
+PARTS = {
+    "the last of all": lambda x: ((v := x[x > 0] * 2), v[None, ..., -1] / 3),
+    "sums of it": lambda x: ((v := x[x > 0].sin()), v.sum(), v.cumsum(0)[-1]),
+    "of two sizes": lambda x: ((v := x[x > 0]) * 2, v[-1] * 3, (w := x[x > 1])[-1] * 2, w.sin(), torch.cat([v, w])[-1]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_gradients_of_one_result_of_several(name):
+    """The size was read from the other's gradient, which does not come with that of this."""
+    f = PARTS[name]
+    compiled = vitrify.compile(f)
+    for values in ([1.0, -2, 3, 4, 2], [1.0, 2, -3, 3, 4], [1.0, -2, -3, 2, 5]):
+        num = len(f(torch.tensor(values)))
+        for which in [[i] for i in range(num)] + [list(range(num)), list(range(1, num))]:
+            grads = []
+            for g in (f, compiled):
+                x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+                out = g(x)
+                sum(out[i].sum() * (i + 1) for i in which).backward()
+                grads.append(x.grad)
+            assert torch.equal(*grads), (values, which, grads)
+
+
+def test_a_hook_on_one_of_two_results():
+    """The parts of the derivative run one by one, each without what comes to the others."""
+    def f(x):
+        v = x[x.isfinite()] * 2
+        return v, v[None, ..., -1] / 3
+    grads = []
+    for g in (f, vitrify.compile(f)):
+        x = torch.tensor([1.0, 2, 3, 4, 5], requires_grad=True)
+        a, b = g(x)
+        a.register_hook(lambda g: g + 1)
+        (a.sum() + b.sum()).backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_one_of_two_results_of_a_checkpoint():
+    """What was found in it has its size from a gradient that does not come: the backward raised."""
+    def f(x, w):
+        return checkpoint(lambda x, w: ((x * w)[x > 0].sin(), (x * w).exp()), x, w, use_reentrant=True)
+    compiled = vitrify.compile(f)
+    for values in ([-1.5, -.5, .5, 1.5], [1.5, -.5, .5, 1.0]):
+        grads = []
+        for g in (f, compiled):
+            x, w = torch.tensor(values, dtype=torch.float64, requires_grad=True), torch.arange(1.0, 5, dtype=torch.float64).requires_grad_()
+            g(x * 1, w)[1].sin().sum().backward()
+            grads.append(torch.cat([x.grad, w.grad]))
+        torch.testing.assert_close(grads[1], grads[0])

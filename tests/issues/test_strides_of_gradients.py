@@ -134,3 +134,21 @@ def test_negative_likelihood_of_images_in_another_layout():
         loss = f(torch.rand(2, 4, 3, 5).to(memory_format=torch.channels_last).requires_grad_())
         with pytest.raises(RuntimeError, match="grad_input must be contiguous"):
             loss.backward()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "create_graph"])
+@pytest.mark.parametrize("cloned", [False, True], ids=["input", "its copy"])
+def test_order_at_a_node_where_a_part_begins(cloned, again):
+    """What is given to it by a node in front came first, though eager's runs after those of the part behind another result: the sum had its strides."""
+    def f(x):
+        x = x.clone() if cloned else x
+        first = x.abs()
+        last = torch.round(x.t().reshape(3, 6))
+        late = F.hinge_embedding_loss(last, torch.sign(last.detach()))
+        return late, F.hinge_embedding_loss(first, torch.sign(first.detach())), torch.floor(late)
+    compiled, strides = vitrify.compile(f), []
+    for g in (f, compiled, compiled):
+        x = torch.arange(-7.0, 11.0).view(3, 6).requires_grad_()
+        (grad,) = torch.autograd.grad(sum((i + 1) * t for i, t in enumerate(g(x))), x, create_graph=again)
+        strides.append((grad.stride(), grad.tolist()))
+    assert strides[0] == strides[1] == strides[2]

@@ -265,3 +265,18 @@ def test_operands_of_kron(name, write):
             write(out[0])
         return torch.autograd.grad([t.sin().sum() for t in out], args, allow_unused=True)
     check(KRON[name], lambda: [leaf(2, 3, dtype=torch.float64), leaf(2, 3, seed=2, dtype=torch.float64)], then=then, native="forward")
+
+
+SPREAD = {"max": torch.max, "min": torch.min, "median": torch.median, "nanmedian": torch.nanmedian, "prod": torch.prod, "prod of a dim": lambda x: x.prod(0)}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize("again", [False, True], ids=["once", "create_graph"])
+@pytest.mark.parametrize("name", SPREAD)
+def test_what_is_chosen_of_one_element(name, again, shape):
+    """That of no dims was spread by another formula, which gives NaN where nothing has the value that was chosen."""
+    def f(x):
+        v = SPREAD[name](x)
+        x.data.mul_(0.5)
+        return v
+    check(f, lambda: [torch.arange(1.0, 1.0 + torch.Size(shape).numel(), dtype=torch.float64).view(shape).requires_grad_()], then=lambda out, args: [g.detach() for g in torch.autograd.grad(out.sum(), args, create_graph=again)], native="forward")
