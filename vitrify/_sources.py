@@ -13,7 +13,6 @@ from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 
 import torch
 from torch import nn
-from torch._library import custom_ops
 from torch.distributions import Distribution
 from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizers
@@ -183,9 +182,6 @@ class Sources:
             self.guards.add_dict(vars(parametrize), ("_cache_enabled",), "torch.nn.utils.parametrize")
             if parametrize._cache_enabled:  # by what other calls left there
                 raise _C.CaptureError("torch.nn.utils.parametrize.cached() is on around the call")
-        for name, op in list(custom_ops.OPDEFS.items()):
-            if op._backward_fn is None:  # until the user gives it a derivative
-                self.guards.add_dict(vars(op), ("_backward_fn",), name)
         self.guards.watch()
         return self
 

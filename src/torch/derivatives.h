@@ -31,8 +31,8 @@ bool chooses(const torch::autograd::Node&);
 // Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
 bool is_replaced(const torch::autograd::Node&);
 
-// What torch's own stand-ins raise where an op has no derivative: also those that are generated, and those of custom ops without a formula. It is
-// raised whatever the gradients are and whichever are asked for.
+// What torch's own stand-ins raise where an op has no derivative: also those that are generated. It is raised whatever the gradients are and
+// whichever are asked for.
 bool is_unimplemented(torch::autograd::Node&, const std::string& says);
 [[noreturn]] void raise_as_torch(const std::string& says);  // an error of that text, of the class that torch's has
 
