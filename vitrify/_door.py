@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, _messages, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
+from . import _C, _messages, _module_hooks, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
 from ._marks import UNBOUNDED
 from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer
@@ -59,6 +59,8 @@ class Door:
         self.target = target
         self.passed = None       # containers that the program under capture was given, and how many refer to each
         self.inner = None        # a callable that the program is no more than a call of
+        self.within = None       # the door of the forward of a module whose hooks run around that
+        self.bare = None         # that module, of such a door
         _doors.add(self)
 
     def attach(self, original, root):
@@ -81,6 +83,8 @@ class Door:
 
     # -- a call that no entry matches
     def miss(self, state, args, kwargs):
+        if isinstance(self.root, nn.Module) and self.bare is None and _module_hooks.run_around(self.root, state):
+            return _module_hooks.call(self.root, self.forward_state(), args, kwargs)
         for _ in range(2):  # the plan of the first may find that the program goes another way than it could know
             with self.lock:
                 verdict = READY if _C.state_has(state, args, kwargs) else self.prepare(args, kwargs)
@@ -102,6 +106,15 @@ class Door:
         if failed and not (why and self.fullgraph):
             self.refuse(failed.reason, failed.place, failed.exc)
         return result
+
+    def forward_state(self):
+        with self.lock:
+            if self.within is None:
+                module = self.root
+                self.within = Door(self.target, self.settings)
+                self.within.bare = module
+                self.within.attach(lambda *args, **kwargs: module.forward(*args, **kwargs), module)
+            return self.within.state
 
     def refuse(self, reason, place=None, exc=None):
         """One warning per reason, or an error under fullgraph."""
@@ -165,6 +178,7 @@ class Door:
                     self.group_floats[n, k] = v
 
     def visit(self, sources, signature):
+        sources.bare = self.bare
         for o in signature.objects:
             sources.visit(o, "an argument")
         sources.visit(self.root, "self" if isinstance(self.root, nn.Module) else self.name)
@@ -292,7 +306,8 @@ class Door:
         self.passed = passed, [sys.getrefcount(c) for c in passed], args, kwargs
         session.start(self.options.get("compile_budget_s"))
         floats.replace(session)
-        held = [self.original(*args, **kwargs)]
+        with _module_hooks.NotCalled(self.bare):
+            held = [self.original(*args, **kwargs)]
         now = signature.same_tree(args, kwargs)
         if now is None or any(a is not b for a, b in zip(now, fakes)):
             raise _C.CaptureError("it changes a container that was passed in")

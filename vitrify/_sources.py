@@ -43,6 +43,7 @@ _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for w
 _OF_FUNCTIONS = frozenset({"forward", "backward", "setup_context", "vjp", "jvp", "vmap"})
 # What every module has of dicts, most of them empty: parameters, buffers, submodules, hooks.
 _MODULE_DICTS = frozenset(k for k, v in vars(nn.Module()).items() if isinstance(v, dict))
+AROUND = frozenset({"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"})  # hooks that a call of a module runs
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
 ]
@@ -131,6 +132,7 @@ class Sources:
         self.live = {"forward"}    # attribute names that code reached so far mentions
         self.members = {}          # name -> class members to visit once it is live
         self.reads_grads = False
+        self.bare = None           # a module of which the program is the forward: its hooks run around that
         self.groups = []           # (group, name) of optimizers, whose floats may change
 
     def grads(self):
@@ -151,6 +153,8 @@ class Sources:
             for t, _, name in list(self.tensors.values()):
                 for k in self.attributes_read(t):
                     self.visit(vars(t)[k], f"{name}.{k}")
+        if self.bare is not None and self.live & AROUND:
+            raise _C.CaptureError("it reads hooks that run around it")
         for name in self.iterators:
             if self.mentions(name):
                 raise _C.CaptureError(f"it can reach an iterator ({name}), which a capture would move on")
@@ -329,6 +333,8 @@ class Sources:
                     continue
                 if k in _MODULE_DICTS:
                     self.seen[id(v)] = v
+                if m is self.bare and k in AROUND:
+                    continue
                 if k in _MODULE_DICTS and isinstance(v, dict) and not v:
                     g.add_dict(v, None, full if k in ("_parameters", "_buffers") else f"{full}.{k}")
                 elif k == "_parameters" or k == "_buffers":

@@ -266,6 +266,7 @@ c10::IValue to_ivalue(const ir::Graph& g, const ir::Arg& a, ArgKind kind, const 
   if (auto* o = std::get_if<ir::OpaqueArg>(&a)) return *std::static_pointer_cast<c10::IValue>(g.constants.at(o->index));
   switch (kind) {
     case ArgKind::Tensor:
+      if (auto* i = std::get_if<sym::Int>(&a)) return int_of(*i);  // as that argument, which is written (share_copy)
       return tensor_of(std::get<ir::Value>(a));
     case ArgKind::TensorList: {
       c10::List<at::Tensor> l;

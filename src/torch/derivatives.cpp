@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/WrapDimUtils.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
@@ -246,6 +247,49 @@ std::vector<Tensor> saved_behind(const torch::autograd::edge_list& from, const s
     for (const torch::autograd::Edge& next : n->next_edges()) todo.push_back(next.function.get());
   }
   return r;
+}
+
+namespace {
+
+constexpr std::string_view kUnimplemented = "the derivative for '";
+
+// Where that edge alone is asked for.
+bool raises_for(Node& n, size_t edge, const std::string& says) {
+  torch::autograd::edge_list all = n.next_edges();
+  for (size_t i = 0; i < all.size(); ++i)
+    if (i != edge) n.next_edges()[i] = {};
+  struct Back {
+    ~Back() { n.next_edges() = std::move(all); }
+    Node& n;
+    torch::autograd::edge_list& all;
+  } back{n, all};
+  at::NoGradGuard no_grad;
+  torch::autograd::variable_list grads;
+  for (uint32_t i = 0; i < n.num_inputs(); ++i)
+    grads.push_back(at::zeros_symint(n.input_metadata(i).shape_as_dim_vector(), n.input_metadata(i).options()));
+  try {
+    n(std::move(grads));
+  } catch (const c10::NotImplementedError& e) {
+    return e.what_without_backtrace() == says;
+  } catch (const c10::Error&) {
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_unimplemented(Node& n, const std::string& says) {
+  if (as<torch::autograd::Error>(n)) return true;
+  if (of_python(n)) return false;
+  if (!says.starts_with(kUnimplemented)) return false;
+  for (size_t i = 0; i < n.num_outputs(); ++i)
+    if (n.next_edge(i).is_valid() && !raises_for(n, i, says)) return false;
+  return true;
+}
+
+void raise_as_torch(const std::string& says) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!says.starts_with(kUnimplemented), says);
+  TORCH_CHECK(false, says);
 }
 
 WithoutHooksOnSaved::WithoutHooksOnSaved(Node& node) {

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <list>
+#include <string>
 #include <vector>
 
 namespace vitrify::capture {
@@ -29,6 +30,11 @@ bool chooses(const torch::autograd::Node&);
 
 // Its formula, which would be captured as steps by the thousand, need not run: as_chosen() gives all of it.
 bool is_replaced(const torch::autograd::Node&);
+
+// What torch's own stand-ins raise where an op has no derivative: also those that are generated. It is raised whatever the gradients are and
+// whichever are asked for.
+bool is_unimplemented(torch::autograd::Node&, const std::string& says);
+[[noreturn]] void raise_as_torch(const std::string& says);  // an error of that text, of the class that torch's has
 
 // What hooks have of what a node has saved is asked for, and the node has that itself in their place: a checkpoint's give it once, and formulas here
 // read it beside the node's own.

@@ -72,6 +72,11 @@ bool writes_first(const c10::FunctionSchema& s) {
   return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();
 }
 
+void share_copy(const std::vector<ArgKind>& kinds, std::vector<c10::IValue>& stack) {
+  for (size_t i = 1; i < kinds.size(); ++i)
+    if (kinds[i] == ArgKind::Tensor && stack[i].isInt()) stack[i] = stack[static_cast<size_t>(stack[i].toInt())];
+}
+
 bool writes_copies(const ir::Node& n, const c10::FunctionSchema& s) {
   return s.is_mutable() && (n.op->name.starts_with("aten::") ? !writes_first(s) : (n.op->flags & ir::kEffect) != 0);
 }
@@ -185,6 +190,7 @@ void NodeCall::call(const at::Tensor* const* operands, const EvalInt& eval, std:
     std::vector<int64_t> strides;
     for (sym::Int s : type.strides) strides.push_back(s.is_const() ? s.value() : eval(s));
     stack[0] = copy_with(operands[0][0], strides);
+    share_copy(kinds_, stack);
   }
   op_.callBoxed(stack);
   results.clear();

@@ -20,6 +20,8 @@ struct PlanGuard {
 
 bool writes_first(const c10::FunctionSchema&);                    // argument 0 in place
 bool writes_copies(const ir::Node&, const c10::FunctionSchema&);  // call_on_copies is how it is called
+// A tensor that is the written argument 0 too is recorded as that number: the call gets the same copy for both, and reads there what it has written.
+void share_copy(const std::vector<ArgKind>&, std::vector<c10::IValue>& stack);
 // Calls an op on copies of the arguments that it writes, in the layout they have; `results`: what it returns, then the copies, then how often each
 // was written, where the node has results for that: in eager nothing else counts those writes.
 void call_on_copies(const ir::Node&, const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);

@@ -96,6 +96,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
       if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has
         const at::Tensor self = stack[0].toTensor();
         stack[0] = at::empty_strided(self.sizes(), values_of(std::get<ir::Value>(n->args[0]).type().strides), self.options()).copy_(self);
+        share_copy(call.kinds, stack);
       }
       call.op.callBoxed(&stack);
       flatten_results(stack, results);

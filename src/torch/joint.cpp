@@ -201,17 +201,53 @@ class Tracer::Impl::Round {
   std::vector<std::tuple<compat::NodePtr, size_t, Edge>> cut_;
 };
 
+namespace {
+
+// A backward that comes to it brings some: not so behind a user's own node of several results, which may give none for those that nobody used. Others
+// than generated nodes raise without.
+bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
+  if (capture::of_python(node) || dynamic_cast<const torch::autograd::Error*>(&node)) return true;
+  const auto leads_there = [&](const std::vector<Edge>& edges) {
+    std::vector<const Node*> todo;
+    std::unordered_set<const Node*> seen;
+    for (const Edge& e : edges) todo.push_back(e.function.get());
+    while (!todo.empty()) {
+      const Node* n = todo.back();
+      todo.pop_back();
+      if (n == &node) return true;
+      if (n && seen.insert(n).second)
+        for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+    }
+    return false;
+  };
+  std::vector<const Node*> todo;
+  std::unordered_set<const Node*> seen;
+  for (const Edge& e : from) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (!n || n == &node || !seen.insert(n).second) continue;
+    if (n->num_inputs() > 1 && capture::of_python(*n) && leads_there(n->next_edges())) return false;
+    for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+  }
+  return true;
+}
+
+}  // namespace
+
 // What eager's backward raises where it comes to the node under way, whatever its gradient is: versions, and what has no derivative. False: it is
 // something else.
 bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
   if (!node || failure || raises(node.get())) return false;
   const bool checkpoint = is_checkpoint(node.get());
-  if (capture::of_python(*node) && !checkpoint) return false;
   constexpr std::string_view kOfPython = "RuntimeError: ";
-  if (checkpoint && says.starts_with(kOfPython)) says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
+  if (capture::of_python(*node) && says.starts_with(kOfPython))
+    says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
+  const bool unimplemented = !checkpoint && capture::is_unimplemented(*node, says);
+  if (unimplemented ? !always_has_gradients(*node, levels.back().from) : capture::of_python(*node) && !checkpoint) return false;
   Raising r{node, says};
-  if (!dynamic_cast<const torch::autograd::Error*>(node.get())) {
+  if (!unimplemented) {
     constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
     constexpr std::string_view kVersion = " is at version ", kExpected = "; expected version ";
     const size_t version = says.find(kVersion), expected = says.find(kExpected);
@@ -245,6 +281,15 @@ bool Tracer::Impl::note_raising(std::string says) {
   }
   raising.push_back(std::move(r));
   return true;
+}
+
+// The same of what a backward raised that recorded the nodes from `first` on.
+bool Tracer::Impl::notes_raising(const std::exception& e, uint32_t first) {
+  rethrow_interrupt();
+  const auto drew = [&](const ir::Node* n) { return n->id >= first && (n->op->flags & (ir::kRandom | ir::kEffect)); };
+  if (std::ranges::any_of(graph->nodes(), drew)) return false;
+  const c10::Error* of_torch = dynamic_cast<const c10::Error*>(&e);
+  return note_raising(of_torch ? of_torch->what_without_backtrace() : e.what());
 }
 
 // A backward that asks for them, and for no others, comes that way and finds none, or raises. Gradients of gradients may come to them.
@@ -336,16 +381,27 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
   Level trial;
   for (Source* s : inputs)
     if (s->fake.defined() && s->edge.function) trial.to.push_back(s->edge);
+  Level& all = levels.emplace_back();  // for note_raising()
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.requires_grad()) all.from.push_back(torch::autograd::impl::gradient_edge(t));
+  const auto is_spent = [&](const FakeImpl& f) {
+    while (true) {
+      const uint32_t first = graph->next_id();
+      try {
+        run_backward(trial, {capture::make_fake(capture::detached_view(f.view), f.key_set())}, false);
+        return false;
+      } catch (const CaptureError&) {
+        throw;
+      } catch (const std::exception& e) {
+        if (std::string_view(e.what()).find("backward through the graph a second time") != std::string_view::npos) return true;
+        if (!notes_raising(e, first)) throw;
+      }
+    }
+  };
   for (uint32_t o = 0; o < tensors.size(); ++o) {
     if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
     trial.from = {torch::autograd::impl::gradient_edge(tensors[o])};
-    const FakeImpl* f = as_fake(fake_of(tensors[o]));
-    try {
-      run_backward(trial, {capture::make_fake(capture::detached_view(f->view), f->key_set())}, false);
-      continue;
-    } catch (const c10::Error& e) {
-      if (std::string_view(e.what()).find("backward through the graph a second time") == std::string_view::npos) throw;
-    }
+    if (!is_spent(*as_fake(fake_of(tensors[o])))) continue;
     tensors[o].reset();
     for (uint32_t r = 0; r < p.results.size(); ++r) {
       const ResultSpec& how = p.results[r];
@@ -355,6 +411,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
       if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back(r);
     }
   }
+  levels.pop_back();
 }
 
 // Gradients of an input are added in the order in which they arrive: those of a view made before autograd hears of the program come last.
@@ -554,11 +611,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       } catch (const CaptureError&) {
         throw;
       } catch (const std::exception& e) {
-        rethrow_interrupt();
-        const c10::Error* of_torch = dynamic_cast<const c10::Error*>(&e);
-        const bool drew =
-            std::ranges::any_of(graph->nodes(), [&](const ir::Node* n) { return n->id >= first && (n->op->flags & (ir::kRandom | ir::kEffect)); });
-        if (drew || !note_raising(of_torch ? of_torch->what_without_backtrace() : e.what())) throw;
+        if (!notes_raising(e, first)) throw;
         values.clear();
         sums.clear();
       }

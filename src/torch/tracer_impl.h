@@ -331,6 +331,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   }
   bool goes_round(const torch::autograd::Node* n) const { return raises(n) || (past_checkpoints && is_checkpoint(n)); }
   bool note_raising(std::string says);
+  bool notes_raising(const std::exception&, uint32_t first);
   void find_past_raising(JointProgram&, const Level&) const;
   void find_parts(JointProgram&, Level&, const std::vector<at::Tensor>& outputs);  // parts.cpp
   void find_nodes(JointProgram&, const Level&) const;

@@ -308,7 +308,7 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
       note(r.step, [this, &r = r, &tape] {
         const Tape::Step& step = tape.steps[r.step];
         const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;
-        TORCH_CHECK(r.tensor, r.version ? with_writes(step.raises, now - r.expected) : step.raises);
+        if (!r.tensor) capture::raise_as_torch(r.version ? with_writes(step.raises, now - r.expected) : step.raises);
         TORCH_CHECK(now != r.expected, "vitrify: a custom op was to write to what a gradient reads, and has counted no write in this call");
         refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "", now, r.expected);
       });

@@ -6,6 +6,7 @@
 #include "torch/ask_kernel.h"
 #include "torch/compat.h"
 #include "torch/convert.h"
+#include "torch/extern_call.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
 #include "torch/stack.h"
@@ -59,6 +60,17 @@ Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
   }
   return append("aten::permute", {v, order}, {t})->out();
 }
+
+namespace {
+
+// A call of the op on a copy is one of the same memory, but for what lies beside: how it lies may decide what the kernel copies first.
+bool is_copied_whole(const OpInfo& info, const FakeImpl& t) {
+  const capture::View& v = *t.view;
+  return info.writes.size() == 1 && writes_first(info.op.schema()) && info.name.starts_with("aten::") && v.type.dtype != DType::Opaque &&
+         ops::is_dense(*v.storage->ctx, v.type) && !t.is_conj() && !t.is_neg();
+}
+
+}  // namespace
 
 // The op itself, on copies: the node's results are the op's own and then what the written arguments have become.
 void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const std::vector<at::Tensor>& targets, Stack* stack) {
@@ -243,16 +255,21 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
   if (!info.functional) return run_on_copies(info, fakes, targets, stack);
   bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
-  // Elementwise kernels may write over what they read; for others eager decides.
+  // Elementwise kernels may write over what they read. Others read what they have written by then: a copy does the same where it is both.
+  std::vector<size_t> same;
   if (!info.op.hasTag(at::Tag::pointwise) && !ops::is_elementwise(info.functional->name))
     for (size_t i : info.functional_args) {
       if (!writes_out && std::ranges::find(info.writes, i) != info.writes.end()) continue;
       for_each_tensor(c10::ArrayRef<IValue>(fakes).slice(i, 1), [&](const at::Tensor& t) {
-        for (const at::Tensor& w : targets)
-          if (const FakeImpl *f = as_fake(t), *to = as_fake(w);
-              f && f->view->storage == to->view->storage &&
-              (writes_out || may_share(f->view->offset, f->hint_sizes(), f->hint_strides(), to->view->offset, to->hint_sizes(), to->hint_strides())))
+        for (const at::Tensor& w : targets) {
+          const FakeImpl *f = as_fake(t), *to = as_fake(w);
+          if (!f || f->view->storage != to->view->storage) continue;
+          if (!writes_out && !may_share(f->view->offset, f->hint_sizes(), f->hint_strides(), to->view->offset, to->hint_sizes(), to->hint_strides()))
+            continue;
+          if (f != to || writes_out || !fakes[i].isTensor() || !is_copied_whole(info, *to))
             fail(fmt::format("{} writes over an argument", info.name));
+          same.push_back(i);
+        }
       });
     }
   const OpInfo& f = *info.functional;
@@ -260,8 +277,20 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   for (size_t i : info.functional_args) fargs.push_back(fakes[i]);
   std::vector<sym::Int> to_memory, from_memory;
   Call call;
-  if ((f.flags & ir::kRandom) && targets.size() == 1 && fargs[0].isTensor() && fargs[0].toTensor().is_same(targets[0]) &&
-      !as_fake(targets[0])->view->type.is_contiguous()) {
+  // The op itself is called, on a copy in the same strides.
+  const auto call_itself = [&](std::vector<Arg> given) {
+    TensorType t = as_fake(targets[0])->view->type;
+    t.wrapped_number = false;
+    t.strides = ops::preserved_strides(graph->ctx(), t);
+    call.types = {t};
+    call.node = append(info, std::move(given), call.types);
+  };
+  if (!same.empty()) {
+    std::vector<Arg> given = convert_args(info, fakes);
+    for (size_t i : same) given[i] = sym::Int(0);
+    call_itself(std::move(given));
+  } else if ((f.flags & ir::kRandom) && targets.size() == 1 && fargs[0].isTensor() && fargs[0].toTensor().is_same(targets[0]) &&
+             !as_fake(targets[0])->view->type.is_contiguous()) {
     View& v = *as_fake(targets[0])->view;
     // Numbers are drawn in the order of memory: a mask and numbers of [0, 1) as they would be into contiguous memory.
     if (ops::is_dense(graph->ctx(), v.type) && (f.name == "aten::bernoulli.p" || f.name == "aten::uniform")) {
@@ -269,12 +298,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       fargs[0] = new_tensor(permute(read(v), to_memory));
     } else {
       VT_CHECK(info.flags & ir::kRandom, "{} draws and does not say so", info.name);
-      // Kernels for contiguous memory may draw others: the op itself is called, on a copy in the same strides
-      TensorType t = v.type;
-      t.wrapped_number = false;
-      t.strides = ops::preserved_strides(graph->ctx(), v.type);
-      call.types = {t};
-      call.node = append(info, convert_args(info, fakes), call.types);
+      call_itself(convert_args(info, fakes));  // kernels for contiguous memory may draw others
     }
   }
   if (!call.node) call = record_call(f, fargs);
