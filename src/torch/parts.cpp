@@ -143,11 +143,12 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   for (const auto& [input, _] : behind.entered)
     if (roots.contains(input.first) || drawing.contains(input.first)) begins[finished.at(input.first)] = input.first;
   std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: one of those in front
+  std::unordered_set<const Node*> views_made;         // they are nodes by themselves, in front of what they are views of
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
   const auto find_part = [&] {
     part.clear();
-    std::unordered_set<const Node*> meets, views_made;  // those are nodes by themselves, in front of what they are views of
-    for (size_t i = 0; i < outputs.size(); ++i)
-      if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
+    std::unordered_set<const Node*> meets;
     for (size_t i = behind.order.size(); i-- > 0;) {
       const Node* n = behind.order[i];
       if (meets.contains(n) && !views_made.contains(n)) begins[static_cast<uint32_t>(i)] = n;
@@ -206,7 +207,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       const auto of = part.find(n);
       const bool in_front = of == part.end() || !of->second;
       const auto met = met_by.find(n);
-      if (in_front && met == met_by.end()) continue;
+      if ((in_front && met == met_by.end()) || views_made.contains(n)) continue;
       const uint64_t runs = in_front ? made_last(together[met->second]) : of->second->sequence_nr();
       for (const Edge& e : n->next_edges())
         if (e.function && (leave.contains(e.function.get()) || begins_part(e.function.get())))

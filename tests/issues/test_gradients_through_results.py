@@ -586,3 +586,36 @@ def test_of_a_leaf_that_the_program_makes(fn, dynamic, x_needs_grad):
             seen.append([*got, x.grad])
     torch.testing.assert_close(seen[:2], seen[2:])
     assert all(len(s) == 2 for s in seen)
+
+
+OF_A_VIEW = {
+    "sum of both": lambda v, w: ((v + w).sin(), w),
+    "of its first": lambda v, w: ((v[:1] + w).sin(), w),
+    "a view of the other": lambda v, w: ((v.narrow(0, 0, 1) + w.view(2, 4)[:, :2]).sin(), w.view(2, 4)[:, :2]),
+    "twice": lambda v, w: ((v * v + w).cos(), w + v),
+}
+
+
+@pytest.mark.parametrize("how", ["hook", "retained", "both derivatives"])
+@pytest.mark.parametrize("made", [lambda x: x.view(-1), lambda x: x.transpose(0, -1), lambda x: x.view(2, 4).t()[:, 0]], ids=["view", "alias", "column"])
+@pytest.mark.parametrize("name", OF_A_VIEW)
+def test_hooks_of_a_view_that_gives_late(name, made, how):
+    """It is made first, and gives to the input last: it began a part of its own, which its gradients went around."""
+    def f(x):
+        v = made(x)
+        s, w = OF_A_VIEW[name](v, x[:v.numel()] * 2 if name in ("sum of both", "twice") else x * 2)
+        return v, s, s + w
+
+    def run(f):
+        x = torch.linspace(-2, 3, 8, dtype=torch.float64, requires_grad=True)
+        out, seen = f(x), []
+        weighed = [t * torch.linspace(1, 5, t.numel(), dtype=torch.float64).view(t.shape) for t in out]
+        if how == "retained":
+            out[0].retain_grad()
+        else:
+            out[0].register_hook(lambda g: seen.append(g.detach().clone()) or g.clamp(-1, 1))
+        loss = sum(t.sum() for t in (*weighed, out[0] * 2))
+        grad, = torch.autograd.grad(loss, x, create_graph=how == "both derivatives")
+        return [*out, *seen, out[0].grad if how == "retained" else None, grad, *(torch.autograd.grad(grad.square().sum(), x) if how == "both derivatives" else ())]
+    for ours, eager in zip(run(vitrify.compile(f)), run(f), strict=True):
+        torch.testing.assert_close(ours, eager)
