@@ -246,9 +246,11 @@ bool Tracer::Impl::note_raising(std::string says) {
     says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
   const bool unimplemented = !checkpoint && capture::is_unimplemented(*node, says);
   if (unimplemented ? !always_has_gradients(*node, levels.back().from) : capture::of_python(*node) && !checkpoint) return false;
+  constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
+  // Of parts that run one by one eager takes turns: where each would raise another error, which comes first is its to say.
+  if (std::ranges::any_of(raising, [&](const Raising& r) { return r.says.starts_with(kBegin) == unimplemented; })) return false;
   Raising r{node, says};
   if (!unimplemented) {
-    constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
     constexpr std::string_view kVersion = " is at version ", kExpected = "; expected version ";
     const size_t version = says.find(kVersion), expected = says.find(kExpected);
     if (!says.starts_with(kBegin) || version == std::string::npos || expected == std::string::npos) return false;

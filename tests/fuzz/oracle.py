@@ -67,16 +67,20 @@ class Replay(TorchDispatchMode):
 
 
 class Straight(Replay):
-    """What ops compute is computed of operands in contiguous memory, and put where eager has it: in which strides they come is to change no value."""
+    """What ops compute is computed of operands in contiguous memory, and put where eager has it: in which strides they come is to change no value.
+    So are elements of halves in vectors, of which those left over are rounded more often."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if is_view(func) or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags or short(func).startswith(("as_strided", "empty")):
             return out
-        plain = func(*(a.clone(memory_format=torch.contiguous_format) if isinstance(a, torch.Tensor) and a.layout is torch.strided else a for a in args), **kwargs)
+        plain = elsewhere(func, args, kwargs, False, HALVES)
+        if plain is None:
+            plain = func(*(a.clone(memory_format=torch.contiguous_format) if isinstance(a, torch.Tensor) and a.layout is torch.strided else a for a in args), **kwargs)
         for (_, t), (_, other) in zip(tensors_of(out), tensors_of(plain)):
-            if t.layout is torch.strided and t.shape == other.shape and not t.is_inference() and not t._is_zerotensor() and 0 not in t.stride():
+            writable = torch.is_inference_mode_enabled() or not t.is_inference()
+            if t.layout is torch.strided and t.shape == other.shape and writable and not t._is_zerotensor() and 0 not in t.stride():
                 t.copy_(other)
         return out
 
@@ -90,6 +94,7 @@ def memory_moved(t, seed):
 
 
 SINGLE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 LONG = 512  # products of rows as long as this are added up in another order too
@@ -102,10 +107,10 @@ ELEMENTWISE = set("""hardtanh_backward softshrink_backward hardshrink_backward e
 REARRANGED = ("native_layer_norm_backward", "native_group_norm_backward")  # torch has other formulas for them, for its own compilers
 
 
-def elsewhere(func, args, kwargs, single):
+def elsewhere(func, args, kwargs, single, dtypes=SINGLE):
     """An elementwise op with each element in a vector, or by itself: where it lies in its tensor is chance. None of others."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if func._schema.is_mutable or not (torch.Tag.pointwise in func.tags or short(func) in ELEMENTWISE) or any(t.dtype not in SINGLE or t.is_complex() for t in tensors):
+    if func._schema.is_mutable or not (torch.Tag.pointwise in func.tags or short(func) in ELEMENTWISE) or any(t.dtype not in dtypes or t.is_complex() for t in tensors):
         return None
     if len({(t.dtype, t.dim() == 0) for t in tensors}) != 1 or torch.Tag.nondeterministic_seeded in func.tags:
         return None
@@ -147,8 +152,11 @@ def in_another_order(func, args, kwargs, single=False):
 
 
 def cancelled(func, x, out):
-    """A variance that is nothing but roundings may be zero as well: what decides by it has no meaning."""
+    """A variance that is nothing but roundings may be zero as well, and what a norm of halves has left of a mean that it took away: what decides by it has no meaning."""
     name = short(func)
+    if name == "native_layer_norm" and x.dtype not in SINGLE and x.numel():
+        bound = 4 * torch.finfo(x.dtype).eps * x.float().abs().nan_to_num().max() * out[2].float()
+        return torch.where(out[0].float().abs() <= bound, 0, out[0]).to(x.dtype).as_strided(out[0].shape, out[0].stride()), *out[1:]
     if name not in ("var", "std") or not isinstance(x, torch.Tensor) or not x.numel() or not x.is_floating_point():
         return out
     bound = 4 * torch.finfo(x.dtype).eps * x.abs().nan_to_num().max()
@@ -285,7 +293,8 @@ class Reference:
         if not isinstance(straight, torch.Tensor) or straight.shape != eager.shape or straight.dtype != eager.dtype or not (eager.is_floating_point() or eager.is_complex()):
             return None
         exact, keep = torch.complex128 if eager.is_complex() else torch.float64, eager.isfinite() & straight.isfinite()
-        return straight if distances(eager[keep].to(exact), straight[keep].to(exact), eager.dtype)[0] > largest_spread(eager.dtype) else None
+        apart = not torch.equal(eager.isfinite(), straight.isfinite())
+        return straight if apart or distances(eager[keep].to(exact), straight[keep].to(exact), eager.dtype)[0] > largest_spread(eager.dtype) else None
 
     def overflows(self, call, index, ours, eager):
         """Whether eager has an infinity or none only since a half type holds no more in between, in a derivative's formula: ours is wider there, and nobody says how far it may be off."""

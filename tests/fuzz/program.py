@@ -126,9 +126,16 @@ class Grower:
             self.scope[name] = argument(spec, self.scope)
         self.scope |= {"self": torch.nn.Module(), "scale": 2.0}
         with torch.set_grad_enabled(self.grad):
-            for line in [code for _, code in self.body.owned] + self.body.lines:
+            for _, code in self.body.owned:
                 values.seed(3)
-                exec(line, self.scope)
+                exec(code, self.scope)
+            for i, line in enumerate(self.body.lines):
+                values.seed(3)
+                try:
+                    exec(line, self.scope)
+                except Exception:  # it follows from other random numbers than before: a size, an index
+                    del self.body.lines[i:]
+                    return
 
     def values(self):
         return {n: self.scope[n] for n in self.recent if isinstance(self.scope.get(n), torch.Tensor)}
