@@ -221,7 +221,8 @@ Shape shape_cdist_backward(sym::Context& ctx, ArgSpan args) {  // gradient, x1, 
 
 Shape shape_lu_solve(sym::Context& ctx, ArgSpan args) {  // LU, pivots, B, left, adjoint
   const TensorType *lu = float_on_cpu(args, 0), *pivots = tensor_arg(args, 1), *b = float_on_cpu(args, 2);
-  if (!lu || !pivots || !b || args.size() < 5 || lu->dtype != b->dtype || pivots->dtype != DType::I32 || lu->sizes.size() < 2 || b->sizes.size() < 2) return {};
+  if (!lu || !pivots || !b || args.size() < 5 || lu->dtype != b->dtype || pivots->dtype != DType::I32 || lu->sizes.size() < 2 || b->sizes.size() < 2)
+    return {};
   const bool left = bool_arg(args, 3);
   const size_t rank = b->sizes.size();
   const Int n = lu->sizes.back();

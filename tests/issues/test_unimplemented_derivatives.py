@@ -1,6 +1,7 @@
 """What has no derivative raises when a backward comes to it, with eager's error, and only then: everything else of such a program is compiled."""
 import warnings
 
+import expects
 import pytest
 import torch
 import vitrify
@@ -99,7 +100,7 @@ def test_gradients_that_may_be_none():
     def program(x):
         a, b = Some.apply(torch.nextafter(x.sin(), x.detach()))
         return a, b, x * 2
-    import expects
+
     expects.eager("the derivative for 'nextafter' is not implemented")
     told = []
     for f in (program, vitrify.compile(program)):
@@ -113,7 +114,6 @@ def test_gradients_that_may_be_none():
 
 def test_where_only_one_operand_has_none():
     """igamma has a derivative for its second operand alone: whether the other is asked for decides."""
-    import expects
     expects.eager("the derivative for 'igamma: input' is not implemented", some=True)
     told = []
     def program(x, y):
@@ -128,3 +128,34 @@ def test_where_only_one_operand_has_none():
                     told.append(outcome(lambda: torch.autograd.grad(out[0].sum(), [leaves[i] for i in asked])))
     half = len(told) // 2
     same(told[half:], told[:half])
+
+
+def written_after(x, y):
+    v = y.exp()
+    w = torch.floor_divide(x, x.abs() + 1) * 2
+    return w, v.add_(1)
+
+
+def written_before(x, y):
+    v = y.exp()
+    v.add_(1)
+    return torch.floor_divide(x, x.abs() + 1) * 2, v * 1
+
+
+def read_between(x, y):
+    v = y.exp()
+    w, u = torch.heaviside(x, x.abs() + 1) * 2, v * 3
+    v.add_(1)
+    return w, u
+
+
+@pytest.mark.parametrize("f", [written_after, written_before, read_between], ids=lambda f: f.__name__)
+def test_which_of_two_errors_comes_first(f):
+    """Eager takes turns in parts that ours runs one after the other: the other error came."""
+    def run(f):
+        x, y = (torch.full((3,), 2.0, requires_grad=True) for _ in range(2))
+        with pytest.raises(RuntimeError) as e:
+            sum(t.sum() for t in f(x, y)).backward()
+        return str(e.value)
+    expects.eager("is not implemented", "modified by an inplace operation", some=True)
+    assert run(vitrify.compile(f)) == run(f)
