@@ -215,6 +215,8 @@ class Sources:
         elif t is types.MethodType:
             self.visit(o.__func__, name)
             self.visit(o.__self__, name)
+        elif t is types.BuiltinMethodType:
+            self.visit(o.__self__, name)  # a dict of its get, a Function of its apply in 2.15; of a function a module
         elif isinstance(o, type):
             if not is_library(o.__module__):
                 self.todo.append(lambda: self.cls(o, constructed=True))

@@ -148,3 +148,15 @@ def test_what_a_capture_puts_in_a_cache_of_numbers_stays():
     for _ in range(2):
         torch.testing.assert_close(f(x), x * 6)
     assert m.k.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("how", ["of a dict", "of a list", "count"])
+def test_methods_of_containers(how):
+    """A program that holds a container's method holds the container: what it had in the first call was what it had for ever."""
+    numbers, order = {"k": 2.0}, [2.0, 3.0]
+    get, item, count = numbers.get, order.__getitem__, order.count
+    programs = {"of a dict": lambda x: x * get("k"), "of a list": lambda x: x * item(0), "count": lambda x: x * (count(2.0) + 1)}
+    compiled, x = vitrify.compile(programs[how]), torch.arange(3.0)
+    for k in (2.0, 5.0, 5.0, 7.0):
+        numbers["k"], order[0] = k, k
+        assert torch.equal(compiled(x), programs[how](x))
