@@ -255,7 +255,7 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   }
   if (kept[saved].freed) return kept[saved];
   if (!hooked.empty() && !kept[saved].tensor.defined()) {
-    Kept k(hooked[saved].unpack(node));
+    Kept k(from_hooks(saved, node));
     k.itself = true;  // hooks may give something else than they were given
     return k;
   }
@@ -263,6 +263,32 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   Kept k = kept[saved];
   k.take_now();
   return k;
+}
+
+at::Tensor Call::from_hooks(size_t saved, const compat::NodePtr& node) const {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (tape_->places.size() < 2 || task < 0) return hooked[saved].unpack(node);
+  const std::shared_ptr<FromHooks> here = [&] {
+    std::lock_guard lock(mutex_);
+    if (!from_hooks_ || from_hooks_->task != task) {
+      from_hooks_ = std::make_shared<FromHooks>();
+      from_hooks_->task = task;
+      torch::autograd::Engine::get_default_engine().queue_callback([gone = std::weak_ptr(from_hooks_)] {
+        const auto done = gone.lock();
+        if (!done) return;
+        std::lock_guard lock(done->mutex);
+        done->saved.clear();
+      });
+    }
+    return from_hooks_;
+  }();
+  {
+    std::lock_guard lock(here->mutex);
+    if (const auto at = here->saved.find(saved); at != here->saved.end()) return at->second;
+  }
+  at::Tensor t = hooked[saved].unpack(node);  // without the lock: the user's code runs
+  std::lock_guard lock(here->mutex);
+  return here->saved.emplace(saved, std::move(t)).first->second;
 }
 
 int Call::freed_by(size_t step) const {
@@ -348,7 +374,7 @@ void Call::let_go() {
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
     const bool has_sizes = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
-    kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : Kept();
+    kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : k < behind_hooks.size() ? behind_hooks[k] : Kept();
     kept[k].freed = true;
     if (!hooked.empty()) hooked[k].reset_data();
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -67,6 +68,7 @@ class Call {
   std::vector<Kept> given;                             // by JointProgram::given: for gradients of gradients; undefined where there is none
   std::vector<Kept> kept;                              // by Split::saved
   std::vector<torch::autograd::SavedVariable> hooked;  // in their place, where hooks may want to move them
+  std::vector<Kept> behind_hooks;                      // by Split::saved: sizes of what they have, where those differ from call to call
   bool sized = false;                                  // sizes of what was given count when it is gone
 
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
@@ -81,6 +83,8 @@ class Call {
  private:
   virtual void all_freed() {}
   static constexpr int kNone = -2;
+  // What hooks give back for it: once in a backward, whose parts read it one after the other. Eager's node asks once, and a checkpoint gives once.
+  at::Tensor from_hooks(size_t saved, const compat::NodePtr& node) const;
   int freed_by(size_t step) const;
   void mark(size_t step, bool from_above = false);
   void let_go();
@@ -88,6 +92,12 @@ class Call {
   std::shared_ptr<const Tape> tape_;
   std::shared_ptr<const ir::Graph> derivative_;
   std::shared_ptr<Call> below_;
+  struct FromHooks {
+    int task;
+    std::mutex mutex;
+    std::map<size_t, at::Tensor> saved;
+  };
+  mutable std::shared_ptr<FromHooks> from_hooks_;  // in the backward under way
   mutable std::mutex mutex_;
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has
   std::vector<int> came_;   // by Tape::Step::once, in the call below all: the backward that has come there, or kNone

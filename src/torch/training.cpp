@@ -258,6 +258,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
   call.kept.resize(saved_.size());
   if (hooks) call.hooked.resize(saved_.size());
+  if (hooks && call.sized) call.behind_hooks.resize(saved_.size());
   for (size_t k = 0; k < saved_.size(); ++k) {
     const Saved& s = saved_[k];
     if (s.kind == Saved::Kind::Sizes) {
@@ -267,6 +268,9 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     at::Tensor in_given;
     if (s.kind == Saved::Kind::Result && written_[s.index] >= 0) in_given = *given[static_cast<size_t>(written_[s.index])];
     at::Tensor& value = s.kind == Saved::Kind::Private ? values[joint_.num_forward + s.index] : in_given.defined() ? in_given : values[s.index];
+    if (const at::Tensor& t = s.kind == Saved::Kind::Given ? *given[s.index] : value;
+        k < call.behind_hooks.size() && !s.bits && t.defined() && t.layout() == at::kStrided)
+      call.behind_hooks[k] = Kept::sizes_of(t);
     if (hooks)
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
                                                     : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
