@@ -105,6 +105,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     at::Tensor self = fake_of(view[0].toTensor());
     FakeImpl* f = as_fake(self);
     const auto sizes = capture::static_value(view[1], true).toIntVector(), strides = capture::static_value(view[2], true).toIntVector();
+    TORCH_CHECK(std::ranges::none_of(strides, [](int64_t s) { return s < 0; }),
+                "as_strided: Negative strides are not supported at the moment, got strides: ", at::IntArrayRef(strides));
     f->specialize_offset();
     const int64_t offset = view[3].isNone() ? f->storage_offset() : view[3].toInt();
     if (!view[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));

@@ -38,3 +38,22 @@ def test_places_in_memory(made, view, op):
             for _ in range(2):
                 ours = compiled(x.clone())
                 assert ours.stride() == eager.stride() and torch.equal(ours, eager), where
+
+
+NEGATIVE = {
+    "as_strided": lambda x, *where: x.as_strided(*where) * 2, "as_strided_": lambda x, *where: x.clone().as_strided_(*where) * 2,
+    "as_strided_copy": lambda x, *where: torch.as_strided_copy(x, *where) * 2, "as_strided_scatter": lambda x, *where: torch.as_strided_scatter(x, torch.ones(where[0]), *where) * 2,
+}
+
+
+@pytest.mark.no_kernels("eager raises in every call")
+@pytest.mark.parametrize("where", [((3,), (-1,), 5), ((2, 2), (2, -1), 4)], ids=str)
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_negative_strides(name, where):
+    """Ours went backwards through the memory, as far as they led."""
+    told = []
+    for f in (NEGATIVE[name], vitrify.compile(NEGATIVE[name])):
+        with pytest.raises(RuntimeError) as e:
+            f(torch.arange(12.0), *where)
+        told.append(str(e.value))
+    assert told[0] == told[1] and "Negative strides" in told[0]
