@@ -93,6 +93,9 @@ class NeedsNow {
 void Tracer::Impl::again(const std::function<void()>& f) {
   auto run = [&] {
     failure.reset();
+    OldHistories histories;
+    for (const Source& s : sources)
+      if (s.fake.defined() && s.real.defined() && s.input >= static_cast<int32_t>(num_args)) histories.keep(s.real);
     OldVersions versions;
     for (Source& s : sources)
       // As the program has left it: what it wrote, autograd saved with the versions of that.

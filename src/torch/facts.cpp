@@ -95,7 +95,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == input && o.fact == fact; })) m.facts.push_back({input, fact});
   };
   for (const Impl::Source* s : m.inputs) {  // its hooks are not those of the placeholder
-    if (!m.is_argument(*s) || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
+    if (!m.is_argument(*s) || !s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
     const Edge real = torch::autograd::impl::gradient_edge(s->real);  // what a leaf's gradient is added by may be held by nobody else
     if (!real.function->tensor_pre_hooks().empty() || !real.function->retains_grad_hooks().empty()) {
       note_failure("hooks of an argument see gradients that it takes itself");

@@ -1,10 +1,13 @@
-// Versions that tensors had, for a while.
+// Versions and histories that tensors had, for a while.
 #pragma once
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "torch/compat.h"
 
 namespace vitrify {
 
@@ -25,6 +28,35 @@ class OldVersions {
 
  private:
   std::vector<std::pair<at::Tensor, int64_t>> now_;
+};
+
+// What is kept has the history that it had when this was made again when it ends: what runs meanwhile may give it another. Views have that of their
+// base.
+class OldHistories {
+ public:
+  void keep(const at::Tensor& t) {
+    auto* meta = torch::autograd::impl::get_autograd_meta(t);
+    if (meta && !t.is_view()) kept_.push_back({t, meta->grad_fn_, meta->output_nr_, meta->requires_grad_});
+  }
+  OldHistories() = default;
+  OldHistories(const OldHistories&) = delete;
+  ~OldHistories() {
+    for (auto& [t, function, output, requires_grad] : kept_) {
+      auto* meta = torch::autograd::impl::get_autograd_meta(t);
+      meta->grad_fn_ = std::move(function);
+      meta->output_nr_ = output;
+      meta->requires_grad_ = requires_grad;
+    }
+  }
+
+ private:
+  struct One {
+    at::Tensor tensor;
+    compat::NodePtr function;
+    uint32_t output;
+    bool requires_grad;
+  };
+  std::vector<One> kept_;
 };
 
 }  // namespace vitrify

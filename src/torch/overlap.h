@@ -12,5 +12,7 @@ bool may_share(int64_t a_offset, at::IntArrayRef a_sizes, at::IntArrayRef a_stri
                at::IntArrayRef b_strides, int64_t item = 1);  // offsets and strides in units of which an element has `item`
 bool may_overlap_itself(at::IntArrayRef sizes, at::IntArrayRef strides);
 bool overlaps_itself(const ir::TensorType&);  // by a stride of zero
+// Of placeholders of one capture, whose sizes and places are then what they are in this call.
+bool placeholders_may_share(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace vitrify

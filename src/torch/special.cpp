@@ -293,6 +293,11 @@ void Tracer::Impl::run_batch_norm(const OpInfo& info, Stack* stack) {
   at::Tensor mean = fake_of(args[3].toTensor()), var = fake_of(args[4].toTensor());
   check_write(mean, {}, info.name);
   check_write(var, {}, info.name);
+  for (size_t written : {3, 4})
+    for (size_t i = 0; i < written; ++i)
+      if (args[i].isTensor() && args[i].toTensor().defined() &&
+          placeholders_may_share(fake_of(args[written].toTensor()), fake_of(args[i].toTensor())))
+        fail(fmt::format("{} reads memory that it writes, or writes it twice", info.name));
   Call call = record_call(*functional, args);
   write(*as_fake(mean)->view, call.node->out(3), info.name);
   write(*as_fake(var)->view, call.node->out(4), info.name);

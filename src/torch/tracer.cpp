@@ -446,7 +446,7 @@ void Tracer::Impl::resume() {
 void Tracer::Impl::stop() {
   if (!started) return;
   started = false;
-  done = true;
+  const bool captures = !std::exchange(done, true);
   known_now.clear();
   capture::remove_mode();
   if (current_tracer == owner) current_tracer = nullptr;
@@ -457,9 +457,9 @@ void Tracer::Impl::stop() {
       c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
       counter.set_version(s.real_version);
     }
-  // Nor has it got the history that autograd gave it.
+  // Nor has it got the history that autograd gave it. By the time of a later derivative it has one of its own.
   for (Source& s : sources) {
-    if (!s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
+    if (!captures || !s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
     auto* meta = torch::autograd::impl::get_autograd_meta(s.real);
     if (!meta || s.real.is_view() || (s.real.is_leaf() ? !s.real.requires_grad() || s.edge.function : meta->grad_fn_ == s.edge.function)) continue;
     const bool leaf = !s.edge.function;

@@ -296,3 +296,63 @@ def test_a_second_backward_through_a_selective_checkpoint(name, second):
         assert then_ours == then
     else:
         torch.testing.assert_close(then_ours, then)
+
+
+class Keeps(torch.nn.Module):
+    """Its last features stay in a buffer, for a loss of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("h", torch.zeros(3))
+        self.w, self.v = (torch.nn.Parameter(torch.full((3,), k)) for k in (1.0, 2.0))
+
+    def forward(self, x):
+        self.h.copy_((x * self.w).tanh())
+        return x * self.v
+
+
+def of_features(module, f):
+    y = f(torch.ones(3))
+    module.h.square().sum().backward(retain_graph=True)
+    (y.sum() + module.h.sum()).backward()
+
+
+def of_features_only(module, f):
+    f(torch.ones(3))
+    g, = torch.autograd.grad(module.h.sum(), module.w, create_graph=True)
+    (g.sum() + module.h.sum()).backward()
+
+
+def thawed_in_between(module, f):
+    module.requires_grad_(False)
+    y = f(torch.ones(3, requires_grad=True))
+    module.requires_grad_(True)
+    y.sum().backward()
+    f(torch.ones(3)).sum().backward()
+
+
+@pytest.mark.parametrize("use", [of_features, of_features_only, thawed_in_between], ids=lambda f: f.__name__)
+def test_what_a_program_finds_is_left_as_it_is(use):
+    """A derivative that is compiled later set what the program had found back to the history of the capture."""
+    told = []
+    for compiled in (True, False):
+        module = Keeps()
+        f = vitrify.compile(module) if compiled else module
+        for _ in range(2):
+            use(module, f)
+            told.append([module.h.requires_grad, module.w.requires_grad, module.w.grad, module.v.grad])
+            module.h = module.h.detach()
+    for ours, eager in zip(told[:2], told[2:]):
+        assert ours[:2] == eager[:2]
+        torch.testing.assert_close(ours[2:], eager[2:])
+
+
+def test_a_checkpoint_that_takes_a_gradient_and_is_differentiated_twice():
+    def program(x, w):
+        return checkpoint(lambda x, w: torch.autograd.grad((x * w).sin().sum(), x, create_graph=True)[0] * w, x, w, use_reentrant=False)
+
+    def run(f):
+        args = [torch.linspace(*ends, 3, dtype=torch.float64).requires_grad_() for ends in ((0.5, 2), (1, 3))]
+        grads = torch.autograd.grad(f(*args).sum(), args, create_graph=True)
+        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), args)]
+    torch.testing.assert_close(run(vitrify.compile(program)), run(program))

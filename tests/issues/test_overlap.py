@@ -3,8 +3,10 @@ import sys
 import warnings
 from pathlib import Path
 
+import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -224,3 +226,29 @@ def test_no_gradient_of_a_scatter_into_what_has_another_order():
     for g in (f, vitrify.compile(f)):
         with pytest.raises(RuntimeError, match="requires_grad"):
             g(numbers(4, 6).requires_grad_())
+
+
+SEVERAL = {
+    "statistics": (lambda x, m, g: F.batch_norm(x, m, m, training=True), "native_batch_norm"),
+    "statistics that meet": (lambda x, m, g: F.batch_norm(x[:, :2], m[:2], m[1:], training=True), "native_batch_norm"),
+    "statistics of the input": (lambda x, m, g: F.batch_norm(x, x[0], x[1], training=True), "native_batch_norm"),
+    "the weight": (lambda x, m, g: F.batch_norm(x, m, g, weight=m, training=True), "native_batch_norm"),
+    "gradients": (lambda x, m, g: torch._amp_foreach_non_finite_check_and_unscale_([g, g], m[:1], torch.tensor(0.5)), "writes one memory twice"),
+    "parameters": (lambda x, m, g: torch._fused_sgd_([m, m], [g, g], [x[0], x[0]], weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False, maximize=False, is_first_step=False), "writes one memory twice"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_one_op_writes_meets_itself(name):
+    """Each of several written arguments was computed of what had been there before, and the last won."""
+    f, why = SEVERAL[name]
+    expects.eager(why)
+    made = [torch.linspace(-1, 2, 12).view(4, 3).clone(), torch.linspace(0.5, 1, 3), torch.linspace(2, 4, 3)]
+    ours, eager = ([t.clone() for t in made] for _ in range(2))
+    compiled = vitrify.compile(f)
+    with torch.no_grad():
+        for _ in range(2):
+            a, b = compiled(*ours), f(*eager)
+            torch.testing.assert_close(ours, eager)
+            if isinstance(b, torch.Tensor):
+                torch.testing.assert_close(a, b)
