@@ -203,23 +203,24 @@ class Tracer::Impl::Round {
 
 namespace {
 
+bool leads_to_node(const std::vector<Edge>& edges, const Node& node) {
+  std::vector<const Node*> todo;
+  std::unordered_set<const Node*> seen;
+  for (const Edge& e : edges) todo.push_back(e.function.get());
+  while (!todo.empty()) {
+    const Node* n = todo.back();
+    todo.pop_back();
+    if (n == &node) return true;
+    if (n && seen.insert(n).second)
+      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
+  }
+  return false;
+}
+
 // A backward that comes to it brings some: not so behind a user's own node of several results, which may give none for those that nobody used. Others
 // than generated nodes raise without.
 bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
   if (capture::of_python(node) || dynamic_cast<const torch::autograd::Error*>(&node)) return true;
-  const auto leads_there = [&](const std::vector<Edge>& edges) {
-    std::vector<const Node*> todo;
-    std::unordered_set<const Node*> seen;
-    for (const Edge& e : edges) todo.push_back(e.function.get());
-    while (!todo.empty()) {
-      const Node* n = todo.back();
-      todo.pop_back();
-      if (n == &node) return true;
-      if (n && seen.insert(n).second)
-        for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
-    }
-    return false;
-  };
   std::vector<const Node*> todo;
   std::unordered_set<const Node*> seen;
   for (const Edge& e : from) todo.push_back(e.function.get());
@@ -227,7 +228,7 @@ bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
     const Node* n = todo.back();
     todo.pop_back();
     if (!n || n == &node || !seen.insert(n).second) continue;
-    if (n->num_inputs() > 1 && capture::of_python(*n) && leads_there(n->next_edges())) return false;
+    if (n->num_inputs() > 1 && capture::of_python(*n) && leads_to_node(n->next_edges(), node)) return false;
     for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
   }
   return true;
@@ -248,7 +249,11 @@ bool Tracer::Impl::note_raising(std::string says) {
   if (unimplemented ? !always_has_gradients(*node, levels.back().from) : capture::of_python(*node) && !checkpoint) return false;
   constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
   // Of parts that run one by one eager takes turns: where each would raise another error, which comes first is its to say.
-  if (std::ranges::any_of(raising, [&](const Raising& r) { return r.says.starts_with(kBegin) == unimplemented; })) return false;
+  if (std::ranges::any_of(raising, [&](const Raising& r) {
+        return r.says.starts_with(kBegin) == unimplemented && !leads_to_node(r.node->next_edges(), *node) &&
+               !leads_to_node(node->next_edges(), *r.node);
+      }))
+    return false;
   Raising r{node, says};
   if (!unimplemented) {
     constexpr std::string_view kVersion = " is at version ", kExpected = "; expected version ";
