@@ -43,7 +43,7 @@ _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for w
 _OF_FUNCTIONS = frozenset({"forward", "backward", "setup_context", "vjp", "jvp", "vmap"})
 # What every module has of dicts, most of them empty: parameters, buffers, submodules, hooks.
 _MODULE_DICTS = frozenset(k for k, v in vars(nn.Module()).items() if isinstance(v, dict))
-AROUND = frozenset({"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"})  # hooks that a call of a module runs
+_AROUND = frozenset({"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"})  # hooks that a call of a module runs
 _GLOBAL_HOOKS = [
     v for k, v in vars(torch.nn.modules.module).items() if k.startswith("_global_") and k.endswith("_hooks") and isinstance(v, dict)
 ]
@@ -153,7 +153,7 @@ class Sources:
             for t, _, name in list(self.tensors.values()):
                 for k in self.attributes_read(t):
                     self.visit(vars(t)[k], f"{name}.{k}")
-        if self.bare is not None and self.live & AROUND:
+        if self.bare is not None and self.live & _AROUND:
             raise _C.CaptureError("it reads hooks that run around it")
         for name in self.iterators:
             if self.mentions(name):
@@ -335,7 +335,7 @@ class Sources:
                     continue
                 if k in _MODULE_DICTS:
                     self.seen[id(v)] = v
-                if m is self.bare and k in AROUND:
+                if m is self.bare and k in _AROUND:
                     continue
                 if k in _MODULE_DICTS and isinstance(v, dict) and not v:
                     g.add_dict(v, None, full if k in ("_parameters", "_buffers") else f"{full}.{k}")

@@ -279,8 +279,6 @@ void Tracer::Impl::write(View& v, Value value, std::string_view op) {
   }
 }
 
-// The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
-// decides.
 bool placeholders_may_share(const at::Tensor& a, const at::Tensor& b) {
   capture::FakeImpl *f = capture::as_fake(a), *g = capture::as_fake(b);
   if (!f || !g || f->view->storage != g->view->storage) return false;
@@ -290,6 +288,8 @@ bool placeholders_may_share(const at::Tensor& a, const at::Tensor& b) {
          may_share(f->storage_offset(), f->sizes(), f->strides(), g->storage_offset(), g->sizes(), g->strides());
 }
 
+// The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
+// decides.
 void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {
   capture::FakeImpl* w = capture::as_fake(written);
   const StorageState& s = *w->view->storage;

@@ -203,18 +203,10 @@ class Tracer::Impl::Round {
 
 namespace {
 
-bool leads_to_node(const std::vector<Edge>& edges, const Node& node) {
-  std::vector<const Node*> todo;
-  std::unordered_set<const Node*> seen;
-  for (const Edge& e : edges) todo.push_back(e.function.get());
-  while (!todo.empty()) {
-    const Node* n = todo.back();
-    todo.pop_back();
-    if (n == &node) return true;
-    if (n && seen.insert(n).second)
-      for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
-  }
-  return false;
+bool comes_from(const Node& n, const Node& before) {
+  std::vector<Edge> inputs;
+  for (uint32_t i = 0; i < n.num_inputs(); ++i) inputs.emplace_back(const_cast<Node&>(n).getptr(), i);
+  return leads_to(Edge(const_cast<Node&>(before).getptr(), 0), inputs);
 }
 
 // A backward that comes to it brings some: not so behind a user's own node of several results, which may give none for those that nobody used. Others
@@ -228,7 +220,7 @@ bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
     const Node* n = todo.back();
     todo.pop_back();
     if (!n || n == &node || !seen.insert(n).second) continue;
-    if (n->num_inputs() > 1 && capture::of_python(*n) && leads_to_node(n->next_edges(), node)) return false;
+    if (n->num_inputs() > 1 && capture::of_python(*n) && comes_from(node, *n)) return false;
     for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
   }
   return true;
@@ -250,8 +242,7 @@ bool Tracer::Impl::note_raising(std::string says) {
   constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
   // Of parts that run one by one eager takes turns: where each would raise another error, which comes first is its to say.
   if (std::ranges::any_of(raising, [&](const Raising& r) {
-        return r.says.starts_with(kBegin) == unimplemented && !leads_to_node(r.node->next_edges(), *node) &&
-               !leads_to_node(node->next_edges(), *r.node);
+        return r.says.starts_with(kBegin) == unimplemented && !comes_from(*node, *r.node) && !comes_from(*r.node, *node);
       }))
     return false;
   Raising r{node, says};

@@ -276,8 +276,9 @@ at::Tensor Call::from_hooks(size_t saved, const compat::NodePtr& node) const {
       torch::autograd::Engine::get_default_engine().queue_callback([gone = std::weak_ptr(from_hooks_)] {
         const auto done = gone.lock();
         if (!done) return;
+        std::map<size_t, at::Tensor> saved;  // let go of without the lock: that may run Python code
         std::lock_guard lock(done->mutex);
-        done->saved.clear();
+        saved.swap(done->saved);
       });
     }
     return from_hooks_;

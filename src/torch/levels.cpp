@@ -188,7 +188,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
         return n.program;
     if (all.size() >= kMaxVariants) {
       all.erase(all.begin());
-      if (++replaced_ > kMaxVariants) leave_to_eager("they fix sizes, of which too many come in turn");
+      if (++replaced_ > kMaxVariants) leave_to_eager("they fix sizes or look at values, of which too many come in turn");
     }
     std::vector<Value> kept;
     for (const Saved& s : saved_)

@@ -30,8 +30,7 @@ class OldVersions {
   std::vector<std::pair<at::Tensor, int64_t>> now_;
 };
 
-// What is kept has the history that it had when this was made again when it ends: what runs meanwhile may give it another. Views have that of their
-// base.
+// What runs while this lives may give real tensors another history; theirs is put back when this is over. Views have that of their base.
 class OldHistories {
  public:
   void keep(const at::Tensor& t) {

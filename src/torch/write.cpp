@@ -254,9 +254,13 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
   if (!info.functional) return run_on_copies(info, fakes, targets, stack);
-  for (size_t i = 0; i < targets.size(); ++i)  // what is written first is read, and written over, by what comes next
-    for (size_t k = 0; k < i; ++k)
-      if (placeholders_may_share(targets[i], targets[k])) fail(fmt::format("{} writes one memory twice", info.name));
+  std::unordered_map<const capture::StorageState*, std::vector<const at::Tensor*>> by_memory;
+  for (const at::Tensor& t : targets) {  // what is written first is read, and written over, by what comes next
+    auto& others = by_memory[as_fake(t)->view->storage.get()];
+    for (const at::Tensor* other : others)
+      if (placeholders_may_share(t, *other)) fail(fmt::format("{} writes one memory twice", info.name));
+    others.push_back(&t);
+  }
   bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
   // Elementwise kernels may write over what they read. Others read what they have written by then: a copy does the same where it is both.
   std::vector<size_t> same;

@@ -5,6 +5,7 @@ import expects
 import pytest
 import torch
 import vitrify
+from compare import same
 from torch import nn
 
 
@@ -36,17 +37,6 @@ def leaf(seed=0):
 
 def copies(all):
     return [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in all]
-
-
-def same(a, b):
-    if isinstance(b, torch.Tensor):
-        return torch.testing.assert_close(a, b)
-    if not isinstance(b, (list, tuple)):
-        assert a == b
-        return
-    assert len(a) == len(b)
-    for x, y in zip(a, b):
-        same(x, y)
 
 
 def full(m, log):

@@ -5,6 +5,7 @@ import expects
 import pytest
 import torch
 import vitrify
+from compare import same
 from torch.autograd import Function
 
 Tensor = torch.Tensor
@@ -48,17 +49,6 @@ def outcome(f):
         return f()
     except Exception as e:
         return type(e), str(e)
-
-
-def same(a, b):
-    if isinstance(b, Tensor):
-        return torch.testing.assert_close(a, b)
-    if not isinstance(b, (list, tuple)):
-        assert a == b
-        return
-    assert type(a) is type(b) and len(a) == len(b), (a, b)
-    for x, y in zip(a, b):
-        same(x, y)
 
 
 def steps(f, y_needs):

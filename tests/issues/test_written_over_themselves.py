@@ -2,6 +2,7 @@
 import pytest
 import torch
 import vitrify
+from compare import same
 
 
 def given(seed=0, shape=(4, 6), needs=True):
@@ -71,17 +72,6 @@ def steps(f, needs):
             first = torch.autograd.grad(sum((o * o.detach().cos()).sum() for o in out if o.requires_grad), x, create_graph=True)[0]
             told.append(first.detach())
     return told
-
-
-def same(a, b):
-    if isinstance(b, torch.Tensor):
-        return torch.testing.assert_close(a, b)
-    if not isinstance(b, (list, tuple)):
-        assert a == b
-        return
-    assert len(a) == len(b)
-    for x, y in zip(a, b):
-        same(x, y)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
