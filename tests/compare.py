@@ -215,9 +215,11 @@ def fp64_run(fn, sample, count):
 
 
 def steps(like, seed):
-    """Factors one unit in the last place above or below 1."""
-    up = torch.randint(0, 2, like.shape, generator=torch.Generator().manual_seed(seed))
-    return 1 + torch.finfo(like.dtype).eps * (2 * up - 1).to(like.dtype)
+    """Factors one unit in the last place above or below 1. Of halves also half of one, and none, wider than they are: what the number next to one decides is rare."""
+    g, eps = torch.Generator().manual_seed(seed), torch.finfo(like.dtype).eps
+    if like.dtype in (torch.float16, torch.bfloat16):
+        return 1 + eps * torch.tensor([0, 0, 0, 0, 0.5, -0.5, 1, -1])[torch.randint(0, 8, like.shape, generator=g)]
+    return 1 + eps * (2 * torch.randint(0, 2, like.shape, generator=g) - 1).to(like.dtype)
 
 
 def move_inputs(given, seed):

@@ -18,9 +18,15 @@ runtime::DotProductAttention::Strides strides_of(const at::Tensor& t) { return {
 // Rows of operands are read as dense, here and by ATen's kernel, whose callers see to it.
 at::Tensor with_dense_rows(const at::Tensor& t) { return t.dim() && t.size(-1) > 1 && t.stride(-1) != 1 ? t.contiguous() : t; }
 
+// ATen's kernel also writes rows as dense, into what is laid out like the query: of one whose rows overlap (windows of a signal) that may have others.
+at::Tensor query_with_dense_rows(const at::Tensor& t) {
+  const at::Tensor q = with_dense_rows(t);
+  return q.dim() && q.size(-1) > 1 && !q.is_non_overlapping_and_dense() && at::empty_like(q, at::kMeta).stride(-1) != 1 ? q.contiguous() : q;
+}
+
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout_p,
                                              bool is_causal, const std::optional<at::Tensor>& attn_mask, std::optional<double> scale) {
-  const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
+  const at::Tensor q = query_with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const auto suits = [](const at::Tensor& t) { return t.dim() == 4 && t.scalar_type() == at::kFloat && t.is_cpu() && t.stride(3) == 1; };
   const bool same =
       suits(q) && suits(k) && suits(v) && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && k.sizes() == v.sizes();

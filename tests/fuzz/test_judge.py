@@ -236,6 +236,25 @@ def test_what_ops_give_is_moved(mode):
     torch.testing.assert_close(moved, plain)
 
 
+def test_halves_move_by_no_rounding_one_and_two():
+    """1.66 of 2^-5 is moved by two units by a factor of 1 + eps, and never to the number next to it."""
+    x = torch.full((256,), 1.6640625 / 32).bfloat16()
+    moved = {round((v - x[0].item()) / 2 ** -12) for v in (x * compare.steps(x, 1)).bfloat16().tolist()}
+    assert moved == {-2, -1, 0, 1, 2}
+    with torch.inference_mode(), oracle.Jolts(2):
+        assert len(torch.dropout(torch.ones(64).half(), 0.3, True).unique()) > 2
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_a_logarithm_that_cancels_what_was_taken_away(keepdim):
+    x, aten = torch.randn(5, 3, dtype=torch.float64), torch.ops.aten.logsumexp.default
+    x[0, 0], x[1], x[2] = float("inf"), float("-inf"), -torch.ones(3).exp().sum().log()
+    torch.testing.assert_close(oracle.in_another_order(aten, [x, [1], keepdim], {}), aten(x, [1], keepdim), rtol=1e-7, atol=0)
+    x = torch.tensor([[-0.693359375, -0.693359375], [-0.69287109375, -0.69287109375]]).half()
+    others = {tuple(oracle.in_another_order(aten, [x * f, [1]], {}).tolist()) for f in (1, 1.001)}
+    assert len(others) == 2
+
+
 def test_what_is_nothing_but_roundings_may_be_zero():
     x = torch.tensor([1.0, 1.0, 1 + 2 ** -23])
     for fn, value in ((torch.var, 0.0), (torch.std, 0.0)):

@@ -74,6 +74,21 @@ def test_attention_to_rows_with_gaps():
         assert vitrify.counters["externs_called"] > before["externs_called"] and vitrify.counters["eager_calls"] == before["eager_calls"]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("steps", [(19, 19, 1), (3, 2, 1)], ids=str)
+def test_attention_to_windows_of_a_signal(steps, dynamic):
+    """The kernel lays its result out like the query, whose rows overlap where a copy of it is none: it wrote rows over each other."""
+    def f(x):
+        x = x.contiguous()
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) * 2
+    x = torch.randn(3 * 4 * 19 + 16).as_strided((3, 4, 5, 16), (*steps, 1))
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    for given in (x, x.contiguous(), x):
+        before = dict(vitrify.counters)
+        torch.testing.assert_close(compiled(given), f(given))
+        assert vitrify.counters["externs_called"] > before["externs_called"] and vitrify.counters["eager_calls"] == before["eager_calls"]
+
+
 def test_calls_of_what_the_schedule_made_dense():
     """A call whose operand a kernel wrote in other strides than eager's gave strides of its own along dims of one element."""
     def f(x):
