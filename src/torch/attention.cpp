@@ -18,7 +18,8 @@ runtime::DotProductAttention::Strides strides_of(const at::Tensor& t) { return {
 // Rows of operands are read as dense, here and by ATen's kernel, whose callers see to it.
 at::Tensor with_dense_rows(const at::Tensor& t) { return t.dim() && t.size(-1) > 1 && t.stride(-1) != 1 ? t.contiguous() : t; }
 
-// ATen's kernel also writes rows as dense, into what is laid out like the query: of one whose rows overlap (windows of a signal) that may have others.
+// ATen's kernel also writes rows as dense, into what is laid out like the query: of one whose rows overlap (windows of a signal) that may have
+// others.
 at::Tensor query_with_dense_rows(const at::Tensor& t) {
   const at::Tensor q = with_dense_rows(t);
   return q.dim() && q.size(-1) > 1 && !q.is_non_overlapping_and_dense() && at::empty_like(q, at::kMeta).stride(-1) != 1 ? q.contiguous() : q;

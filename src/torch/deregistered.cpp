@@ -16,6 +16,7 @@ struct Known {
   std::atomic<uint64_t> count = 0;
   std::mutex mutex;
   std::unordered_map<std::string, uint64_t> last;  // by op
+  c10::RegistrationHandleRAII* listening = nullptr;
 };
 
 class Listener final : public c10::OpRegistrationListener {
@@ -34,7 +35,7 @@ class Listener final : public c10::OpRegistrationListener {
 Known& known() {
   static Known* k = [] {  // libraries go while the process ends
     auto* k = new Known;
-    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*k)));
+    k->listening = new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*k)));
     return k;
   }();
   return *k;
