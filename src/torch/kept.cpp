@@ -51,8 +51,8 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
       for (size_t i : {0, 1})
         if (const auto* v = std::get_if<Value>(&n->args[i])) add_if_of_none(*v);
   if (any) follow();
-  for (size_t i = nodes.size(); i-- > 0;)
-    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]))
+  for (size_t i = nodes.size(); i-- > 0;)  // what keeps its order runs whether gradients follow from it or not
+    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]) || (nodes[i]->op->flags & (ir::kRandom | ir::kEffect)))
       ir::for_each_input(*nodes[i], [&](Value& v) {
         if (!of_others.contains(v.node)) needed.insert(v.node);
       });
