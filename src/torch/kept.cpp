@@ -367,7 +367,18 @@ void Call::let_go() {
   for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
   const bool any = std::ranges::find(live, 1) != live.end();
   if (!any) all_freed();
-  if (any) {
+  // On its way to a leaf that the program has made a gradient reads what the derivative through all does not.
+  std::vector<char> given_on(leads.size()), ends(leads.size());
+  for (size_t i = leads.size(); i-- > 0;) {
+    const Tape::Step& s = tape_->steps[i];
+    given_on[i] = !s.gradients.empty() || std::ranges::any_of(s.next, [&](uint32_t n) { return given_on[n] != 0; });
+    ends[i] = !given_on[i] || std::ranges::any_of(s.next, [&](uint32_t n) { return ends[n] != 0; });
+  }
+  bool ends_between = false;
+  for (size_t k = 0; k < live.size(); ++k) ends_between = ends_between || (live[k] && ends[static_cast<size_t>(tape_->roots[k])]);
+  if (ends_between) {
+    needed.assign(needed.size(), 1);
+  } else if (any) {
     needed = needed_through(live, *derivative_, kept.size());
     const auto uses = ir::count_uses(*derivative_);  // what that does not read was kept for others
     for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(derivative_->inputs[k].value.node)[0];
