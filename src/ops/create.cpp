@@ -329,6 +329,8 @@ const OpRow kRows[] = {
     {"vitrify::pack_bits", 0, nullptr, nullptr},
     {"vitrify::unpack_bits", 0, nullptr, lower<lower_unpack_bits>},
     {"vitrify::uniform", ir::kRandom, nullptr, nullptr},
+    {"vitrify::random_state", ir::kRandom, nullptr, nullptr},
+    {"vitrify::set_random_state", ir::kRandom, nullptr, nullptr},
 };
 
 }  // namespace

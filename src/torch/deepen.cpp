@@ -102,7 +102,7 @@ void Tracer::Impl::again(const std::function<void()>& f) {
       if (s.fake.defined() && s.real.defined() && counts_versions(s.real))
         versions.set(s.real, s.real_version + s.bumps - static_cast<int64_t>(s.fake._version()));
     resume();
-    if (draws.contains(state_key())) draw();  // only what takes the generator back draws what was drawn
+    if (moved_on_from(state_key())) draw();  // only what takes the generator back draws what was drawn
     in_backward = true;
     last_forward_states = states();
     try {

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/PythonFallbackKernel.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
 
@@ -102,6 +103,19 @@ bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue
   });
   return needed && !seen;
 }
+// A view that needs gradients by its base alone.
+bool made_without_gradients(const at::Tensor& t) {
+  if (!t.is_view() || !t.requires_grad()) return false;
+  return torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta() == torch::autograd::CreationMeta::NO_GRAD_MODE;
+}
+// That the call is given, if it is another than the one of the process.
+std::optional<at::Generator> generator_of(const ir::Graph& g, const std::vector<Arg>& args) {
+  for (const Arg& a : args)
+    if (const auto* opaque = std::get_if<ir::OpaqueArg>(&a))
+      if (const auto& v = *static_cast<const IValue*>(g.constants.at(opaque->index).get()); v.isGenerator())
+        if (const at::Generator given = v.toGenerator(); given.device().is_cpu() && given != at::detail::getDefaultCPUGenerator()) return given;
+  return std::nullopt;
+}
 // Attention and recurrent layers draw only where they drop something.
 bool drops_nothing(const capture::OpInfo& info, const std::vector<Arg>& args) {
   const bool attention = info.name.find("scaled_dot_product") != std::string::npos;
@@ -126,8 +140,17 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     if ((info.flags & ir::kEffect) && !info.name.starts_with("aten::")) last_write = turn_now;
   }
   at::sequence_number::get_and_increment();  // free numbers between autograd's: see in_turn
-  if (!in_backward && !went_back && torch::autograd::get_current_node()) went_back = true;
+  if (!in_backward && !went_back && goes_back()) went_back = true;
   try {
+    if (c10::GradMode::is_enabled() && !in_backward)  // eager's base of such a view is the leaf's own, which needs none
+      for_each_tensor(last(*stack, info.args.size()), [&](const at::Tensor& t) {
+        if (!t.defined() || !made_without_gradients(t)) return;
+        const at::Tensor of(t._base());
+        const FakeImpl* base = as_fake(of);
+        if (const int32_t i = base ? base->view->storage->input : -1; i >= 0)
+          if (const Source& s = *inputs[static_cast<size_t>(i)]; s.real.is_view() && s.real.is_leaf())
+            fail(fmt::format("makes a view of '{}', a leaf that is a view, in no_grad, and reads it where gradients may follow", s.name));
+      });
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on an inference tensor that needs gradients", info.name));
     if (info.kind == OpKind::Composite && !whole) {
@@ -229,53 +252,13 @@ c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* 
   return fake->shallow_copy_and_detach(c10::VariableVersion(0), false);
 }
 
-void Tracer::Impl::go_to(const at::mt19937& engine) {
-  for (auto& s : saved->generators) {
-    if (!s.g.device().is_cpu()) continue;
-    std::lock_guard<std::mutex> lock(s.g.mutex());
-    at::check_generator<at::CPUGeneratorImpl>(s.g)->set_engine(saved->cpu_engine = engine);
-    s.during = s.g.get_state();
-    saved->drew = true;
-  }
-}
-
-// As eager would have moved on: a program that takes the generator back to an earlier state is seen.
-void Tracer::Impl::draw() {
-  if (!saved->marks.front().there()) fail("sets the state of a random number generator");  // another thread, perhaps: its state is not ours to move
-  do {
-    at::mt19937 next = [&] {
-      at::Generator g = at::detail::getDefaultCPUGenerator();
-      std::lock_guard<std::mutex> lock(g.mutex());
-      return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
-    }();
-    next();
-    go_to(next);
-  } while (draws.contains(state_key()));
-}
-
 Value Tracer::Impl::filled(ir::Node* empty) {
   const auto fill = fill_of_empty(empty->op->name, empty->outs[0]);
   return fill ? append("aten::fill.Scalar", {empty->out(), *fill}, empty->outs)->out() : empty->out();
 }
 
-std::vector<at::Tensor> Tracer::Impl::states() const {
-  std::vector<at::Tensor> r;
-  for (const auto& s : saved->generators) {
-    std::lock_guard<std::mutex> lock(s.g.mutex());
-    r.push_back(s.g.get_state());
-  }
-  return r;
-}
-
-std::string Tracer::Impl::state_key() const {
-  std::string key;
-  for (const at::Tensor& t : states()) key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
-  return key;
-}
-
-// Ops of others may draw, and may ask for whatever is set around them: plans run them in the state that the call began in.
+// Ops of others may ask for whatever is set around them: plans run them in the state that the call began in.
 void Tracer::Impl::check_surroundings(const OpInfo& info) const {
-  if (generators_moved()) fail("sets the state of a random number generator");
   if (library_state() != saved->library || at::get_num_threads() != saved->threads)
     fail(fmt::format("sets a state of the process around {}", info.name));
   if (in_backward) return;
@@ -285,12 +268,16 @@ void Tracer::Impl::check_surroundings(const OpInfo& info) const {
 
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
+  if (info.flags & ir::kEffect) return append_custom(info, std::move(args), std::move(outs));
   if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) check_surroundings(info);
   if ((flags & ir::kRandom) && drops_nothing(info, args)) flags &= ~ir::kRandom;
   std::string state;
-  if (flags & ir::kRandom) {
+  if (const auto own = flags & ir::kRandom ? generator_of(*graph, args) : std::nullopt) {  // checkpoints do not take it back
+    if (seed_set()) fail("sets the state of a random number generator");
+    draw_from(*own);
+  } else if (flags & ir::kRandom) {
     state = state_key();
-    if (in_backward || torch::autograd::get_current_node()) {  // the program's own too
+    if (goes_back()) {
       if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name && it->second.node->outs == outs) {
         if (!draws_alike(*graph, *it->second.node, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
         rewound = true;
@@ -300,17 +287,13 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
     }
     if (generators_moved()) fail("sets the state of a random number generator");
     draw();
-    for (const Arg& a : args)
-      if (const auto* opaque = std::get_if<ir::OpaqueArg>(&a))
-        if (const auto& v = *static_cast<const c10::IValue*>(graph->constants.at(opaque->index).get()); v.isGenerator()) draw_from(v.toGenerator());
     last_forward_states = states();
   }
   const ir::Op* op = graph->op(info.name, flags);
   if ((op->flags ^ flags) & ir::kRandom) fail(fmt::format("{} with and without dropout in one program", info.name));
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
   n->source = source;
-  if (flags & ir::kRandom) draws.try_emplace(std::move(state), Drawn{n, saved->cpu_engine});
-  if (is_side_effect(*n)) know_effect(*n);
+  if (!state.empty()) draws.try_emplace(std::move(state), Drawn{n, saved->cpu_engine});
   return n;
 }
 
@@ -664,9 +647,11 @@ void Tracer::Impl::run_effect(const OpInfo& info, Stack* stack) {
     drop(*stack, n);
     return;
   }
-  if (custom) check_surroundings(info);
   std::vector<Arg> converted = convert_args(info, args);
-  graph->append(graph->op(info.name, info.flags | ir::kEffect), std::move(converted), {})->source = source;
+  if (custom)
+    append_custom(info, std::move(converted), {});
+  else
+    graph->append(graph->op(info.name, info.flags | ir::kEffect), std::move(converted), {})->source = source;
   drop(*stack, n);
 }
 

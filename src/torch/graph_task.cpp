@@ -308,7 +308,10 @@ std::vector<char> to_be_given(Node& node, const Ahead& ahead) {
       gone.insert(n);
       if (part || n->num_outputs() == 1) go_through(*n, part);
       if (!part && n->num_outputs() == 1)  // to what it is a view of
-        if (Node* next = n->next_edge(0).function.get(); next && next->sequence_nr() > ahead.oldest) todo[{next->sequence_nr(), next}];
+        if (Node* next = n->next_edge(0).function.get(); next && next->sequence_nr() > ahead.oldest) {
+          std::vector<size_t>& to = todo[{next->sequence_nr(), next}];
+          if (!ahead.is_part(*next)) to.insert(to.end(), edges.begin(), edges.end());  // nor is there another way to it
+        }
       continue;
     }
     if (alone && !ahead.is_reached(*n) && (edges.size() == static_cast<size_t>(by_it[n]) || can_keep_from_running(*task))) {

@@ -90,7 +90,9 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     std::vector<at::Tensor>& results = values[n];
-    if (writes_copies(*n, call.op.schema())) {
+    if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
+      results = {stack[0].toTensor()};
+    } else if (writes_copies(*n, call.op.schema())) {
       call_on_copies(*n, call.op, stack, results);
     } else {
       if (writes_first(call.op.schema())) {  // a copy, in the strides that eager's has

@@ -373,45 +373,6 @@ void Tracer::Impl::require_grad(Source& s) {
 // An argument is met as its placeholder, anything else as itself.
 const at::Tensor& Tracer::Impl::seen_by_autograd(const Source& s) const { return s.input < static_cast<int32_t>(num_args) ? s.fake : s.real; }
 
-// A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
-void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
-  if (!went_back) return;
-  Level trial;
-  for (Source* s : inputs)
-    if (s->fake.defined() && s->edge.function) trial.to.push_back(s->edge);
-  Level& all = levels.emplace_back();  // for note_raising()
-  for (const at::Tensor& t : tensors)
-    if (t.defined() && t.requires_grad()) all.from.push_back(torch::autograd::impl::gradient_edge(t));
-  const auto is_spent = [&](const FakeImpl& f) {
-    while (true) {
-      const uint32_t first = graph->next_id();
-      try {
-        run_backward(trial, {capture::make_fake(capture::detached_view(f.view), f.key_set())}, false);
-        return false;
-      } catch (const CaptureError&) {
-        throw;
-      } catch (const std::exception& e) {
-        if (std::string_view(e.what()).find("backward through the graph a second time") != std::string_view::npos) return true;
-        if (!notes_raising(e, first)) throw;
-      }
-    }
-  };
-  for (uint32_t o = 0; o < tensors.size(); ++o) {
-    if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
-    trial.from = {torch::autograd::impl::gradient_edge(tensors[o])};
-    if (!is_spent(*as_fake(fake_of(tensors[o])))) continue;
-    tensors[o].reset();
-    for (uint32_t r = 0; r < p.results.size(); ++r) {
-      const ResultSpec& how = p.results[r];
-      const bool view_of_it = how.kind == ResultSpec::Kind::ViewOfValue && !how.path.empty() &&
-                              p.results[how.index].kind == ResultSpec::Kind::Value && p.results[how.index].index == o;
-      if (view_of_it || (how.kind == ResultSpec::Kind::ViewOfOutput && how.index == o)) fail("returns a view of what its backward() went through");
-      if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back(r);
-    }
-  }
-  levels.pop_back();
-}
-
 // Gradients of an input are added in the order in which they arrive: those of a view made before autograd hears of the program come last.
 void Tracer::Impl::order_views_of_inputs(const std::vector<at::Tensor>& outputs, const Level& level, Program& p) {
   if (std::ranges::none_of(p.results, [](const ResultSpec& r) { return r.kind == ResultSpec::Kind::ViewOfInput; })) return;

@@ -51,8 +51,8 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
       for (size_t i : {0, 1})
         if (const auto* v = std::get_if<Value>(&n->args[i])) add_if_of_none(*v);
   if (any) follow();
-  for (size_t i = nodes.size(); i-- > 0;)
-    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]))
+  for (size_t i = nodes.size(); i-- > 0;)  // what keeps its order runs whether gradients follow from it or not
+    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]) || (nodes[i]->op->flags & (ir::kRandom | ir::kEffect)))
       ir::for_each_input(*nodes[i], [&](Value& v) {
         if (!of_others.contains(v.node)) needed.insert(v.node);
       });
@@ -367,7 +367,18 @@ void Call::let_go() {
   for (int32_t r : tape_->roots) live.push_back(r >= 0 && leads[static_cast<size_t>(r)]);
   const bool any = std::ranges::find(live, 1) != live.end();
   if (!any) all_freed();
-  if (any) {
+  // On its way to a leaf that the program has made a gradient reads what the derivative through all does not.
+  std::vector<char> given_on(leads.size()), ends(leads.size());
+  for (size_t i = leads.size(); i-- > 0;) {
+    const Tape::Step& s = tape_->steps[i];
+    given_on[i] = !s.gradients.empty() || std::ranges::any_of(s.next, [&](uint32_t n) { return given_on[n] != 0; });
+    ends[i] = !given_on[i] || std::ranges::any_of(s.next, [&](uint32_t n) { return ends[n] != 0; });
+  }
+  bool ends_between = false;
+  for (size_t k = 0; k < live.size(); ++k) ends_between = ends_between || (live[k] && ends[static_cast<size_t>(tape_->roots[k])]);
+  if (ends_between) {
+    needed.assign(needed.size(), 1);
+  } else if (any) {
     needed = needed_through(live, *derivative_, kept.size());
     const auto uses = ir::count_uses(*derivative_);  // what that does not read was kept for others
     for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(derivative_->inputs[k].value.node)[0];

@@ -98,7 +98,12 @@ struct Program {
   std::vector<InputFact> facts;
   std::shared_ptr<const Numbers> numbers;  // null: none
   std::vector<GradWrite> grad_writes;
-  std::vector<uint32_t> spent;    // results whose graph the program's own backward() has freed
+  // A result whose graph the program's own backward() has freed, and the inputs that it led to.
+  struct Spent {
+    uint32_t result;
+    std::vector<uint32_t> inputs;
+  };
+  std::vector<Spent> spent;
   bool lenient = false;           // results of calls in other layouts than recorded are copied (nobody sees them)
   bool trained = false;           // captured parameters that need gradients change from call to call
   std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in
@@ -109,6 +114,8 @@ std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args
 // Eager's gradients would go on through the history of an argument: CallRefused.
 void check_histories(const Program&, const at::Tensor* const* inputs);
 bool leads_to(const torch::autograd::Edge& from, const std::vector<torch::autograd::Edge>& to);
+// Where a backward comes to `result`, on its way to what its graph led to, it raises: that graph is gone.
+void set_spent(const Program::Spent&, const at::Tensor* const* inputs, const at::Tensor& result);
 // After a call: sets the .grad of inputs and drops those results; results whose graph is gone say so.
 void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
 at::Tensor number_tensor(double);  // as Python's numbers arrive in ops

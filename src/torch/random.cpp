@@ -51,6 +51,20 @@ at::Tensor uniform_of(at::IntArrayRef sizes, const at::Generator& generator) {
 at::Tensor bernoulli(at::IntArrayRef sizes, double p) { return bernoulli_of(sizes, p, at::detail::getDefaultCPUGenerator()); }
 at::Tensor uniform(at::IntArrayRef sizes) { return uniform_of(sizes, at::detail::getDefaultCPUGenerator()); }
 
+at::Tensor random_state() {
+  at::Generator g = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(g.mutex());
+  return g.get_state();
+}
+// What it was.
+at::Tensor set_random_state(const at::Tensor& to) {
+  at::Generator g = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(g.mutex());
+  at::Tensor before = g.get_state();
+  g.set_state(to);
+  return before;
+}
+
 bool compare_with_aten() {
   c10::InferenceMode ordinary(false);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -84,6 +98,8 @@ bool draws_as_aten() {
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("bernoulli(int[] size, float p) -> Tensor", bernoulli, {at::Tag::nondeterministic_seeded});
   m.def("uniform(int[] size) -> Tensor", uniform, {at::Tag::nondeterministic_seeded});
+  m.def("random_state() -> Tensor", random_state, {at::Tag::nondeterministic_seeded});
+  m.def("set_random_state(Tensor state) -> Tensor", set_random_state, {at::Tag::nondeterministic_seeded});
 }
 
 }  // namespace vitrify

@@ -256,7 +256,9 @@ struct Splitter {
           for (uint32_t i = 0; i < n->outs.size(); ++i)
             if (!is_undefined(n->outs[i])) others.push_back(n->out(i));
     }
-    if (j.places() < 2 || !j.tape || std::ranges::none_of(j.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); })) return;
+    if (j.places() < 2 || !j.tape) return;
+    const bool chooses = std::ranges::any_of(j.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
+    if (!chooses && !ends_between(j)) return;
     std::unordered_set<Value> results;
     for (uint32_t o = 0; o < j.num_forward; ++o)
       if (j.outputs[o]) results.insert(root_of(j.outputs[o]));

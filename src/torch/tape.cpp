@@ -255,6 +255,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   for (Tape::Step& s : tape->steps) {
     if (raises(s.node)) continue;
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
+    // What leads to a leaf of the program's own alone has not run.
+    if (std::ranges::none_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; }))
+      s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
     if (read_counted.contains({s.node, kAllSaved}) && options.saved_tensors) all = options.saved_tensors(*s.node);
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;

@@ -114,8 +114,11 @@ void Tracer::Impl::save_process_state() {
 }
 
 // The program draws from a generator as it was when the call began: a capture that seeds one cannot be replayed.
+bool Tracer::Impl::seed_set() const {
+  return std::ranges::any_of(saved->marks, [](const SeedMark& m) { return !m.there(); });
+}
 bool Tracer::Impl::generators_moved() const {
-  if (std::ranges::any_of(saved->marks, [](const SeedMark& m) { return !m.there(); })) return true;
+  if (seed_set()) return true;
   for (auto& [g, before, state] : saved->generators) {
     at::mt19937 engine;
     at::Tensor now;
@@ -241,7 +244,7 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   if (real.is_conj()) keys = keys.add(c10::DispatchKey::Conjugate);
   if (real.is_neg()) keys = keys.add(c10::DispatchKey::Negative);
   s.fake = capture::make_fake(std::move(view), keys);
-  s.real_version = version_of(real);
+  if (s.real_version < 0) s.real_version = version_of(real);
   if (real.requires_grad()) {
     require_grad(s);
     s.edge = torch::autograd::impl::gradient_edge(seen_by_autograd(s));
@@ -323,6 +326,7 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
         found = &*own;
       } else {
         sources.push_back({t, {}, ir::InputKind::Captured, found->name});
+        sources.back().real_version = found->real_version;
         found = &sources.back();
       }
     }
@@ -426,6 +430,8 @@ void Tracer::start() {
 void Tracer::Impl::resume() {
   if (current_tracer) fail("a capture is already running on this thread");
   if (compat::any_mode_on_stack()) fail("a torch dispatch mode is active");
+  for (Source& s : sources)  // a custom op may count its writes before it arrives here
+    if (!s.fake.defined() && s.real.defined()) s.real_version = version_of(s.real);
   turn.take();
   try {
     save_process_state();
@@ -448,6 +454,7 @@ void Tracer::Impl::stop() {
   started = false;
   const bool captures = !std::exchange(done, true);
   known_now.clear();
+  drop_unread_states();
   capture::remove_mode();
   if (current_tracer == owner) current_tracer = nullptr;
   count_versions();

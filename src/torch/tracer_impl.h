@@ -36,7 +36,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = 0;        // when met
+    int64_t real_version = -1;       // when the capture began, or went on; of what nobody has declared: when met
     int64_t bumps = 0;               // versions counted during the capture
     torch::autograd::Edge edge;      // where its gradient goes, when it needs one
     Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call
@@ -102,6 +102,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<at::Generator> declared_generators;
   void save_process_state();
   void restore_process_state();
+  bool seed_set() const;
   bool generators_moved() const;
   void check_surroundings(const OpInfo&) const;
   void draw();
@@ -115,6 +116,14 @@ struct Tracer::Impl final : capture::ModeHandler {
     at::mt19937 after;  // the CPU generator's
   };
   std::unordered_map<std::string, Drawn> draws;
+  // A custom op may draw, which a capture does not see: it is taken to. Called again from the same state it runs in the state that it ran in.
+  struct Called {
+    ir::Value state;  // the CPU generator's, in the run
+    at::mt19937 after;
+  };
+  std::unordered_map<std::string, Called> called;
+  bool moved_on_from(const std::string& state) const { return draws.contains(state) || called.contains(state); }
+  void drop_unread_states();
   void go_to(const at::mt19937&);
   std::vector<at::Tensor> last_forward_states;
   bool rewound = false;
@@ -198,6 +207,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Node* draw_in_bulk(const OpInfo&, const std::vector<ir::Arg>& args, const Types&);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
   ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);
+  ir::Node* append_custom(const OpInfo&, std::vector<ir::Arg> args, Types outs);
 
   // --- storages and views (functionalize.cpp)
   std::shared_ptr<StorageState> new_storage(ir::Value base, ir::TensorType, int64_t offset, c10::Device);
@@ -258,7 +268,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   Tracer::Look* look = nullptr;                    // in a backward whose formulas may look at values
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
-  void again(const std::function<void()>&);        // goes on with a finished trace
+  const torch::autograd::Node* const outer_node = torch::autograd::get_current_node().get();  // the call is made in a backward
+  bool goes_back() const;                                                                     // in one of the program's own, or of what is captured
+  void again(const std::function<void()>&);                                                   // goes on with a finished trace
   void placeholders_of(const JointProgram&, const Needs&, const std::function<void(const at::Tensor&, bool)>&) const;
   // A reentrant one.
   struct Checkpoint {

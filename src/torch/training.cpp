@@ -72,6 +72,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (uint32_t i : reshaped_) as_given[i] = &in_shape.emplace_back(given[i]->detach());
   std::vector<at::Tensor> values;
   forward_->run(args, values);
+  for (const Program::Spent& s : joint_.program.spent) set_spent(s, given.data(), values[joint_.program.results[s.result].index]);
   out.clear();
   results_.make(values, given, out, 0);
 

@@ -135,7 +135,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
     const auto comes = [&](size_t k) { return tangents[k].defined(); };
     Path path = joint_.tape->path(comes, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
-    if (some && std::ranges::find(path, 1) == path.end())  // backward(inputs=) of results: eager's nodes of those run, for nothing
+    // backward(inputs=) of results: eager's nodes of those run, for nothing.
+    if (some && std::ranges::find(path, 1) == path.end() && std::ranges::none_of(node.next_edges(), comes_to))
       for (size_t k = 0; k < std::max(tape().roots.size(), tape().places.size()); ++k)
         if (const int32_t step = tape().step_of(k); comes(k) && step >= 0) path[static_cast<size_t>(step)] = 1;
     return path;

@@ -167,8 +167,10 @@ def test_a_crash_of_eager_is_left():
     assert verdict([result(), made]).counts["left"] == 1 and "eager itself" in verdict([result(), made]).text()
     behind = at | {"theme": "classic"}  # it is run alone: there it ends again, or not
     assert Ends(behind, None).do(task(5, True))["kind"] == "left"
-    alone = worker.one(task(5, True) | {"alone": True})
+    said = []
+    alone = worker.one(task(5, True) | {"alone": 2}, said.append)
     assert alone["kind"] == "failed" and "nothing compiled ran before" in alone["message"]
+    assert [at for at in said if isinstance(at, int)] == [0, 1, 2]  # it may end in what is made after the last program that was told of
 
 
 def test_attention_without_heads_is_not_made():

@@ -20,12 +20,13 @@ LIFE = 500  # programs of one process
 
 
 def programs(task, tell=lambda at: None):
-    """The attempts of a task whose first call runs; if there is none, the first attempt. tell(None): eager makes or runs one."""
+    """The attempts of a task whose first call runs; if there is none, the first attempt. tell(number): eager makes or runs that one."""
     import oracle
     import program
     first, any_runs = None, False
-    for attempt in [task["attempt"]] if "attempt" in task else range(ATTEMPTS):
-        tell(None)
+    last = task.get("alone", ATTEMPTS - 1)
+    for attempt in [task["attempt"]] if "attempt" in task else range(last + 1):
+        tell(attempt)
         p = program.Program(task["seed"], task["length"], task["training"], attempt, task.get("theme"))
         if p.settle(oracle.errors_of):
             any_runs = True
@@ -57,9 +58,9 @@ def judged(p, task, tell=lambda at: None):
     import vitrify
     from compare import Mismatch
     result, reference, sure = facts(p, task), oracle.Reference(p, tell), True
-    if task.get("alone"):
+    if "alone" in task:  # up to the attempt that eager's run ended the process in
         reference.meaningless()
-        return result | {"kind": "failed", "message": "eager's own run ended the process, and does not where nothing compiled ran before", "program": p.describe()}, True
+        return result | {"kind": "failed", "message": "eager's own run ended the process, and does not where nothing compiled ran before", "program": p.describe()}, False
     if task.get("describe"):
         result["program"] = p.describe()
     vitrify.reset()
@@ -129,13 +130,15 @@ class Process:
         self.done += 1
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
-        end, eager, at = time.time() + self.limit, False, {"seed": task["seed"], "program": f"seed {task['seed']}, which was not made"}
+        end, eager, reached = time.time() + self.limit, False, 0
+        at = {"seed": task["seed"], "program": f"seed {task['seed']}, which was not made"}
         while line := self.read(max(0.0, end - time.time())):
             answer = json.loads(line)
             if "at" not in answer:
                 return answer
-            eager = answer["at"] is None
-            at = answer["at"] or at
+            eager = not isinstance(answer["at"], dict)
+            reached = answer["at"] if isinstance(answer["at"], int) else reached
+            at = at if eager else answer["at"] or at
         hung = line == ""
         if hung:
             self.process.send_signal(signal.SIGABRT)  # prints where it is
@@ -143,8 +146,8 @@ class Process:
         what = f"no end within {self.limit:.0f} s" if hung else f"the process ended with {code}"
         told = self.tail()
         self.process = None
-        if eager and not hung and "theme" in at and not task.get("alone"):  # what compiled code did before may be why
-            return self.do(task | {"alone": True})
+        if eager and not hung and "theme" in at and "alone" not in task:  # what compiled code did before may be why
+            return self.do(task | {"alone": reached})
         if eager and not hung:
             return {**at, "kind": "left", "reason": f"eager itself: {what}", "compiled_values": 0, "compile_s": 0.0}
         return {**at, "kind": "failed", "message": f"{what}: {told}"}

@@ -57,3 +57,22 @@ def test_negative_strides(name, where):
             f(torch.arange(12.0), *where)
         told.append(str(e.value))
     assert told[0] == told[1] and "Negative strides" in told[0]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("name", ["scatter", "as_strided", "channels last"])
+def test_batches_of_gradients(name, dynamic):
+    """Those of sizes that no plan has whole run through ATen, which has no rule for batches of aten::alias."""
+    fns = {
+        "scatter": lambda x: x.contiguous(memory_format=torch.channels_last).mul(2).as_strided_scatter(torch.ones(2), (2,), (1,)),
+        "as_strided": lambda x: x.sin().as_strided((3, 4, 1, 1), (4, 1, 4, 4)) * 2,
+        "channels last": lambda x: x.contiguous(memory_format=torch.channels_last).as_strided((3, 4), (4, 1)).exp(),
+    }
+    def told(f):
+        r = []
+        for n in (3, 5):
+            x = torch.linspace(0, 1, 4 * n).view(n, 4, 1, 1).requires_grad_()
+            out = f(x)
+            r.append(torch.autograd.grad(out, x, torch.eye(3, out.numel()).view(3, *out.shape), is_grads_batched=True)[0])
+        return r
+    torch.testing.assert_close(told(vitrify.compile(fns[name], dynamic=dynamic)), told(fns[name]))

@@ -121,3 +121,34 @@ def test_a_checkpoint_draws_once_more(name, reentrant):
             y.sum().backward()
             found.append([y.detach(), x.grad, w.grad, torch.get_rng_state()])
         assert all(torch.equal(a, b) for a, b in zip(*found)), found
+
+
+def inner(use):
+    """A leaf that the program makes: its gradient is seen by nobody."""
+    def f(x):
+        v = x.detach().clone().requires_grad_(True)
+        return use(v, x)
+    return f
+
+
+INNER = {
+    "rrelu": inner(lambda v, x: (lambda a: (a, torch.atan2(v, v), torch.sinc(a)))(torch.nn.functional.rrelu(v, 0.1, 0.3, training=True))),
+    "dropout": inner(lambda v, x: (lambda a: (a, v.sin(), a.exp()))(torch.nn.functional.dropout(v, 0.5))),
+    "noise": inner(lambda v, x: (lambda a: (a, v.sin(), a.exp(), x.cos()))(v * torch.rand_like(v))),
+    "in a checkpoint": inner(lambda v, x: (lambda a: (a, v.sin(), a.exp() * x))(checkpoint(lambda t: torch.nn.functional.dropout(t.sin(), 0.5).exp(), v, use_reentrant=False))),
+}
+
+
+@pytest.mark.parametrize("needs", [True, False])
+@pytest.mark.parametrize("name", INNER)
+def test_a_leaf_that_the_program_makes(name, needs):
+    def told(f):
+        r = []
+        for which in (slice(None), slice(0, 1), slice(1, 2), slice(2, 3)):
+            torch.manual_seed(0)
+            x = torch.linspace(-1, 1, 33, dtype=torch.float64).requires_grad_(needs)
+            out = f(x)
+            sum(o.sum() for o in out[which]).backward()
+            r += [*(o.detach() for o in out), torch.zeros(33).double() if x.grad is None else x.grad, torch.rand(2)]
+        return r
+    torch.testing.assert_close(told(vitrify.compile(INNER[name], fullgraph=True)), told(INNER[name]))

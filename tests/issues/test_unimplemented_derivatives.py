@@ -149,3 +149,26 @@ def test_which_of_two_errors_comes_first(f):
         return str(e.value)
     expects.eager("is not implemented", "modified by an inplace operation", some=True)
     assert run(vitrify.compile(f)) == run(f)
+
+
+LED_TO = {
+    "nextafter": lambda x, y: (torch.nextafter(y, y.abs() + 1), x * y), "floor_divide": lambda x, y: (torch.floor_divide(y, y.abs() + 1), x * y), "behind another": lambda x, y: (torch.nextafter(y.sin(), y) * 2, x.sin() * y),
+    "of both": lambda x, y: (torch.heaviside(y, x), x * y), "three": lambda x, y: (torch.nextafter(y, y + 1), x * y, x.sin()), "written": lambda x, y: ((y * 2).floor_divide_(y + 3), x * y),
+}
+
+
+@pytest.mark.parametrize("name", LED_TO)
+def test_what_it_does_not_lead_to(name):
+    """Results that go on together, of which one cannot: a backward that asks for what it does not lead to never comes there."""
+    def told(f):
+        r = []
+        for which in ([0], [1], [0, 1], [1, 0]):
+            for to in ([0], [1], [0, 1]):
+                for way in ("grad", "backward"):
+                    leaves = [torch.linspace(1, 2, 3, requires_grad=True) for _ in range(2)]
+                    out = f(*leaves)
+                    loss, asked = [out[i].sum() for i in which], [leaves[i] for i in to]
+                    r.append(outcome(lambda: torch.autograd.grad(loss, asked, allow_unused=True) if way == "grad" else torch.autograd.backward(loss, inputs=asked)))
+                    r.append([t.grad for t in leaves])
+        return r
+    same(told(vitrify.compile(LED_TO[name], fullgraph=True)), told(LED_TO[name]))

@@ -2,6 +2,7 @@
 import pytest
 import torch
 import vitrify
+from torch.utils.checkpoint import checkpoint
 
 lib = torch.library.Library("versions_of_custom_ops", "DEF")
 lib.define("times(Tensor(a!) x, int n) -> ()")
@@ -101,3 +102,60 @@ def test_what_is_written_is_of_its_mode():
         got, expected = vitrify.compile(fn, fullgraph=True)(torch.ones(3)), fn(torch.ones(3))
     torch.testing.assert_close(got, expected)
     assert got.is_inference() and expected.is_inference()
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+        self.register_buffer("b", torch.zeros(3))
+
+    def forward(self, x):
+        return self.f(self.b, x)
+
+
+@torch.library.custom_op("versions_of_custom_ops::both", mutates_args=["x", "y"])
+def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1), y.add_(2)
+    return x + y
+
+
+both.register_fake(lambda x, y: torch.empty_like(x))
+FOUND = {
+    "counted by the op": lambda b, x: (own(b), x.sin())[1],
+    "read before": lambda b, x: (lambda y: (own(b), y.sin())[1])(b + x),
+    "read behind": lambda b, x: (own(b), x * b.detach().clone())[1],
+    "twice": lambda b, x: (own(b), own(b), x.sin())[2],
+    "through a view": lambda b, x: (own(b[1:]), x.sin())[1],
+    "with a new one": lambda b, x: both(b, torch.zeros(3)).detach() + x.sin(),
+    "counted by what it calls": lambda b, x: (ops.times(b, 2), x.sin())[1],
+    "beside others": lambda b, x: (own(b), b.mul_(2), x.sin())[2],
+    "in a checkpoint": lambda b, x: checkpoint(lambda x: (own(b), x.sin())[1], x, use_reentrant=False),
+}
+
+
+@pytest.mark.eager("once more when a checkpoint is computed again", some=True)
+@pytest.mark.parametrize("how", ["trained", "no_grad", "in inference"])
+@pytest.mark.parametrize("place", ["closure", "buffer"])
+@pytest.mark.parametrize("fn", FOUND)
+def test_what_the_program_finds(fn, place, how):
+    def told(compile):
+        b = torch.zeros(3)
+        net = Holder(FOUND[fn])
+        f, of = (compile(lambda x: FOUND[fn](b, x)), b) if place == "closure" else (compile(net), net.b)
+        counts = []
+        for n in range(3):
+            x = torch.ones(3, requires_grad=True)
+            with torch.set_grad_enabled(how == "trained"), torch.inference_mode(how == "in inference"):
+                y = f(x)
+            if how == "trained":
+                y.sum().backward()
+            counts.append((of._version, of.tolist(), y.tolist()))
+        w = torch.ones(3, requires_grad=True)
+        late = (w * of).sum()
+        with torch.no_grad():
+            f(torch.ones(3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            late.backward()
+        return counts
+    assert told(vitrify.compile) == told(lambda f: f)

@@ -1,0 +1,103 @@
+// What a program draws while it is captured: the generators move on with each draw, so that whatever takes them back is seen, and draws that are
+// taken back are known by the state that they were made from.
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::fail;
+using capture::OpInfo;
+using ir::Arg;
+using ir::TensorType;
+using ir::Value;
+
+void Tracer::Impl::go_to(const at::mt19937& engine) {
+  for (auto& s : saved->generators) {
+    if (!s.g.device().is_cpu()) continue;
+    std::lock_guard<std::mutex> lock(s.g.mutex());
+    at::check_generator<at::CPUGeneratorImpl>(s.g)->set_engine(saved->cpu_engine = engine);
+    s.during = s.g.get_state();
+    saved->drew = true;
+  }
+}
+
+// As eager would have moved on: a program that takes the generator back to an earlier state is seen.
+void Tracer::Impl::draw() {
+  if (!saved->marks.front().there()) fail("sets the state of a random number generator");  // another thread, perhaps: its state is not ours to move
+  do {
+    at::mt19937 next = [&] {
+      at::Generator g = at::detail::getDefaultCPUGenerator();
+      std::lock_guard<std::mutex> lock(g.mutex());
+      return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+    }();
+    next();
+    go_to(next);
+  } while (moved_on_from(state_key()));
+}
+
+std::vector<at::Tensor> Tracer::Impl::states() const {
+  std::vector<at::Tensor> r;
+  for (const auto& s : saved->generators) {
+    std::lock_guard<std::mutex> lock(s.g.mutex());
+    r.push_back(s.g.get_state());
+  }
+  return r;
+}
+
+std::string Tracer::Impl::state_key() const {
+  std::string key;
+  for (const at::Tensor& t : states()) key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+  return key;
+}
+
+// A call that is itself made in a backward (as a checkpoint's function that is computed again) is no different for that.
+bool Tracer::Impl::goes_back() const {
+  const auto now = torch::autograd::get_current_node();
+  return in_backward || (now && now.get() != outer_node);
+}
+
+ir::Node* Tracer::Impl::append_custom(const OpInfo& info, std::vector<Arg> args, Types outs) {
+  check_surroundings(info);
+  TensorType type;
+  type.dtype = DType::U8;
+  type.sizes = {static_cast<int64_t>(saved->generators.front().before.numel())};
+  type.strides = {1};
+  const auto of_state = [&](std::string_view name, std::vector<Arg> given) {
+    return graph->append(graph->op(name, ir::kRandom), std::move(given), {type})->out();
+  };
+  std::string state = state_key();
+  const auto again = goes_back() ? called.find(state) : called.end();
+  Value now;  // where the generator goes on
+  if (again != called.end()) {
+    rewound = true;
+    go_to(again->second.after);
+    now = of_state("vitrify::set_random_state", {again->second.state});
+  } else {
+    if (generators_moved()) fail("sets the state of a random number generator");
+    const Value before = of_state("vitrify::random_state", {});
+    draw();
+    last_forward_states = states();
+    called.try_emplace(std::move(state), Called{before, saved->cpu_engine});
+  }
+  ir::Node* n = graph->append(graph->op(info.name, info.flags), std::move(args), std::move(outs));
+  n->source = source;
+  if (now) of_state("vitrify::set_random_state", {now});
+  if (is_side_effect(*n)) know_effect(*n);
+  return n;
+}
+
+// Most are called once.
+void Tracer::Impl::drop_unread_states() {
+  if (called.empty()) return;
+  const auto uses = ir::count_uses(*graph);
+  std::erase_if(called, [&](const auto& c) {
+    const Value state = c.second.state;
+    const bool unread = !uses.at(state.node)[0];
+    if (unread) graph->erase(state.node);
+    return unread;
+  });
+}
+
+}  // namespace vitrify

@@ -1,0 +1,84 @@
+// Results that the program's own gradients have gone through.
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_set>
+
+#include "torch/tracer_impl.h"
+
+namespace vitrify {
+
+using capture::as_fake;
+using capture::fail;
+using capture::FakeImpl;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+namespace {
+
+void add_leaves_behind(const Edge& from, std::vector<Edge>& to) {
+  std::vector<Node*> todo{from.function.get()};
+  std::unordered_set<const Node*> seen(todo.begin(), todo.end());
+  while (!todo.empty()) {
+    Node* n = todo.back();
+    todo.pop_back();
+    const Edge own(n->getptr(), 0);
+    if (dynamic_cast<torch::autograd::AccumulateGrad*>(n) && std::ranges::find(to, own) == to.end()) to.push_back(own);
+    for (const Edge& e : n->next_edges())
+      if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
+  }
+}
+
+}  // namespace
+
+// A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
+void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
+  if (!went_back) return;
+  Level trial;
+  std::vector<Edge> to;
+  for (Source* s : inputs)
+    if (s->fake.defined() && s->edge.function) to.push_back(s->edge);
+  Level& all = levels.emplace_back();  // for note_raising()
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.requires_grad()) all.from.push_back(torch::autograd::impl::gradient_edge(t));
+  const auto is_spent = [&](const FakeImpl& f) {
+    while (true) {
+      const uint32_t first = graph->next_id();
+      try {
+        run_backward(trial, {capture::make_fake(capture::detached_view(f.view), f.key_set())}, false);
+        return false;
+      } catch (const CaptureError&) {
+        throw;
+      } catch (const std::exception& e) {
+        if (std::string_view(e.what()).find("backward through the graph a second time") != std::string_view::npos) return true;
+        if (!notes_raising(e, first)) throw;
+      }
+    }
+  };
+  for (uint32_t o = 0; o < tensors.size(); ++o) {
+    if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
+    trial.from = {torch::autograd::impl::gradient_edge(tensors[o])};
+    trial.to = to;
+    add_leaves_behind(trial.from[0], trial.to);  // a leaf that the program has made
+    if (!is_spent(*as_fake(fake_of(tensors[o])))) continue;
+    std::vector<uint32_t> led_to;
+    for (const Source* s : inputs) {
+      if (!s->fake.defined() || !s->edge.function || !leads_to(trial.from[0], {s->edge})) continue;
+      trial.to = {s->edge};
+      if (!is_spent(*as_fake(fake_of(tensors[o])))) fail("returns what its backward() went through on the way to some inputs, and not to others");
+      led_to.push_back(static_cast<uint32_t>(s->input));
+    }
+    tensors[o].reset();
+    for (uint32_t r = 0; r < p.results.size(); ++r) {
+      const ResultSpec& how = p.results[r];
+      const bool view_of_it = how.kind == ResultSpec::Kind::ViewOfValue && !how.path.empty() &&
+                              p.results[how.index].kind == ResultSpec::Kind::Value && p.results[how.index].index == o;
+      if (view_of_it || (how.kind == ResultSpec::Kind::ViewOfOutput && how.index == o)) fail("returns a view of what its backward() went through");
+      if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back({r, led_to});
+    }
+  }
+  levels.pop_back();
+}
+
+}  // namespace vitrify
