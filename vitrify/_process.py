@@ -62,6 +62,10 @@ def _counting_as(fused):
         @functools.wraps(real)
         def loop(params, *lists, **kwargs):
             stands_for_it = _C.capturing() and any(id(p) in _here.fused for p in params)
+            if stands_for_it:  # the fused op takes all steps as they are counted by then, and an element of a gradient as it was
+                grads, *state = [[t for t in ts if t is not None] for ts in lists if isinstance(ts, list)]
+                if _C.writes_one_memory_twice([*params, *(t for ts in state for t in ts)], grads):
+                    _refuse("a fused optimizer is given one memory twice")
             tensors = [t for i in uncounted for t in (params, *lists)[i] if t is not None] if stands_for_it else []
             versions = [_C.version_of(t) for t in tensors]
             real(params, *lists, **kwargs)

@@ -146,6 +146,17 @@ Shape shape_like(sym::Context& ctx, ArgSpan args) {
     t.strides = strides_for(*f, x->sizes);
   return one(t);
 }
+template <size_t size>
+Shape shape_strided(sym::Context&, ArgSpan args) {
+  const TensorType* x = size ? tensor_arg(args, 0) : nullptr;
+  Dims sizes;
+  const auto* strides = args.size() > size + 2 ? std::get_if<std::vector<Int>>(&args[size + 1]) : nullptr;
+  if ((size && !x) || !strides || !sizes_arg(args, size, sizes) || strides->size() != sizes.size()) return {};
+  auto t = with_options(args, size + 2, x ? x->dtype : default_float(), x ? x->device : Device(), sizes);
+  if (t.dtype == DType::Opaque) return {};
+  t.strides.assign(strides->begin(), strides->end());
+  return one(t);
+}
 Shape shape_fill(sym::Context& ctx, ArgSpan args) {
   const TensorType* x = tensor_arg(args, 0);
   if (!x) return {};
@@ -278,8 +289,8 @@ const OpRow kRows[] = {
     {"aten::empty.memory_format", 0, shape_new<1, true>, lower<lower_constant<0>>},
     {"aten::empty_like", 0, shape_like<1>, lower<lower_constant<0>>},
     {"aten::new_empty", 0, shape_new_from<2>, lower<lower_constant<0>>},
-    {"aten::empty_strided", 0, nullptr, lower<lower_constant<0>>},
-    {"aten::new_empty_strided", 0, nullptr, lower<lower_constant<0>>},
+    {"aten::empty_strided", 0, shape_strided<0>, lower<lower_constant<0>>},
+    {"aten::new_empty_strided", 0, shape_strided<1>, lower<lower_constant<0>>},
     {"aten::arange", 0, shape_arange, lower<lower_arange>},
     {"aten::arange.start", 0, shape_arange_start, lower<lower_arange_start>},
     {"aten::arange.start_step", 0, shape_arange_step, lower<lower_arange_step>},

@@ -32,7 +32,7 @@ Dims broadcast_of(const Args& a) {
 template <class F>
 bool pair_loss(const Args& a, std::vector<Tensor>& r, F f) {
   const DType out = a.out().dtype;
-  if (!is_float(out)) return false;
+  if (!is_float(out) || a.constant_int(2) < 0 || a.constant_int(2) > 2) return false;
   const Dims sizes = broadcast_of(a);
   if (sizes.empty() && !(a.tensor(0).sizes.empty() && a.tensor(1).sizes.empty())) return false;
   const DType t = compute_type(out);
@@ -48,10 +48,10 @@ bool lower_l1(const Args& a, std::vector<Tensor>& r) {
 }
 bool lower_smooth_l1(const Args& a, std::vector<Tensor>& r) {
   const double beta = *a.scalar(3);
-  return pair_loss(a, r, [beta](Val d) {
-    Val z = unary(LOp::abs, d);
-    return beta == 0 ? z : where(z < z.lit(beta), 0.5 * z * z / beta, z - 0.5 * beta);
-  });
+  return beta >= 0 && pair_loss(a, r, [beta](Val d) {  // eager raises
+           Val z = unary(LOp::abs, d);
+           return beta == 0 ? z : where(z < z.lit(beta), 0.5 * z * z / beta, z - 0.5 * beta);
+         });
 }
 bool lower_huber(const Args& a, std::vector<Tensor>& r) {
   if (!all_of_type(a, 2, a.out().dtype)) return false;
@@ -189,13 +189,17 @@ bool lower_nll_backward(const Args& a, std::vector<Tensor>& r) {
 Shape shape_pair_loss(sym::Context& ctx, ArgSpan args) {
   const TensorType *x = tensor_arg(args, 0), *y = tensor_arg(args, 1);
   auto reduction = int_arg(ctx, args, 2);
-  if (!x || !y || !reduction) return {};
+  if (!x || !y || !reduction || *reduction < 0 || *reduction > 2) return {};  // eager raises
   const DType d = result_type({&args[0], &args[1]});
   if (!is_float(d)) return {};
   const TensorType* ops[] = {x, y};
   auto t = elementwise_type(ctx, ops, d, d);
   if (!t || *reduction == 0) return one(t);
   return one(contiguous_type(d, t->device, {}));
+}
+Shape shape_smooth_l1(sym::Context& ctx, ArgSpan args) {
+  auto* beta = args.size() > 3 ? std::get_if<double>(&args[3]) : nullptr;
+  return beta && *beta >= 0 ? shape_pair_loss(ctx, args) : Shape();
 }
 // Made of the target, and changed in place from then on: of its type.
 Shape shape_bce_with_logits(sym::Context& ctx, ArgSpan args) {
@@ -246,7 +250,7 @@ Shape shape_nll(sym::Context& ctx, ArgSpan args) {
 const OpRow kRows[] = {
     {"aten::mse_loss", 0, shape_pair_loss, lower<lower_mse>},
     {"aten::l1_loss", 0, nullptr, lower<lower_l1>},
-    {"aten::smooth_l1_loss", 0, shape_pair_loss, lower<lower_smooth_l1>},
+    {"aten::smooth_l1_loss", 0, shape_smooth_l1, lower<lower_smooth_l1>},
     {"aten::huber_loss", 0, shape_huber, lower<lower_huber>},
     {"aten::mse_loss_backward", 0, shape_loss_backward, lower<lower_mse_backward>},
     {"aten::smooth_l1_loss_backward", 0, shape_smooth_l1_backward, lower<lower_smooth_l1_backward>},

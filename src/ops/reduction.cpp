@@ -296,6 +296,21 @@ Shape shape_of(sym::Context& ctx, ArgSpan args) {
   return reduction_shape(ctx, args, rule, dims_at, keep_at, dtype_at, results);
 }
 
+// The largest and smallest elements, and sums of negative powers, of nothing: eager raises.
+template <size_t dims_at, size_t keep_at, size_t dtype_at = 99>
+Shape shape_norm(sym::Context& ctx, ArgSpan args) {
+  const auto* real = std::get_if<double>(&args[1]);
+  const auto* whole = std::get_if<Int>(&args[1]);
+  if ((real && (*real < 0 || std::isinf(*real))) || (whole && sym::known_lt(*whole, 0).value_or(true))) {
+    const TensorType* x = tensor_arg(args, 0);
+    const auto dims = x ? dims_arg(ctx, args, dims_at, x->sizes.size()) : std::nullopt;
+    if (!dims) return {};
+    for (int64_t d : *dims)
+      if (d < static_cast<int64_t>(x->sizes.size()) && ctx.guard_eq(x->sizes[static_cast<size_t>(d)], 0)) return {};
+  }
+  return shape_of<R::Float, dims_at, keep_at, dtype_at>(ctx, args);
+}
+
 Shape shape_logsumexp(sym::Context& ctx, ArgSpan args) {
   auto* dims = args.size() > 1 ? std::get_if<std::vector<Int>>(&args[1]) : nullptr;
   if (dims && dims->empty()) return {};  // eager raises, of what has dims
@@ -330,10 +345,10 @@ const OpRow kRows[] = {
     {"aten::std.correction", 0, shape_of<R::Float, 1, 3>, lower<lower_variance<true, false>>},
     {"aten::var_mean.correction", 0, shape_of<R::Float, 1, 3, 99, 2>, lower<lower_variance<false, true>>},
     {"aten::std_mean.correction", 0, shape_of<R::Float, 1, 3, 99, 2>, lower<lower_variance<true, true>>},
-    {"aten::linalg_vector_norm", 0, shape_of<R::Float, 2, 3, 4>, lower<lower_vector_norm>},
-    {"aten::norm.ScalarOpt_dim", 0, shape_of<R::Float, 2, 3>, lower<lower_norm_dim>},
+    {"aten::linalg_vector_norm", 0, shape_norm<2, 3, 4>, lower<lower_vector_norm>},
+    {"aten::norm.ScalarOpt_dim", 0, shape_norm<2, 3>, lower<lower_norm_dim>},
     {"aten::norm.ScalarOpt_dim_dtype", 0, nullptr, lower<lower_norm_dim>},
-    {"aten::norm.Scalar", 0, shape_of<R::Float, 99, 99>, lower<lower_norm_all>},
+    {"aten::norm.Scalar", 0, shape_norm<99, 99>, lower<lower_norm_all>},
     {"aten::logsumexp", ir::kNamesDims, shape_logsumexp, lower<lower_logsumexp>},
     {"aten::count_nonzero.dim_IntList", 0, nullptr, lower<lower_count_nonzero>},
     {"aten::count_nonzero", 0, nullptr, lower<lower_count_nonzero>},

@@ -22,6 +22,7 @@
 #include "torch/compiled.h"
 #include "torch/mode.h"
 #include "torch/number_hooks.h"
+#include "torch/overlap.h"
 #include "torch/seed_mark.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
@@ -481,6 +482,8 @@ void bind_capture(py::module_& m) {
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("hooks_of", &hooks_of);
   m.def("version_of", &version_of);
+  m.def("writes_one_memory_twice",
+        [](const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& read) { return writes_one_memory_twice(written, read); });
   m.def("is_fake", [](const at::Tensor& t) { return Tracer::is_fake(t); });
   m.def("capturing", [] { return Tracer::current() != nullptr; });
 }

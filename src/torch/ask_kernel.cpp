@@ -59,7 +59,7 @@ Operands look_at(const std::vector<Arg>& args) {
 }
 
 bool checks_operands(const capture::OpInfo& info) {
-  return info.row && info.row->shape && ops::is_elementwise(info.name) && !(info.flags & ir::kDivides);
+  return info.row && info.row->shape && !(info.flags & (ir::kFaults | ir::kDivides | ir::kRandom | ir::kChecksIndex));
 }
 
 // Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). They are written in Python: the first

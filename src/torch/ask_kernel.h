@@ -22,7 +22,8 @@ constexpr double kMostZeros = 1 << 20;  // elements of operands with which a ker
 
 bool hides_sizes(const std::string& op);
 bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results, c10::Device);
-// Where a rule of ours has found something odd about the operands of such an op, its kernel says whether it takes them: Meta takes more.
+// Where a rule of ours has found something odd about what such an op is given, its kernel says whether it takes that, whatever the values: Meta takes
+// more.
 bool checks_operands(const capture::OpInfo&);
 bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
 

@@ -514,6 +514,9 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         for (size_t k = 0; k < mask->size() && k < call.types.size(); ++k)
           if (!(*mask)[k]) call.types[k] = undefined_type();
   }
+  for (const TensorType& t : call.types)
+    if (std::ranges::any_of(t.strides, [](sym::Int i) { return i.is_const() && i.value() < 0; }))
+      fail(fmt::format("{} is given negative strides", info.name));
   if (std::ranges::any_of(call.types, [](const TensorType& t) { return t.device.kind != DeviceKind::CPU; }))
     fail(fmt::format("{} makes a tensor that does not lie on the CPU", info.name));
   if (call.types.empty() && !(info.flags & ir::kEffect)) return call;  // an answer about metadata

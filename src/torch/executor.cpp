@@ -478,7 +478,10 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   // What a library does not do, though ATen does, is no error of the user's.
   if (!failed_.empty())
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;
-  if (!folds_alike(i, s, inputs) && run_originals(f, i, inputs)) return;
+  if (!folds_alike(i, s, inputs)) {
+    if (run_originals(f, i, inputs)) return;
+    if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
+  }
   bool for_good = true;
   std::exception_ptr failure;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();

@@ -12,6 +12,7 @@
 #include "torch/effects.h"
 #include "torch/extern_call.h"
 #include "torch/originals.h"
+#include "torch/watch.h"
 
 namespace vitrify {
 
@@ -155,6 +156,7 @@ class PlanRun {
   std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
   struct Fold {
     at::Tensor shift, weight;
+    std::optional<TensorKey> plain;  // of a weight that is no copy: as it was
     bool alike = true;
   };
   std::vector<Fold> folds_;                          // calls by number: into what a norm was folded when that was last looked at

@@ -288,6 +288,21 @@ bool placeholders_may_share(const at::Tensor& a, const at::Tensor& b) {
          may_share(f->storage_offset(), f->sizes(), f->strides(), g->storage_offset(), g->sizes(), g->strides());
 }
 
+bool writes_one_memory_twice(const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& read) {
+  std::unordered_map<const void*, std::vector<const at::Tensor*>> by_memory;
+  const auto meets = [&](const at::Tensor& t, bool writes) {
+    const capture::FakeImpl* f = capture::as_fake(t);
+    if (!f && !t.has_storage()) return false;
+    auto& others = by_memory[f ? static_cast<const void*>(f->view->storage.get()) : t.storage().unsafeGetStorageImpl()];
+    if (std::ranges::any_of(others, [&](const at::Tensor* o) { return o->is_same(t) || (f ? placeholders_may_share(*o, t) : may_share(*o, t)); }))
+      return true;
+    if (writes) others.push_back(&t);
+    return false;
+  };
+  return std::ranges::any_of(written, [&](const at::Tensor& t) { return meets(t, true); }) ||
+         std::ranges::any_of(read, [&](const at::Tensor& t) { return meets(t, false); });
+}
+
 // The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
 // decides.
 void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {

@@ -50,11 +50,13 @@ bool all_below(const at::Tensor& t, double limit) {
   return least.item<double>() > -limit && most.item<double>() < limit;  // not of NaN
 }
 
-// Its first list of integers says by how much a convolution pads.
-bool pads(const ir::Node& n) {
-  for (const ir::Arg& a : n.args)
-    if (const auto* padding = std::get_if<std::vector<sym::Int>>(&a)) return std::ranges::any_of(*padding, [](sym::Int i) { return !i.is(0); });
-  return false;
+// Its first list of integers says by how much a convolution pads: behind what it convolves, its weight and its bias.
+std::optional<size_t> padding_of(const ir::Node& n) {
+  size_t i = 0;
+  while (i < n.args.size() && !std::holds_alternative<std::vector<sym::Int>>(n.args[i])) ++i;
+  if (i < 3 || i == n.args.size()) return std::nullopt;
+  const auto pads = [](sym::Int p) { return !p.is(0); };
+  return std::ranges::any_of(std::get<std::vector<sym::Int>>(n.args[i]), pads) ? std::optional(i) : std::nullopt;
 }
 
 }  // namespace
@@ -63,6 +65,7 @@ bool pads(const ir::Node& n) {
 // comes near to the largest float.
 // What a convolution pads with, ATen multiplies by its weights, if not by way of a library: by infinities and NaNs too.
 bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor* const* inputs) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
   const at::Tensor *shift = nullptr, *weight = nullptr;
   for (auto [k, input] : s.inputs) {
     if (input < originals_->num_inputs()) continue;
@@ -70,11 +73,25 @@ bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor*
     const bool is_shift = t.layout() == at::kStrided && t.dim() == 1 && t.is_floating_point();
     (is_shift ? shift : weight) = &t;
   }
-  if (!shift && !(weight && pads(*plan_->externs[call].node))) return true;
+  const ir::Node& n = *plan_->externs[call].node;
+  const std::optional<size_t> padding = padding_of(n);
   Fold& known = folds_[call];
+  // A weight that nobody has copied, or what the call makes of one.
+  if (padding && !weight && std::holds_alternative<ir::Value>(n.args[*padding - 2])) {
+    size_t operand = 0;
+    for (size_t i = 0; i < *padding - 2; ++i) operand += std::holds_alternative<ir::Value>(n.args[i]);
+    const runtime::Slot& slot = plan_->slots[plan_->externs[call].operands[operand].slot];
+    const at::Tensor& own = *s.pointers[operand];
+    if (slot.kind != runtime::SlotKind::Input) return all_below(own.layout() == at::kStrided ? own : own.to_dense(), kInf);
+    const at::Tensor& t = *inputs[slot.index];
+    if (known.plain && known.plain->matches(t)) return known.alike;
+    known.plain.emplace(t, std::span(inputs, plan_->graph->inputs.size()));
+    return known.alike = all_below(t, kInf);
+  }
+  if (!shift && !(weight && padding)) return true;
   if ((!shift || shift->is_same(known.shift)) && (!weight || weight->is_same(known.weight))) return known.alike;
-  known = {shift ? *shift : at::Tensor(), weight ? *weight : at::Tensor(), !shift || all_below(*shift, 1e30)};
-  const double limit = shift ? 1e10 : std::numeric_limits<double>::infinity();
+  known = {shift ? *shift : at::Tensor(), weight ? *weight : at::Tensor(), {}, !shift || all_below(*shift, 1e30)};
+  const double limit = shift ? 1e10 : kInf;
   if (const Originals::Ops* ops = known.alike ? originals_of(call) : nullptr)
     for (const Originals::Ops::Source& from : ops->sources) {
       if (from.operand) continue;

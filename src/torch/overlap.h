@@ -14,5 +14,7 @@ bool may_overlap_itself(at::IntArrayRef sizes, at::IntArrayRef strides);
 bool overlaps_itself(const ir::TensorType&);  // by a stride of zero
 // Of placeholders of one capture, whose sizes and places are then what they are in this call.
 bool placeholders_may_share(const at::Tensor& a, const at::Tensor& b);
+// Whether tensors or placeholders that are written share memory with each other, or with those that are read.
+bool writes_one_memory_twice(const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& read);
 
 }  // namespace vitrify

@@ -50,6 +50,13 @@ bool kernel_counts_writes(const OpInfo& info) {
   return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }
 
+// It computes by another op: its writes are counted by the ops that copy the results into its out arguments, one for each.
+bool copies_count_writes(const OpInfo& info) {
+  using enum c10::DispatchKey;
+  return info.name.starts_with("aten::") && info.op.hasKernelForDispatchKey(CompositeExplicitAutograd) && !info.op.hasKernelForDispatchKey(CPU) &&
+         !info.op.hasKernelForDispatchKey(ADInplaceOrView);
+}
+
 }  // namespace
 
 Value Tracer::Impl::permute(Value v, const std::vector<sym::Int>& order) {
@@ -309,10 +316,15 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     }
   }
   if (!call.node) call = record_call(f, fargs);
-  if (call.types.size() < targets.size()) fail(fmt::format("{} has a functional form with other results", info.name));
+  const bool fresh_results =
+      std::ranges::any_of(info.op.schema().returns(), [](const c10::Argument& r) { return !r.alias_info() || !r.alias_info()->isWrite(); });
+  if (fresh_results ? call.types.size() < targets.size() : call.types.size() != targets.size())
+    fail(fmt::format("{} has other results than it is given tensors to write", info.name));
   size_t first = call.types.size() - targets.size();
+  const bool counts = copies_count_writes(info);
   for (size_t i = 0; i < targets.size(); ++i) {
     View& v = *as_fake(targets[i])->view;
+    if (counts && counts_versions(targets[i])) targets[i].unsafeGetTensorImpl()->bump_version();
     Value made = call.node->out(first + i);
     if (!from_memory.empty()) made = permute(made, from_memory);
     const TensorType& r = made.type();

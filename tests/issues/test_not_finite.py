@@ -269,3 +269,25 @@ def test_padding_meets_weights(value, channels):
     conv.weight.data.view(-1)[-1] = value
     for fn in (lambda x: conv(x) * 2, lambda x: conv(x).relu() + 1, lambda x: conv(x.contiguous(memory_format=torch.channels_last)) + 0):
         same(fn, with_value((1, channels[0], 12, 12), 0.5, (0, 0, 0, 0)), with_value((1, channels[0], 12, 12), 0.25, (0, 0, 0, 0)))
+
+
+WEIGHTS = {"itself": lambda w: w, "a view": lambda w: w.view(-1).view(w.shape), "transposed": lambda w: w.transpose(2, 3), "computed": lambda w: w * 2, "expanded": lambda w: w[:, :, :1].expand(w.shape)}
+
+
+@pytest.mark.parametrize("after", [lambda y: y + 1, lambda y: F.silu(y) * 2], ids=["plain", "silu"])
+@pytest.mark.parametrize("megabytes", [0, 90])
+@pytest.mark.parametrize("of", WEIGHTS)
+def test_padding_meets_weights_that_are_not_copied(of, megabytes, after):
+    """Such a weight stays the same tensor when it is written, whoever writes to it."""
+    weight, bias = torch.randn(4, 3, 3, 3), torch.randn(4)
+    fn = lambda x: after(F.conv2d(x, WEIGHTS[of](weight), bias, padding=1))  # noqa: E731
+    compiled, kinds = vitrify.compile(fn, options={"packed_weight_mb": megabytes}), set()
+    for write in (lambda v: None, lambda v: weight.__setitem__((0, 0, 0, 0), v), lambda v: weight.data.__setitem__((0, 0, 0, 0), -v), lambda v: weight.numpy().__setitem__((0, 0, 0, 0), 1.0),
+                  lambda v: weight[-1, -1].fill_(v * 0), lambda v: weight.copy_(torch.randn(weight.shape))):
+        with torch.no_grad():
+            write(INF)
+            for x in (torch.randn(1, 3, 4, 5), torch.randn(2, 3, 6, 6)):
+                ours, theirs = compiled(x), fn(x)
+                kinds.add(bool(theirs.isfinite().all()))
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert kinds == {True, False}

@@ -219,3 +219,51 @@ def test_a_tensor_that_the_program_reaches_is_resized_as_another():
         outcomes.append([f(torch.ones(2, 1)), f(torch.ones(2, 1)), torch.tensor(b.shape)])
     for a, b in zip(*outcomes, strict=True):
         torch.testing.assert_close(a, b)
+
+
+A = torch.ops.aten
+COPIED = {  # each out argument is written by one copy
+    "split_copy": lambda x, a, b: torch.split_copy(x, 2, out=(a, b)), "split_with_sizes_copy": lambda x, a, b: torch.split_with_sizes_copy(x, [2, 2], out=(a, b)),
+    "unbind_copy": lambda x, a, b: torch.unbind_copy(x.view(2, 2), out=(b, a)), "unsafe_split": lambda x, a, b: A.unsafe_split.Tensor_out(x, 2, out=(a, b)),
+    "unsafe_split_with_sizes": lambda x, a, b: A.unsafe_split_with_sizes.out(x, [2, 2], out=(a, b)), "avg_pool1d": lambda x, a, b: A.avg_pool1d.out(x.view(1, 4), [2], out=b.view(1, 2)),
+    "a list of sums": lambda x, a, b: A._foreach_add.List_out([x[:2]], [x[2:]], out=(a,)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", COPIED)
+def test_writes_are_counted(name, mode):
+    def fn(x, a, b):
+        COPIED[name](x + 1, a, b)
+        return a + b
+    check(fn, lambda: [torch.arange(4.0), torch.zeros(2), torch.zeros(2)], around=mode)
+    check(lambda x, o: fn(x, o[:2], o[2:]), lambda: [torch.arange(4.0), torch.zeros(4)], around=mode)
+
+
+def test_what_was_saved_before_is_written():
+    said = []
+    for make in (vitrify.compile, lambda f: f):
+        o, w = torch.ones(4), torch.ones(4, requires_grad=True)
+        y = (o * w).sum()
+        with torch.no_grad():
+            make(lambda x, o: (torch.split_copy(x + 1, 2, out=(o[:2], o[2:])), x * 2)[1])(torch.zeros(4), o)
+        with pytest.raises(RuntimeError, match="at version 2") as raised:
+            y.backward()
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+
+
+def test_lists_of_another_length():
+    check(lambda x, a: (x.add_(1), torch.split_copy(x, 2, out=(a,)))[0], lambda: [torch.arange(4.0), torch.zeros(2)], reason="")
+
+
+STATISTICS = {
+    "read before": lambda x, m, v: (m + 1, torch.batch_norm_update_stats(x, m, v, 0.1)), "read behind": lambda x, m, v: (torch.batch_norm_update_stats(x, m, v, 0.1)[0], m * 1, v * 1),
+    "made here": lambda x, m, v: (lambda a: (torch.batch_norm_update_stats(x, a, v, 0.5)[0], a * 1))(m + 1), "of one tensor": lambda x, m, v: torch.batch_norm_update_stats(x, m, m, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_that_are_written_unsaid(name):
+    """What the schema takes for an operand, the op writes."""
+    check(STATISTICS[name], lambda: [torch.arange(30.0).view(2, 3, 5).sin(), torch.ones(3), torch.ones(3)], reason="calls aten::batch_norm_update_stats")

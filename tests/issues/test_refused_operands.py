@@ -161,3 +161,34 @@ def test_weights_of_other_classes(reduction, dynamic):
             except RuntimeError as e:
                 said.append(str(e).partition("\n")[0])
         assert said[0] == said[1]
+
+
+NUMBERS = {
+    **{f"smooth_l1, beta {beta}, {how}": (lambda x, beta=beta, how=how: F.smooth_l1_loss(x, x * 2, reduction=how, beta=beta)) for beta in (-1.0, float("nan")) for how in ("mean", "none")},
+    **{f"{name} by reduction {n}": (lambda x, op=op, n=n: op(x, x * 2, n)) for name, op in {"mse": torch.ops.aten.mse_loss, "smooth_l1": lambda *a: torch.ops.aten.smooth_l1_loss(*a, 1.0)}.items() for n in (7, -1)},
+    "strides of new memory": lambda x: torch.empty_strided((2,), (-1,)).fill_(1) * x[0], "strides of memory like it": lambda x: x.new_empty_strided((2, 3), (4, -1)).fill_(1) * x[0],
+}
+
+
+@pytest.mark.parametrize("size", [3, 3000])
+@pytest.mark.parametrize("how", ["live", "dead", "caught"])
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.judged("every case is an error of eager's")
+def test_numbers_that_a_kernel_refuses(name, how, size):
+    def program(x):
+        x.add_(1)
+        try:
+            y = NUMBERS[name](x)
+        except RuntimeError:
+            if how != "caught":
+                raise
+            return x * 3
+        return y if how == "live" else x * 2
+    told = []
+    for f in (program, vitrify.compile(program)):
+        x = torch.ones(size)
+        told.append((outcome(f, x, False), x))
+    for eager, ours in zip(*told, strict=True):
+        assert torch.is_tensor(eager) or eager == ours
+        if torch.is_tensor(eager):
+            torch.testing.assert_close(ours, eager)

@@ -175,3 +175,33 @@ def test_guards_that_divide_by_a_found_size(name, dynamic):
     for n in (7, 11, 16, 7, 11):
         x = torch.rand(n, generator=torch.Generator().manual_seed(n))
         torch.testing.assert_close(compiled(x), fn(x))
+
+
+INF = float("inf")
+NORMS = {
+    "of all": lambda x, p: torch.linalg.vector_norm(x[x > 0], p), "norm": lambda x, p: x[x > 0].norm(p), "of doubles": lambda x, p: torch.linalg.vector_norm(x[x > 0], p, dtype=torch.float64),
+    "of columns": lambda x, p: torch.linalg.vector_norm(x[x[:, 0] > 0], p, 0), "norm of columns": lambda x, p: x[x[:, 0] > 0].norm(p, 0, True), "of rows": lambda x, p: torch.linalg.vector_norm(x[x[:, 0] > 0], p, 1),
+    "of a list": lambda x, p: torch._foreach_norm([x[x > 0], x], p)[0], "total": lambda x, p: torch.nn.utils.get_total_norm([x[x > 0]], p), "dead": lambda x, p: (torch.linalg.vector_norm(x[x > 0], p), x * 2)[1],
+}
+
+
+
+@pytest.mark.eager("a size that follows from content is not what the plan is for", some=True)
+@pytest.mark.parametrize("p", [INF, -INF, -1.0, -1, -0.5, 0, 1, 2.0])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_nothing(name, p):
+    """Some have no value there: eager raises."""
+    told = []
+    for f in (lambda x: NORMS[name](x, p), vitrify.compile(lambda x: NORMS[name](x, p))):
+        told.append([])
+        for x in (torch.ones(3, 2), -torch.ones(3, 2), torch.ones(3, 2), torch.zeros(2, 2), torch.ones(0, 2)):
+            try:
+                with torch.no_grad():
+                    told[-1].append(f(x + torch.arange(2.0) * x))
+            except RuntimeError as e:
+                told[-1].append(str(e))
+    for eager, ours in zip(*told, strict=True):
+        assert type(eager) is type(ours)
+        assert torch.is_tensor(eager) or eager == ours
+        if torch.is_tensor(eager):
+            torch.testing.assert_close(ours, eager)

@@ -54,3 +54,42 @@ def test_as_eager(name, how, whole):
         torch.testing.assert_close(ours[4], eager[4])
     else:
         assert ours[4] == eager[4]
+
+
+def given_twice(compiled, make, shares):
+    w, v = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((3,), 2.0))
+    optimizer = make(*{"a parameter": [w, w], "steps": [w, v], "an average": [w, v], "a gradient": [w, v], "all of a gradient and an average": [w, v]}[shares])
+    step = vitrify.compile(optimizer.step) if compiled else optimizer.step
+    seen = []
+    for k in range(4):
+        w.grad, v.grad = torch.tensor([1.0, 2.0, -3.0]) + k, torch.tensor([0.5, -k, 3.0])
+        if k and shares != "a parameter":
+            a, b = optimizer.state[w], optimizer.state[v]
+            if shares == "steps":
+                b["step"] = a["step"]
+            elif shares == "an average":
+                b["exp_avg"] = a["exp_avg"]
+            elif shares == "a gradient":
+                v.grad = w.grad
+            else:
+                w.grad = a["exp_avg"]
+        step()
+        seen += [t.detach().clone() for t in (w, v, *(s for p in (w, v) for s in optimizer.state[p].values() if torch.is_tensor(s)))]
+    return seen
+
+
+TWICE = {"Adam": lambda *p: optim.Adam(p, lr=0.1, fused=True), "AdamW": lambda *p: optim.AdamW(p, lr=0.1, amsgrad=True, fused=True)}
+
+
+@pytest.mark.eager("a fused optimizer is given one memory twice")
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters", "ignore::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("shares", ["a parameter", "steps", "an average", "all of a gradient and an average"])
+@pytest.mark.parametrize("name", TWICE)
+def test_what_fused_ops_are_given_twice(name, shares):
+    """The fused op takes all steps as they are counted by then."""
+    torch.testing.assert_close(given_twice(True, TWICE[name], shares), given_twice(False, TWICE[name], shares))
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_one_gradient_for_two_parameters(name):
+    torch.testing.assert_close(given_twice(True, TWICE[name], "a gradient"), given_twice(False, TWICE[name], "a gradient"))
