@@ -7,7 +7,7 @@ from torch import nn
 
 
 def leaf(seed, needs_grad=True):
-    return torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)).requires_grad_(needs_grad)
+    return torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_(needs_grad)
 
 
 W, B = leaf(0), leaf(1, False)
