@@ -269,7 +269,10 @@ void Tracer::Impl::check_surroundings(const OpInfo& info) const {
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
   if (info.flags & ir::kEffect) return append_custom(info, std::move(args), std::move(outs));
-  if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) check_surroundings(info);
+  if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) {
+    check_surroundings(info);
+    if (generators_moved()) fail("sets the state of a random number generator");  // prims draw and do not say so
+  }
   if ((flags & ir::kRandom) && drops_nothing(info, args)) flags &= ~ir::kRandom;
   std::string state;
   if (const auto own = flags & ir::kRandom ? generator_of(*graph, args) : std::nullopt) {  // checkpoints do not take it back
