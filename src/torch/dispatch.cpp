@@ -176,6 +176,10 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     } catch (const capture::Undescribed& e) {
       paused.reset();
       if (!describe(info, *stack)) fail(e.what());
+    } catch (const CaptureError&) {
+      throw;
+    } catch (const std::exception&) {
+      rethrow_as_eager(info, last(*stack, info.args.size()));
     }
     paused.emplace();
     run(info, stack);
@@ -184,6 +188,33 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     if (!failure) failure = e.what();
     throw;
   }
+}
+
+// What has refused the op is its Meta kernel, or a rule: the program may catch the error and look at it. The kernel itself says what eager raises.
+void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  const std::exception_ptr refusal = std::current_exception();
+  rethrow_interrupt();
+  if (raised_now || in_backward) std::rethrow_exception(refusal);
+  raised_now = fmt::format("{} raises, which the program catches", info.name);
+  if (info.flags & (ir::kEffect | ir::kDataDependent)) std::rethrow_exception(refusal);
+  double elements = 0;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    double n = 1;
+    for (sym::Int s : as_fake(fake_of(t))->view->type.sizes) n *= static_cast<double>(value_of(s));
+    elements += n;
+  });
+  if (elements > kMostZeros) std::rethrow_exception(refusal);
+  try {
+    c10::Device device = c10::kCPU;
+    run_meta(info, args, &device, true, true);
+  } catch (const CaptureError&) {
+    std::rethrow_exception(refusal);
+  } catch (const std::exception&) {
+    rethrow_interrupt();
+    raised_now.reset();
+    throw;
+  }
+  std::rethrow_exception(refusal);
 }
 
 void Tracer::Impl::run(const OpInfo& info, Stack* stack) {

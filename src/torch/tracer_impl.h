@@ -77,8 +77,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::pair<ir::Value, at::Tensor>> known_now;  // what some values are for the inputs of now
   std::vector<InputFact> facts;                             // of inputs, which the program has read
   size_t effects_known = 0;                                 // of TracerOptions::effects
-  std::optional<std::string> raised_now;                    // an op has, by what values are now: a program that goes on has caught it
-  std::optional<Types> described;                           // results of the custom op under way, as its author describes them
+  std::optional<std::string> raised_now;  // an op has, by what values are now, or what eager would not: a program that goes on has caught it
+  std::optional<Types> described;         // results of the custom op under way, as its author describes them
 
   // --- process state put back at the end
   struct Saved {
@@ -156,6 +156,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void dispatch(const c10::OperatorHandle&, compat::Stack*) override;
   c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl*) override;
   void run(const OpInfo&, compat::Stack*);
+  [[noreturn]] void rethrow_as_eager(const OpInfo&, c10::ArrayRef<c10::IValue> args);
   void run_special(const OpInfo&, compat::Stack*);
   void run_pure(const OpInfo&, compat::Stack*);
   void run_view(const OpInfo&, compat::Stack*);

@@ -30,8 +30,6 @@ def test_what_eager_refuses(name, dynamic, grad):
             assert type(ours.value) is type(eager.value) and str(ours.value) == str(eager.value)
 
 
-@pytest.mark.eager("raised what eager does not, or what the program catches")
-@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 def test_a_program_that_catches_it():
     def f(x):
         try:

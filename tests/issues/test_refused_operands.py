@@ -192,3 +192,27 @@ def test_numbers_that_a_kernel_refuses(name, how, size):
         assert torch.is_tensor(eager) or eager == ours
         if torch.is_tensor(eager):
             torch.testing.assert_close(ours, eager)
+
+
+CAUGHT = {
+    "indices of another type": lambda x: x[torch.tensor([1.0, 2.0])], "indices of shorts": lambda x: x[torch.tensor([1, 2], dtype=torch.int16)], "indices that do not go together": lambda x: x.view(1, 3)[torch.tensor([0, 0]), torch.tensor([0, 1, 2])],
+    "one of two statistics": lambda x: F.batch_norm(x.view(1, 3), torch.ones(3), None, training=True), "expanded to fewer dims": lambda x: x.view(1, 3).expand(4), "strides for other sizes": lambda x: x.as_strided((2,), (1, 1)),
+    "a view": lambda x: x.view(5), "a product": lambda x: x.view(1, 3) @ x.view(1, 3), "joined": lambda x: torch.cat([x, x.view(1, 3)]), "a convolution": lambda x: F.conv2d(x, x), "a sum over dims": lambda x: x.sum(4), "no dims": lambda x: x.logsumexp(()),
+    "a large one": lambda x: x.repeat(100000)[torch.tensor([1.0, 2.0])],
+}
+
+
+@pytest.mark.eager("which the program catches", some=True)
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("name", CAUGHT)
+def test_errors_that_the_program_catches(name):
+    """Their type and text, which the program looks at, are eager's."""
+    def program(x):
+        try:
+            return CAUGHT[name](x)
+        except Exception as e:
+            return x * len(str(e).partition("\n")[0]) + (1 if isinstance(e, IndexError) else 2 if isinstance(e, ValueError) else 3)
+    compiled = vitrify.compile(program)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(compiled(torch.ones(3)), program(torch.ones(3)))
