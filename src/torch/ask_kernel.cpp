@@ -58,8 +58,9 @@ Operands look_at(const std::vector<Arg>& args) {
   return r;
 }
 
-bool checks_operands(const capture::OpInfo& info) {
-  return info.row && info.row->shape && !(info.flags & (ir::kFaults | ir::kDivides | ir::kRandom | ir::kChecksIndex));
+bool checks_operands(const capture::OpInfo& info, bool in_backward) {
+  if (!info.row || !info.row->shape || info.flags & (ir::kFaults | ir::kDivides | ir::kRandom | ir::kChecksIndex)) return false;
+  return !in_backward || ops::is_elementwise(info.name);
 }
 
 // Meta kernels lay results out by rules of their own where operands are not row-major (channels-last images). They are written in Python: the first

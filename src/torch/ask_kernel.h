@@ -23,8 +23,8 @@ constexpr double kMostZeros = 1 << 20;  // elements of operands with which a ker
 bool hides_sizes(const std::string& op);
 bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results, c10::Device);
 // Where a rule of ours has found something odd about what such an op is given, its kernel says whether it takes that, whatever the values: Meta takes
-// more.
-bool checks_operands(const capture::OpInfo&);
+// more. Losses of mixed types have a derivative that raises where a backward comes to it: that is left to the call.
+bool checks_operands(const capture::OpInfo&, bool in_backward);
 bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
 
 // Whether ATen's kernel takes operands of these types, sizes and numbers: it is asked once, on zeros. Of what is too large
