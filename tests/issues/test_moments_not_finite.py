@@ -81,6 +81,7 @@ def places_of(shape):
 @pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
 @pytest.mark.parametrize("values", [VALUES, HUGE], ids=["special", "huge"])
 def test_moments(fn, layout, values):
+    torch.set_num_threads(2)  # eager adds up what its threads have as doubles: of more threads, two of 3e38 may not meet as floats
     for shape in SHAPES:
         same(fn, shape, layout, places_of(shape), values)
 
