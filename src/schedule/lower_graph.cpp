@@ -229,6 +229,8 @@ class GraphLowering final : public Nests {
         if (!is_dense(type) && is_fixed(type) && !gaps) strides = preserved_strides(*ctx_, type);
         if (is_dense(type) || is_fixed(type)) t = realize_as(t, strides);
       }
+      if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))
+        t = realize_as(t, {1});                    // libraries read biases as dense
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
         if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
       e.operands.push_back(t);

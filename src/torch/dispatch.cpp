@@ -171,6 +171,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
       if (fresh) graph->sources.push_back(where);
       source = it->second;
     }
+    const size_t given = stack->size();
     try {
       return run(info, stack);
     } catch (const capture::Undescribed& e) {
@@ -178,7 +179,10 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
       if (!describe(info, *stack)) fail(e.what());
     } catch (const CaptureError&) {
       throw;
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception&) {
+      if (stack->size() != given) throw;  // the arguments are gone
       rethrow_as_eager(info, last(*stack, info.args.size()));
     }
     paused.emplace();

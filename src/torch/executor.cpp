@@ -20,6 +20,7 @@
 #include "torch/deregistered.h"
 #include "torch/learned.h"
 #include "torch/placement.h"
+#include "torch/random.h"
 #include "torch/team.h"
 #include "torch/tracer.h"
 #include "torch/watch.h"
@@ -711,6 +712,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   }
   std::vector<at::Tensor> states;
   for (const at::Generator& g : generators_) states.push_back(g.get_state());
+  const size_t left = random_states_left();
   const auto put_back = [&] {
     fault_ = 0;
     for (size_t i = 0; i < states.size(); ++i) generators_[i].set_state(states[i]);
@@ -723,11 +725,13 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   try {
     run_steps(f, inputs, owned);
   } catch (capture::RunRefused& refusal) {
+    go_back_to_random_state(left);
     put_back();
     if (!made_.all.empty()) refusal.effects = kept();
     throw;
   } catch (...) {
     fault_ = 0;
+    go_back_to_random_state(left);
     const bool again = side_effects_ && !wrote_ && begun_ == made_.all.size();
     if (again || effects_begun() == effects) put_back();
     if (again) set_effects_of_failure(kept());

@@ -94,17 +94,17 @@ bool has_side_effects(const ir::Graph& g) {
   return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return is_side_effect(*n); });
 }
 
-void set_spent(const Program::Spent& s, const at::Tensor* const* inputs, const at::Tensor& result) {
+compat::NodePtr spent_node(const Program::Spent& s, const at::Tensor* const* inputs) {
   auto node = compat::make_node<SpentNode>();
   torch::autograd::edge_list next;
   for (uint32_t i : s.inputs)
     if (inputs[i]->defined() && inputs[i]->requires_grad()) next.push_back(torch::autograd::impl::gradient_edge(*inputs[i]));
   node->set_next_edges(std::move(next));
-  torch::autograd::set_history(result, node);
+  return node;
 }
 
 void take_grads(const Program& p, const at::Tensor* const* inputs, std::vector<at::Tensor>& results) {
-  for (const Program::Spent& s : p.spent) set_spent(s, inputs, results[s.result]);
+  for (const Program::Spent& s : p.spent) torch::autograd::set_history(results[s.result], spent_node(s, inputs));
   size_t made = 0;
   for (const GradWrite& w : p.grad_writes) {
     inputs[w.input]->mutable_grad() = w.result < 0 ? at::Tensor() : results[static_cast<size_t>(w.result)];

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "torch/compat.h"
 #include "torch/numbers.h"
 
 namespace torch::autograd {
@@ -115,7 +116,7 @@ std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args
 void check_histories(const Program&, const at::Tensor* const* inputs);
 bool leads_to(const torch::autograd::Edge& from, const std::vector<torch::autograd::Edge>& to);
 // Where a backward comes to `result`, on its way to what its graph led to, it raises: that graph is gone.
-void set_spent(const Program::Spent&, const at::Tensor* const* inputs, const at::Tensor& result);
+compat::NodePtr spent_node(const Program::Spent&, const at::Tensor* const* inputs);
 // After a call: sets the .grad of inputs and drops those results; results whose graph is gone say so.
 void take_grads(const Program&, const at::Tensor* const* inputs, std::vector<at::Tensor>& results);
 at::Tensor number_tensor(double);  // as Python's numbers arrive in ops

@@ -56,11 +56,17 @@ at::Tensor random_state() {
   std::lock_guard<std::mutex> lock(g.mutex());
   return g.get_state();
 }
-// What it was.
+thread_local std::vector<at::Tensor> left;  // states that a plan will go back to
+
+// What it was. Given that, it goes back.
 at::Tensor set_random_state(const at::Tensor& to) {
   at::Generator g = at::detail::getDefaultCPUGenerator();
   std::lock_guard<std::mutex> lock(g.mutex());
   at::Tensor before = g.get_state();
+  if (!left.empty() && left.back().is_same(to))
+    left.pop_back();
+  else
+    left.push_back(before);
   g.set_state(to);
   return before;
 }
@@ -83,6 +89,16 @@ bool compare_with_aten() {
 }
 
 }  // namespace
+
+size_t random_states_left() { return left.size(); }
+
+void go_back_to_random_state(size_t first) {
+  if (left.size() <= first) return;
+  at::Generator g = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(g.mutex());
+  g.set_state(left[first]);
+  left.resize(first);
+}
 
 bool draws_as_aten() {
   static const bool same = [] {

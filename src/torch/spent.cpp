@@ -39,6 +39,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
   std::vector<Edge> to;
   for (Source* s : inputs)
     if (s->fake.defined() && s->edge.function) to.push_back(s->edge);
+  const uint32_t first_of_trials = graph->next_id();
   Level& all = levels.emplace_back();  // for note_raising()
   for (const at::Tensor& t : tensors)
     if (t.defined() && t.requires_grad()) all.from.push_back(torch::autograd::impl::gradient_edge(t));
@@ -69,6 +70,8 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
       if (!is_spent(*as_fake(fake_of(tensors[o])))) fail("returns what its backward() went through on the way to some inputs, and not to others");
       led_to.push_back(static_cast<uint32_t>(s->input));
     }
+    if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return !m.metadata_only && m.output == o; }))
+      fail("writes what its backward() went through");
     tensors[o].reset();
     for (uint32_t r = 0; r < p.results.size(); ++r) {
       const ResultSpec& how = p.results[r];
@@ -79,6 +82,9 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
     }
   }
   levels.pop_back();
+  for (const ir::Node* n : graph->nodes())  // a trial is no call of the program's
+    if (n->id >= first_of_trials && (n->op->flags & (ir::kRandom | ir::kEffect)))
+      fail("takes gradients, and draws or has effects in other backwards");
 }
 
 }  // namespace vitrify

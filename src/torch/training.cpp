@@ -70,9 +70,12 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   std::vector<at::Tensor> in_shape;
   in_shape.reserve(reshaped_.size());
   for (uint32_t i : reshaped_) as_given[i] = &in_shape.emplace_back(given[i]->detach());
+  std::vector<compat::NodePtr> spent;  // what leads to a view that is written is asked before: it would be made anew, of what its base was
+  for (const Program::Spent& s : joint_.program.spent) spent.push_back(spent_node(s, given.data()));
   std::vector<at::Tensor> values;
   forward_->run(args, values);
-  for (const Program::Spent& s : joint_.program.spent) set_spent(s, given.data(), values[joint_.program.results[s.result].index]);
+  for (size_t i = 0; i < spent.size(); ++i)
+    torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
   results_.make(values, given, out, 0);
 

@@ -260,6 +260,10 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
+  const auto in_order = [](const at::Tensor& t) { return as_fake(t)->view->type.is_contiguous(); };
+  const bool draws = (info.flags | (info.functional ? info.functional->flags : 0)) & ir::kRandom;
+  if (draws && !info.writes.empty() && info.writes.front() > 0 && !std::ranges::all_of(targets, in_order))
+    fail(fmt::format("{} draws in the order of the memory that it is given", info.name));
   if (!info.functional) return run_on_copies(info, fakes, targets, stack);
   std::unordered_map<const capture::StorageState*, std::vector<const at::Tensor*>> by_memory;
   for (const at::Tensor& t : targets) {  // what is written first is read, and written over, by what comes next

@@ -158,3 +158,30 @@ def test_what_is_refused_is_refused_in_a_backward_too():
     want = gradients(ckpt(drops_alike, False), "once")
     eager("sets the state of a random number generator")
     same(gradients(ckpt(vitrify.compile(drops_alike), False), "once"), want)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_one_that_raises_where_it_is_computed_again(reentrant):
+    """The generator stayed where the forward had been."""
+    raises = []
+
+    @torch.library.custom_op(f"vt_draw::raises_{reentrant}", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        if raises:
+            raise ValueError("boom")
+        return x + torch.rand(4)
+    op.register_fake(torch.empty_like)
+    op.register_autograd(lambda ctx, g: g)
+    f = lambda x: torch.utils.checkpoint.checkpoint(lambda x: op(x.sin()).exp(), x, use_reentrant=reentrant)  # noqa: E731
+    told = []
+    for g in (vitrify.compile(f), f):
+        raises.clear()
+        x = torch.linspace(0.5, 2, 4).requires_grad_()
+        torch.manual_seed(5)
+        y = g(x)
+        torch.rand(2)
+        raises.append(True)
+        with pytest.raises(ValueError, match="boom"):
+            y.sum().backward()
+        told.append(torch.rand(3))
+    assert torch.equal(*told)

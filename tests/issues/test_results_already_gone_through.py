@@ -78,3 +78,62 @@ def test_results(name, w_needs):
             r.append([t.grad for t in leaves])
         return r
     same(told(vitrify.compile(PROGRAMS[name])), told(PROGRAMS[name]))
+
+
+class Draws(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.rand_like(g)
+
+
+@pytest.mark.eager("draws or has effects in other backwards")
+def test_what_no_backward_of_the_program_has_drawn():
+    """Whether a result is spent was tried in the forward, which drew."""
+    def f(x, w):
+        grad(w.sin().sum(), w)
+        return Draws.apply(x * w).exp()
+    told = []
+    for g in (vitrify.compile(f), f):
+        x, w = (torch.linspace(0.5, 2, 4).requires_grad_() for _ in range(2))
+        torch.manual_seed(5)
+        y = g(x, w)
+        told.append([y.detach(), torch.get_rng_state(), *grad(y.sum(), (x, w)), torch.get_rng_state()])
+    same(*told)
+
+
+def test_a_written_view_beside_it():
+    """The way to the view was asked for behind the write, and then was that to what it had been."""
+    def f(h, w):
+        h.exp_()
+        y = h * w
+        grad(y.sum(), w)
+        return y
+    told = []
+    for g in (vitrify.compile(f), f):
+        x, w = (torch.linspace(0.5, 2, 4).requires_grad_() for _ in range(2))
+        for view in (lambda b: b.view(4), lambda b: b[1:3], lambda b: b.view(2, 2).t()[:, 0]):
+            b = x * 1
+            h = view(b)
+            g(h, w[:h.numel()])
+            told.append([*grad(h.sum(), x, retain_graph=True), *grad(b.sum(), x)])
+    same(told[:3], told[3:])
+
+
+@pytest.mark.eager("writes what its backward() went through")
+def test_what_is_written_and_gone_through():
+    """The argument kept the history of before the write."""
+    def f(h, w):
+        h.mul_(w).exp_()
+        grad(h.sum(), w)
+    told = []
+    for g in (vitrify.compile(f), f):
+        x, w = (torch.linspace(0.5, 2, 4).requires_grad_() for _ in range(2))
+        h = x * 1
+        g(h, w)
+        told.append([h.detach(), h.requires_grad, outcome(lambda: grad(h.sum(), x))])
+    same(*told)
+    vitrify.compile(lambda x: x + 1)(torch.ones(2))

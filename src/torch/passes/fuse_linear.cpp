@@ -116,6 +116,14 @@ bool by_changing_weight(Graph& g, const PassState& state, const Product& p) {
   return !has_dense_rows(p.b.type()) && hint_of(p.b.type().sizes[1]) >= kMinColumns && !state.is_frozen(p.b) && suits_own(p);
 }
 
+// Of rows with gaps between them its product takes hundreds of times as long as ATen's, which copies them.
+bool suits_onednn(const Product& p) {
+  ir::TensorType transposed = p.b.type();
+  std::swap(transposed.sizes[0], transposed.sizes[1]);
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  return p.b.type().is_contiguous() || transposed.is_contiguous();
+}
+
 // With the pointwise op that follows it, through a reshape that nobody else reads. Not with a residual: the kernel of the next norm reads it anyway.
 void use_onednn(Graph& g, Rewriter& r, const Found& f, const Uses& uses, Originals& originals) {
   Node* n = f.node;
@@ -175,7 +183,7 @@ bool fuse_linear(Graph& g, const Options& options, PassState& state) {
   state.fuses(g);
   Rewriter rewriter(g);
   for (const Found& f : found) {
-    if (library == Library::OneDnn && f.work >= kMinWork)
+    if (library == Library::OneDnn && f.work >= kMinWork && (f.packed || suits_onednn(f.p)))
       use_onednn(g, rewriter, f, uses, *state.originals);
     else if (f.packed)
       use_mkl(rewriter, f, *state.originals);
