@@ -13,7 +13,7 @@ def scaled(x: Tensor, by: float) -> Tensor:
 
 @scaled.register_fake
 def _(x, by):
-    return x * by  # empty_like has other strides along dims of one
+    return torch.empty_like(x)
 
 
 scaled.register_autograd(lambda ctx, g: (g * ctx.by, None), setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]))
