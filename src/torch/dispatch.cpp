@@ -40,6 +40,20 @@ using ir::Value;
 
 namespace {
 
+// Whether the results have the types of those, with sizes that may be known by now (a derivative of a derivative may have fixed them).
+bool has_types(sym::Context& ctx, const decltype(ir::Node::outs)& drawn, const decltype(ir::Node::outs)& now) {
+  const auto alike = [&](const ir::Dims& a, const ir::Dims& b) {
+    return a.size() == b.size() && std::ranges::equal(a, b, [&](sym::Int p, sym::Int q) { return ctx.guard_eq(p, q); });
+  };
+  return std::ranges::equal(drawn, now, [&](const TensorType& a, const TensorType& b) {
+    if (!alike(a.sizes, b.sizes) || !alike(a.strides, b.strides)) return false;
+    TensorType same = a;
+    same.sizes = b.sizes;
+    same.strides = b.strides;
+    return same == b;
+  });
+}
+
 // Whether the op draws once more what it drew: what its operands hold may have been written since.
 bool draws_alike(const ir::Graph& g, const ir::Node& drawn, const capture::OpInfo& info, const std::vector<Arg>& args) {
   const ops::OpRow* row = info.functional ? info.functional->row : info.row;
@@ -316,7 +330,8 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   } else if (flags & ir::kRandom) {
     state = state_key();
     if (goes_back()) {
-      if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name && it->second.node->outs == outs) {
+      if (auto it = draws.find(state);
+          it != draws.end() && it->second.node->op->name == info.name && has_types(graph->ctx(), it->second.node->outs, outs)) {
         if (!draws_alike(*graph, *it->second.node, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
         rewound = true;
         go_to(it->second.after);

@@ -1,6 +1,7 @@
 """The derivative of a product with several zeros is zero, but not the derivative of that: it was. ATen takes a determinant's by singular values only where
 it is zero: derivatives of those need distinct ones, and at the identity they were NaN. What is not chosen gives zeros, also where infinities are behind it."""
 import itertools
+import math
 
 import bounds
 import expects
@@ -317,3 +318,24 @@ def test_cumulative_products_with_zeros_written_unseen(n, write):
             run(f)
     else:
         torch.testing.assert_close(run(f), run(lambda x: x.cumprod(0)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (4, 5)], ids=str)
+def test_what_a_checkpoint_of_any_size_has_dropped(shape, reentrant):
+    """The second derivative had fixed the sizes, and took the mask for another one."""
+    def f(x):
+        y = checkpoint(lambda t: F.dropout(t, 0.3) * 2, x, use_reentrant=reentrant)
+        return torch.reciprocal(y.abs() + 1)
+    told = []
+    for g in (vitrify.compile(f, dynamic=True), f):
+        x = torch.linspace(0.5, 2, math.prod(shape)).view(shape).requires_grad_()
+        torch.manual_seed(3)
+        loss = g(x).square().sum()
+        if reentrant:
+            loss.backward()
+            told.append(x.grad)
+            continue
+        gradient, = torch.autograd.grad(loss, x, create_graph=True)
+        told.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    torch.testing.assert_close(*told)
