@@ -229,8 +229,9 @@ class GraphLowering final : public Nests {
         if (!is_dense(type) && is_fixed(type) && !gaps) strides = preserved_strides(*ctx_, type);
         if (is_dense(type) || is_fixed(type)) t = realize_as(t, strides);
       }
+      // Libraries read biases as dense.
       if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))
-        t = realize_as(t, {1});                    // libraries read biases as dense
+        t = realize_as(t, {1});
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
         if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
       e.operands.push_back(t);

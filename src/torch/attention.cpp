@@ -2,6 +2,7 @@
 #include "runtime/attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -22,7 +23,9 @@ at::Tensor with_dense_rows(const at::Tensor& t) { return t.dim() && t.size(-1) >
 // others.
 at::Tensor query_with_dense_rows(const at::Tensor& t) {
   const at::Tensor q = with_dense_rows(t);
-  return q.dim() && q.size(-1) > 1 && !q.is_non_overlapping_and_dense() && at::empty_like(q, at::kMeta).stride(-1) != 1 ? q.contiguous() : q;
+  return q.dim() && q.size(-1) > 1 && !q.is_non_overlapping_and_dense() && at::infer_dense_strides(q.sizes(), q.strides()).back() != 1
+             ? q.contiguous()
+             : q;
 }
 
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout_p,

@@ -215,13 +215,8 @@ void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> ar
   if (raised_now || in_backward) std::rethrow_exception(refusal);
   raised_now = fmt::format("{} raises, which the program catches", info.name);
   if (info.flags & (ir::kEffect | ir::kDataDependent)) std::rethrow_exception(refusal);
-  double elements = 0;
-  for_each_tensor(args, [&](const at::Tensor& t) {
-    double n = 1;
-    for (sym::Int s : as_fake(fake_of(t))->view->type.sizes) n *= static_cast<double>(value_of(s));
-    elements += n;
-  });
-  if (elements > kMostZeros) std::rethrow_exception(refusal);
+  const Operands o = look_at(convert_args(info, args));
+  if (!o.here || o.places || o.elements > kMostZeros) std::rethrow_exception(refusal);
   try {
     c10::Device device = c10::kCPU;
     run_meta(info, args, &device, true, true);

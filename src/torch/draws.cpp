@@ -73,7 +73,7 @@ ir::Node* Tracer::Impl::append_custom(const OpInfo& info, std::vector<Arg> args,
   if (again != called.end()) {
     rewound = true;
     go_to(again->second.after);
-    now = of_state("vitrify::set_random_state", {again->second.state});
+    now = of_state("vitrify::set_random_state", {again->second.state, false});
   } else {
     if (generators_moved()) fail("sets the state of a random number generator");
     const Value before = of_state("vitrify::random_state", {});
@@ -83,7 +83,7 @@ ir::Node* Tracer::Impl::append_custom(const OpInfo& info, std::vector<Arg> args,
   }
   ir::Node* n = graph->append(graph->op(info.name, info.flags), std::move(args), std::move(outs));
   n->source = source;
-  if (now) of_state("vitrify::set_random_state", {now});
+  if (now) of_state("vitrify::set_random_state", {now, true});
   if (is_side_effect(*n)) know_effect(*n);
   return n;
 }

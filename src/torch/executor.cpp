@@ -712,7 +712,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   }
   std::vector<at::Tensor> states;
   for (const at::Generator& g : generators_) states.push_back(g.get_state());
-  const size_t left = random_states_left();
+  const size_t left = side_effects_ ? random_states_left() : 0;
   const auto put_back = [&] {
     fault_ = 0;
     for (size_t i = 0; i < states.size(); ++i) generators_[i].set_state(states[i]);
@@ -725,13 +725,13 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
   try {
     run_steps(f, inputs, owned);
   } catch (capture::RunRefused& refusal) {
-    go_back_to_random_state(left);
+    if (side_effects_) go_back_to_random_state(left);
     put_back();
     if (!made_.all.empty()) refusal.effects = kept();
     throw;
   } catch (...) {
     fault_ = 0;
-    go_back_to_random_state(left);
+    if (side_effects_) go_back_to_random_state(left);
     const bool again = side_effects_ && !wrote_ && begun_ == made_.all.size();
     if (again || effects_begun() == effects) put_back();
     if (again) set_effects_of_failure(kept());

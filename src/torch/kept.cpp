@@ -368,15 +368,14 @@ void Call::let_go() {
   const bool any = std::ranges::find(live, 1) != live.end();
   if (!any) all_freed();
   // On its way to a leaf that the program has made a gradient reads what the derivative through all does not.
-  std::vector<char> given_on(leads.size()), ends(leads.size());
-  for (size_t i = leads.size(); i-- > 0;) {
-    const Tape::Step& s = tape_->steps[i];
-    given_on[i] = !s.gradients.empty() || std::ranges::any_of(s.next, [&](uint32_t n) { return given_on[n] != 0; });
-    ends[i] = !given_on[i] || std::ranges::any_of(s.next, [&](uint32_t n) { return ends[n] != 0; });
-  }
-  bool ends_between = false;
-  for (size_t k = 0; k < live.size(); ++k) ends_between = ends_between || (live[k] && ends[static_cast<size_t>(tape_->roots[k])]);
-  if (ends_between) {
+  const auto ends_between = [&] {
+    std::vector<char> ends = tape_->gives_gradients();
+    for (size_t i = ends.size(); i-- > 0;) ends[i] = !ends[i] || std::ranges::any_of(tape_->steps[i].next, [&](uint32_t n) { return ends[n] != 0; });
+    for (size_t k = 0; k < live.size(); ++k)
+      if (live[k] && ends[static_cast<size_t>(tape_->roots[k])]) return true;
+    return false;
+  };
+  if (any && ends_between()) {
     needed.assign(needed.size(), 1);
   } else if (any) {
     needed = needed_through(live, *derivative_, kept.size());

@@ -58,16 +58,16 @@ at::Tensor random_state() {
 }
 thread_local std::vector<at::Tensor> left;  // states that a plan will go back to
 
-// What it was. Given that, it goes back.
-at::Tensor set_random_state(const at::Tensor& to) {
+// Gives what it was, and goes `back` to that the second time.
+at::Tensor set_random_state(const at::Tensor& to, bool back) {
   at::Generator g = at::detail::getDefaultCPUGenerator();
   std::lock_guard<std::mutex> lock(g.mutex());
   at::Tensor before = g.get_state();
-  if (!left.empty() && left.back().is_same(to))
-    left.pop_back();
-  else
-    left.push_back(before);
   g.set_state(to);
+  if (back && !left.empty())
+    left.pop_back();
+  else if (!back)
+    left.push_back(before);
   return before;
 }
 
@@ -115,7 +115,7 @@ TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("bernoulli(int[] size, float p) -> Tensor", bernoulli, {at::Tag::nondeterministic_seeded});
   m.def("uniform(int[] size) -> Tensor", uniform, {at::Tag::nondeterministic_seeded});
   m.def("random_state() -> Tensor", random_state, {at::Tag::nondeterministic_seeded});
-  m.def("set_random_state(Tensor state) -> Tensor", set_random_state, {at::Tag::nondeterministic_seeded});
+  m.def("set_random_state(Tensor state, bool back) -> Tensor", set_random_state, {at::Tag::nondeterministic_seeded});
 }
 
 }  // namespace vitrify

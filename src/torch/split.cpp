@@ -705,9 +705,7 @@ bool ends_between(const JointProgram& j) {
   const Tape& tape = *j.tape;
   if (std::ranges::any_of(tape.steps, [](const Tape::Step& s) { return !s.raises.empty(); })) return true;
   // A leaf that the program makes takes its gradient with it: nothing behind the results that follow from it is in the derivative through all.
-  std::vector<char> leads(tape.steps.size());
-  for (size_t i = leads.size(); i-- > 0;)
-    leads[i] = !tape.steps[i].gradients.empty() || std::ranges::any_of(tape.steps[i].next, [&](uint32_t n) { return leads[n] != 0; });
+  const std::vector<char> leads = tape.gives_gradients();
   return std::ranges::any_of(j.parts, [&](const JointProgram::Part& p) {
     return std::ranges::any_of(p.stops, [&](uint32_t k) { return tape.step_of(k) >= 0 && !leads[static_cast<size_t>(tape.step_of(k))]; });
   });

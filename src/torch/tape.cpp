@@ -57,6 +57,12 @@ bool Tape::finds(const Path& path, bool is_output, uint32_t index) const {
 
 static bool has(const std::vector<uint32_t>& all, uint32_t index) { return std::ranges::find(all, index) != all.end(); }
 
+std::vector<char> Tape::gives_gradients() const {
+  std::vector<char> r(steps.size());
+  for (size_t i = r.size(); i-- > 0;) r[i] = !steps[i].gradients.empty() || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return r[n] != 0; });
+  return r;
+}
+
 std::optional<size_t> Tape::first(const Path& path, const std::function<bool(const Step&)>& is) const {
   std::optional<size_t> r;
   for (size_t i = 0; i < steps.size(); ++i)

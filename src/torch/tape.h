@@ -65,6 +65,8 @@ struct Tape {
   int32_t step_of(size_t place) const { return place < roots.size() ? roots[place] : places[place].first; }
   // Those of `edges` to which it comes, whether with a gradient or without.
   std::vector<char> edges_on(const Path&, size_t edges) const;
+  // By step: whether a gradient of the program's follows from it. Not on the way to a leaf that the program makes.
+  std::vector<char> gives_gradients() const;
   // The first on the way for which that holds.
   std::optional<size_t> first(const Path&, const std::function<bool(const Step&)>& is) const;
   std::optional<size_t> first_reading(const Path&, bool is_output, uint32_t index) const;

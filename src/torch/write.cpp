@@ -265,13 +265,8 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   if (draws && !info.writes.empty() && info.writes.front() > 0 && !std::ranges::all_of(targets, in_order))
     fail(fmt::format("{} draws in the order of the memory that it is given", info.name));
   if (!info.functional) return run_on_copies(info, fakes, targets, stack);
-  std::unordered_map<const capture::StorageState*, std::vector<const at::Tensor*>> by_memory;
-  for (const at::Tensor& t : targets) {  // what is written first is read, and written over, by what comes next
-    auto& others = by_memory[as_fake(t)->view->storage.get()];
-    for (const at::Tensor* other : others)
-      if (placeholders_may_share(t, *other)) fail(fmt::format("{} writes one memory twice", info.name));
-    others.push_back(&t);
-  }
+  // What is written first is read, and written over, by what comes next.
+  if (writes_one_memory_twice(targets, {})) fail(fmt::format("{} writes one memory twice", info.name));
   bool writes_out = info.op.hasTag(at::Tag::out_variant) || info.functional_args.size() < n;
   // Elementwise kernels may write over what they read. Others read what they have written by then: a copy does the same where it is both.
   std::vector<size_t> same;
