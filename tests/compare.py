@@ -185,7 +185,7 @@ def widen(value):
 
 def first_line(error):
     """What an error says. Version errors name a tensor that a node saved: ours saves others, and eager's own number grows where a tensor is shared by calls."""
-    return re.sub(r"\[[\w.]+ \[.*?\]\](, which is output \d+ of \w+,)? is at version \d+; expected version \d+ instead", "T was written", str(error).partition("\n")[0])
+    return re.sub(r"\[[\w.]+ \[.*?\]\](, which is output \d+ of [\w:]+,)? is at version \d+; expected version \d+ instead", "T was written", str(error).partition("\n")[0])
 
 
 def attempt(fn, *args):

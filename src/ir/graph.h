@@ -83,6 +83,7 @@ enum OpFlags : uint32_t {
   kOneDtype = 1 << 8,         // eager refuses operands of two dtypes; its Meta kernel takes them
   kGivesContiguous = 1 << 9,  // contiguous memory, however argument 0 lies
   kLooksAtOffset = 1 << 10,   // where in its memory argument 0 begins
+  kStartsAligned = 1 << 12,   // refuses an argument 0 that does not begin at a multiple in its memory: an element is made of several
 };
 
 struct Op {

@@ -17,6 +17,7 @@ constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {{kRandom, "rando
                                                                 {kOneDtype, "one_dtype"},
                                                                 {kGivesContiguous, "gives_contiguous"},
                                                                 {kLooksAtOffset, "looks_at_offset"},
+                                                                {kStartsAligned, "starts_aligned"},
                                                                 {kChecksIndex, "checks_index"}};
 constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
                                                                       {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},

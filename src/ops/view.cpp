@@ -322,7 +322,7 @@ const OpRow kRows[] = {
     {"aten::_reshape_alias", V, shape_as_strided, lower<lower_reshape>},
     {"aten::_reshape_copy", 0, nullptr, lower<lower_reshape>},
     {"aten::view_copy", 0, nullptr, lower<lower_reshape>},
-    {"aten::view.dtype", V, nullptr, lower<lower_reshape>},
+    {"aten::view.dtype", V | ir::kStartsAligned, nullptr, lower<lower_reshape>},
     {"aten::view_as", V, nullptr, lower<lower_reshape>},
     {"aten::reshape_as", 0, nullptr, lower<lower_reshape>},
     {"aten::flatten.using_ints", 0, nullptr, lower<lower_reshape>},
@@ -380,7 +380,7 @@ const OpRow kRows[] = {
     {"aten::as_strided", V, shape_as_strided, lower<lower_as_strided>},
     {"aten::as_strided_scatter", 0, nullptr, lower<lower_as_strided_scatter>},
     {"aten::view_as_real", V, shape_view_as_real, nullptr},
-    {"aten::view_as_complex", V, shape_view_as_complex, nullptr},
+    {"aten::view_as_complex", V | ir::kStartsAligned, shape_view_as_complex, nullptr},
 };
 
 }  // namespace

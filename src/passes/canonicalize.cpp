@@ -1,5 +1,7 @@
 #include "passes/canonicalize.h"
 
+#include <ranges>
+
 #include "ir/node_map.h"
 #include "passes/output_storage.h"
 
@@ -152,11 +154,23 @@ bool shorten(ir::Graph& g, Node& n) {
   return true;
 }
 
+// The values whose own memory, from its beginning, somebody looks at through views.
+ir::ValueMap<bool> looked_into(const ir::Graph& g) {
+  ir::ValueMap<bool> r(g);
+  for (Node* n : std::views::reverse(g.nodes())) {
+    bool looks = n->op->flags & ir::kStartsAligned;
+    for (uint32_t i = 0; i < n->outs.size() && n->op->flags & ir::kView; ++i) looks = looks || r.contains({n, i});
+    if (const Value of = looks ? tensor_arg(*n, 0) : Value{}) r.emplace(of, true);
+  }
+  return r;
+}
+
 }  // namespace
 
 bool canonicalize(ir::Graph& g, const Options&) {
   OutputStorage storage(g);
   ir::ValueMap<Value> same(g);
+  const ir::ValueMap<bool> fresh = looked_into(g);
   bool changed = false;
   auto resolve = [&](Value& v) {
     if (const Value* other = v ? same.find(v) : nullptr) v = *other;
@@ -167,6 +181,7 @@ bool canonicalize(ir::Graph& g, const Options&) {
     while (shorten(g, *n)) changed = true;
     Value to = same_as(*n);
     if (!to) to = same_as_second(*n);
+    if (to && !(n->op->flags & ir::kView) && fresh.contains(n->out())) continue;  // what it begins in would be another's memory
     if (!to || !storage.replace(n->out(), to)) continue;
     same.emplace(n->out(), to);
     changed = true;

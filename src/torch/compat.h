@@ -100,6 +100,26 @@ auto make_node(Args&&... args) {
     return std::shared_ptr<N>(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
 }
 
+// A node that lets go of what it owns with the last reference to it. 2.15: who knows it weakly keeps its members alive until then.
+template <class N, bool = std::is_base_of_v<c10::intrusive_ptr_target, N>>
+struct OwningNode : N {
+  using N::N;
+
+ protected:
+  virtual void let_go() = 0;
+};
+template <class N>
+struct OwningNode<N, true> : N {
+  using N::N;
+  void release_resources() override {
+    let_go();
+    N::release_resources();
+  }
+
+ protected:
+  virtual void let_go() = 0;
+};
+
 inline bool has_composite_kernel(const c10::OperatorHandle& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); }
 
 // Keys that must not be seen again when an op is sent on below autograd.

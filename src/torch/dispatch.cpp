@@ -646,6 +646,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
     stack->emplace_back(std::move(r));
     return;
   }
+  const bool shows_part = info.flags & ir::kCopiesMemory && !capture::is_whole(*as_fake(fake_of(last(*stack, n)[0].toTensor()))->view);
   drop(*stack, n);
   const auto& returns = info.op.schema().returns();
   std::vector<at::Tensor> metas;
@@ -670,6 +671,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
       stack->push_back(call.metas.at(i));
     }
   }
+  if (shows_part) as_fake(stack->back().toTensor())->view->storage->shrunk = true;
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include "torch/compat.h"
 #include "torch/convert.h"
 #include "torch/stack.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 namespace {
@@ -33,27 +34,13 @@ std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const comp
   return r;
 }
 
-// While it lives, a kernel that writes through other ops has those count its writes, as it has where no mode is.
-class Counting {
- public:
-  explicit Counting(const c10::OperatorHandle& op)
-      : counts_((!op.hasKernelForDispatchKey(kKey) || compat::kKernelsBehindCountedWritesCount) && c10::impl::tls_is_dispatch_key_excluded(kKey) &&
-                counted_as_called()) {
-    if (counts_) c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-  }
-  ~Counting() {
-    if (counts_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-  }
-  Counting(const Counting&) = delete;
-
- private:
-  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  static bool counted_as_called() {
-    const at::impl::RestorePythonTLSSnapshot as_called;
-    return !c10::impl::tls_is_dispatch_key_excluded(kKey);
-  }
-  bool counts_;
-};
+// A kernel that writes through other ops has those count its writes, as it has where no mode is.
+bool kernel_counts(const c10::OperatorHandle& op) {
+  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  if ((op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return false;
+  const at::impl::RestorePythonTLSSnapshot as_called;
+  return !c10::impl::tls_is_dispatch_key_excluded(kKey);
+}
 
 }  // namespace
 
@@ -74,8 +61,7 @@ Resumed::~Resumed() {
 void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {
   const capture::Paused paused;
   if (given_ == effects_->all.size() || op_name(op.operator_name()) != effects_->all[given_].op) {
-    const Counting counting(op);
-    return op.callBoxed(stack);
+    return kernel_counts(op) ? call_counting(op, *stack) : op.callBoxed(stack);
   }
   give(effects_->all[given_++], op, stack);
 }

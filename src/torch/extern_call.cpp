@@ -39,22 +39,6 @@ at::Tensor copy_with(const at::Tensor& t, at::IntArrayRef strides) { return at::
 
 at::Tensor no_tensor(const ir::Value&) { VT_UNREACHABLE("tensor argument"); }
 
-// Writes are counted, as where eager calls a kernel.
-class Counted {
- public:
-  explicit Counted(bool on) : on_(on && c10::impl::tls_is_dispatch_key_excluded(kKey)) {
-    if (on_) c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-  }
-  ~Counted() {
-    if (on_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-  }
-  Counted(const Counted&) = delete;
-
- private:
-  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  bool on_;
-};
-
 at::Tensor copy_in_place_of(const at::Tensor& t) {
   if (!t.defined()) return t;
   std::optional<c10::InferenceMode> counts_versions;
@@ -67,6 +51,26 @@ at::Tensor copy_in_place_of(const at::Tensor& t) {
 at::Tensor of_inference(const at::Tensor& t) { return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides()); }
 
 }  // namespace
+
+void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
+  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  struct Counted {
+    ~Counted() {
+      if (was) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+    }
+    bool was = c10::impl::tls_is_dispatch_key_excluded(kKey);
+  } const counted;
+  c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+  if (!op.hasKernelForDispatchKey(kKey)) return op.callBoxed(stack);
+  c10::DispatchKeySet keys;
+  const size_t n = op.schema().arguments().size();
+  for (size_t i = stack.size() - n; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) keys = keys | stack[i].toTensor().key_set();
+    if (!stack[i].isTensorList()) continue;
+    for (const at::Tensor& t : stack[i].toTensorVector()) keys = keys | t.key_set();
+  }
+  op.redispatchBoxed(c10::impl::computeDispatchKeySet(keys, c10::after_ADInplaceOrView_keyset), &stack);
+}
 
 bool writes_first(const c10::FunctionSchema& s) {
   return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();
@@ -101,8 +105,7 @@ void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vecto
   std::vector<int64_t> before;
   for (const at::Tensor& t : copies) before.push_back(version_of(t));
   try {
-    const Counted counted(counts);
-    op.callBoxed(stack);
+    counts ? call_counting(op, stack) : op.callBoxed(stack);
   } catch (...) {
     results = std::move(copies);  // what it has written by then
     throw;

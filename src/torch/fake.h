@@ -110,6 +110,7 @@ class FakeImpl final : public c10::TensorImpl {
 
 FakeImpl* as_fake(const at::Tensor&);  // null for real and undefined tensors
 FakeImpl* as_fake(const c10::TensorImpl*);
+bool is_whole(const View&);                 // no memory of its storage lies outside, as far as is known
 bool reads_placeholder(const c10::Error&);  // raised where the data of a fake's storage was asked for
 c10::Storage make_storage(c10::Device, const ir::TensorType&, int64_t offset);
 at::Tensor make_fake(std::shared_ptr<View>, c10::DispatchKeySet keys);

@@ -92,13 +92,14 @@ struct RegionCall : Call {
 };
 
 // To autograd each is what one or more of eager's nodes are.
-class CallNode : public torch::autograd::Node {
+class CallNode : public compat::OwningNode<torch::autograd::Node> {
  public:
   explicit CallNode(std::shared_ptr<RegionCall> call) : call_(std::move(call)) {}
   std::string name() const override { return "VitrifyBackward"; }
   const RegionCall& call() const { return *call_; }
 
  protected:
+  void let_go() override { call_.reset(); }  // which knows its nodes
   std::shared_ptr<RegionCall> call_;
 };
 

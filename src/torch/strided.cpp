@@ -184,6 +184,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   Stack copy{self, at::MemoryFormat::Preserve};
   run_pure(*ops.find("aten::clone"), &copy);
   const at::Tensor result = copy.back().toTensor();
+  capture::as_fake(result)->view->storage->shrunk = !capture::is_whole(*f->view);
   strided[0] = result;
   if (!strided[3].isNone()) {
     if (f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
