@@ -143,6 +143,11 @@ std::vector<Tensor> Nests::reduce(AccumKind kind, const Tensor& x0, std::span<co
   return reduce_nest(kind, x0, dims, keepdim, acc, out, f);
 }
 
+Tensor Nests::sum_of_products(const Tensor& a, const Tensor& b, std::span<const int64_t> dims, DType type) {
+  const Tensor factor = realize(b);
+  return reduce_nest(AccumKind::Sum, realize(a), dims, false, type, type, {}, &factor)[0];
+}
+
 Tensor Nests::scatter(const Tensor& init, Dims space, bool accumulate, const std::function<Write(Body&, const Index&)>& f) {
   const uint32_t buf = new_buffer(init.dtype, init.sizes, ir::contiguous_strides(init.sizes));
   Tensor target = buffer_tensor(buf);
@@ -399,7 +404,7 @@ std::vector<Tensor> Nests::split_welford(const Tensor& x, std::span<const int64_
 }
 
 std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
-                                       const std::function<Val(Val)>& f) {
+                                       const std::function<Val(Val)>& f, const Tensor* factor) {
   Tensor x = x0;
   if (x.buffer < 0) {  // rules read x again after the reduction (softmax, norms): compute it once, the scheduler keeps it in registers or scratch
     const Price p = price(x);
@@ -431,14 +436,14 @@ std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::sp
   Val v = x.at(n.body, idx);
   v = ops::cast(f ? f(v) : v, acc);
   loop::Accum a{kind, acc, {loop::kNoValue, loop::kNoValue}};
-  int32_t position = loop::kNoValue;
+  int32_t with = factor ? ops::cast(factor->at(n.body, idx), acc).id : loop::kNoValue;
   if (kind == AccumKind::ArgMin || kind == AccumKind::ArgMax) {
     Int lin = 0;
     for (size_t d = 0; d < x.sizes.size(); ++d)
       if (reduced[d]) lin = lin * x.sizes[d] + idx[d];
-    position = n.body.index(lin).id;
+    with = n.body.index(lin).id;
   }
-  n.body.instrs.push_back({.op = loop::Op::reduce, .type = acc, .a = v.id, .b = position, .iimm = 0});
+  n.body.instrs.push_back({.op = loop::Op::reduce, .type = acc, .a = v.id, .b = with, .iimm = 0});
   std::vector<Tensor> results;
   for (int r = 0; r < loop::num_results(kind); ++r) {
     const bool index_result = r == 1 && (kind == AccumKind::ArgMin || kind == AccumKind::ArgMax);

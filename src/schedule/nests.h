@@ -17,6 +17,7 @@ class Nests : public Lowering {
   Tensor realize_as(const Tensor& t, const Dims& strides) override;
   std::vector<Tensor> reduce(loop::AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                              const std::function<Val(Val)>& f) override;
+  Tensor sum_of_products(const Tensor& a, const Tensor& b, std::span<const int64_t> dims, DType type) override;
   Tensor scatter(const Tensor& init, Dims space, bool accumulate, const std::function<Write(Body&, const Index&)>& f) override;
   Tensor concat(const std::vector<Tensor>& parts, int64_t dim) override;
 
@@ -65,8 +66,9 @@ class Nests : public Lowering {
   Tensor keep_dims(Tensor t, std::span<const int64_t> dims);
   std::vector<Tensor> split_welford(const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                     const std::function<Val(Val)>& f);
+  // `factor`: of sum_of_products.
   std::vector<Tensor> reduce_nest(loop::AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
-                                  const std::function<Val(Val)>& f);
+                                  const std::function<Val(Val)>& f, const Tensor* factor = nullptr);
   // Non-overlapping and dense, provably: some order of the dims makes it contiguous.
   static bool is_dense(const ir::TensorType& t);
 

@@ -35,9 +35,6 @@ bool has_scratch(const loop::Kernel& k) {
 
 KernelEmitter::KernelEmitter(const loop::Kernel& k, llvm::Module& m, const Target& t, VectorMath::Resolve resolve, std::set<std::string>& symbols)
     : k_(k), m_(m), cx_(m.getContext()), t_(t), b_(cx_), math_(b_, m, t, resolve, symbols) {
-  llvm::FastMathFlags flags;
-  flags.setAllowContract();
-  b_.setFastMathFlags(flags);
   values_.resize(k.num_values);
   types_.resize(k.num_values, DType::F32);
   lanes_ = t.lanes;
