@@ -132,6 +132,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
+    paddings_.push_back(originals_ ? padding_of(*e.node) : Padding());
     hides_.push_back(originals_ ? hidden_by(*e.node) : Hides::Nothing);
   }
   folds_.resize(calls_.size());
