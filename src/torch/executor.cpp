@@ -356,7 +356,7 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
     for (size_t d = 0; same && d < type.dim(); ++d) {
       const auto k = static_cast<int64_t>(d);
       same = is(type.sizes[d], s ? &s->sizes : nullptr, d, t.size(k)) &&
-             (t.size(k) <= 1 || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
+             ((t.size(k) <= 1 && t.numel() == 0) || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
     }
     if (same || (lenient && to_dtype(t.scalar_type()) == type.dtype && s && t.sizes() == at::IntArrayRef(s->sizes))) continue;
     const std::string key = late_ ? std::string() : capture::call_key(e.node->op->name, e.node->args);
