@@ -48,7 +48,8 @@ using sym::Int;
   _(bitcast, 1, S)                                                                                                           \
   _(where, 3, S)          /* a ? b : c */                                                                                    \
   _(fma, 3, S)            /* a * b + c of floats, rounded once on a machine that can */                                      \
-  _(reduce, 1, S)         /* feeds accumulator iimm with a (argmax/argmin: a value, b index; mask as operand c, optional) */ \
+  _(reduce, 1, S)         /* feeds accumulator iimm with a (argmax/argmin: a value, b index; a sum of floats that has b: a * */ \
+                          /* b as fma, as libraries add up matrix products; mask as operand c, optional) */                 \
   _(neg, 1, U) _(abs, 1, U) _(sign, 1, U) _(sqrt, 1, U) _(rsqrt, 1, U) _(reciprocal, 1, U) _(exp, 1, U) _(exp2, 1, U)        \
   _(expm1, 1, U) _(log, 1, U) _(log2, 1, U) _(log10, 1, U) _(log1p, 1, U) _(sin, 1, U) _(cos, 1, U) _(tan, 1, U)             \
   _(asin, 1, U) _(acos, 1, U) _(atan, 1, U) _(sinh, 1, U) _(cosh, 1, U) _(tanh, 1, U) _(asinh, 1, U) _(acosh, 1, U)          \

@@ -172,7 +172,12 @@ class Verifier {
         bool logical = a.kind == AccumKind::Any || a.kind == AccumKind::All;
         if (!logical) want(i.a, a.type, "reduced value");
         if (is_moments(a.kind)) check(is_float(a.type), "{} of {}", to_string(a.kind), to_string(a.type));
-        if (a.kind == AccumKind::ArgMin || a.kind == AccumKind::ArgMax) want(i.b, DType::I64, "index");
+        if (a.kind == AccumKind::ArgMin || a.kind == AccumKind::ArgMax) {
+          want(i.b, DType::I64, "index");
+        } else if (i.b >= 0) {
+          check(a.kind == AccumKind::Sum && is_float(a.type), "a factor of {} of {}", to_string(a.kind), to_string(a.type));
+          want(i.b, a.type, "factor");
+        }
         if (i.c >= 0) want(i.c, DType::Bool, "mask");
         return;
       }

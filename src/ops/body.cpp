@@ -134,7 +134,10 @@ Val Body::op(loop::Op o, DType type, Val a, Val b, Val c) {
   }
   if (!is_float(a.type) && (o == Op::div || o == Op::floordiv || o == Op::remainder || o == Op::fmod) && a.type != DType::Bool) {
     const Instr* kb = constant_of(b);
-    if (!kb || kb->iimm == 0) may_fault = true;
+    if (!kb || kb->iimm == 0) {
+      may_fault = true;
+      if (mask_ != kNoValue) b = where(Val{this, mask_, DType::Bool}, b, constant_int(b.type, 1));  // divides by nothing where it is off
+    }
   }
   if (a.type == DType::Bool && o == Op::and_ && b.body) {
     if (const Instr* k = constant_of(a)) return k->iimm ? b : a;

@@ -186,6 +186,9 @@ class Lowering {
   // Results: one tensor per num_results(kind), of dtype `out` (index results are I64).
   virtual std::vector<Tensor> reduce(loop::AccumKind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc_type, DType out,
                                      const std::function<Val(Val)>& f = {}) = 0;
+  // Sums of a * b over `dims`, each step rounded once, as libraries add up matrix products. (The product of a program that is summed is a number of
+  // its own, and rounded.)
+  virtual Tensor sum_of_products(const Tensor& a, const Tensor& b, std::span<const int64_t> dims, DType type) = 0;
   // A fresh buffer filled with `init`, then for every index of `space`, body(b, index) gives {target index, value}; stored or added there.
   struct Write {
     Index target;

@@ -22,13 +22,11 @@ bool small(const Tensor& a, const Tensor& b) {
 // Vector lanes run over the columns, so the right operand's rows must be dense; narrow results need dense columns.
 bool readable(const Tensor& b) { return b.buffer >= 0 && (b.strides[1].is(1) || (b.sizes[1].value() < kVectorColumns && b.strides[0].is(1))); }
 
-Tensor product(Lowering& L, const Tensor& a0, const Tensor& b0) {
-  const Tensor a = L.realize(a0), b = L.realize(b0);
-  Tensor terms = L.map(
-      DType::F32, {a.sizes[0], b.sizes[1], a.sizes[1]},
-      [a, b](Body& body, const Index& i) { return a.at(body, {i[0], i[2]}) * b.at(body, {i[2], i[1]}); }, 1, 2);
-  const int64_t dim = 2;
-  return L.reduce(AccumKind::Sum, terms, {&dim, 1}, false, DType::F32, DType::F32)[0];
+Tensor product(Lowering& L, const Tensor& a, const Tensor& b) {
+  const Dims terms{a.sizes[0], b.sizes[1], a.sizes[1]};
+  const int64_t swapped[] = {1, 0}, along = 2;
+  const Tensor rows = L.expand(L.unsqueeze(L.realize(a), 1), terms), columns = L.expand(L.unsqueeze(L.permute(L.realize(b), swapped), 0), terms);
+  return L.sum_of_products(rows, columns, {&along, 1}, DType::F32);
 }
 
 bool plain(const Args& a, size_t x, size_t w) {

@@ -28,5 +28,7 @@ struct Attention {
   float* out;
 };
 void attend(const Attention&, int64_t first, int64_t last);
+// The weights of one node, w[edges][heads], in place; per_head holds `heads` floats for a while.
+void softmax_of_edges(float* w, int64_t edges, int64_t heads, float epsilon, float* per_head);
 
 }  // namespace vitrify::runtime

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "ops/rules.h"
 #include "ops/shapes.h"
 #include "sym/measure.h"
 
@@ -132,15 +133,23 @@ Tensor Nests::realize_as(const Tensor& t, const Dims& strides) {
 std::vector<Tensor> Nests::reduce(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                   const std::function<Val(Val)>& f) {
   const bool split = kind != AccumKind::ArgMin && kind != AccumKind::ArgMax && should_split(x0, dims);
-  if (split && loop::is_moments(kind)) return split_welford(x0, dims, keepdim, acc, out, f);
+  if (split && loop::is_moments(kind)) return split_moments(kind, x0, dims, keepdim, acc, out, f);
   if (split) {
-    auto [parts, part_dims] = split_view(x0, dims, kind, acc, f);
-    auto first = reduce_nest(kind, parts, part_dims, false, acc, acc, {});
-    std::vector<int64_t> last{static_cast<int64_t>(first[0].sizes.size()) - 1};
-    auto second = reduce_nest(kind, first[0], last, false, acc, out, {});
+    int64_t elements = 1;
+    for (int64_t d : dims) elements *= x0.sizes[d].value();
+    const int64_t parts = parts_of(elements).first;
+    const Tensor rows = in_parts(x0, dims, 0, parts, (elements + parts - 1) / parts, kind, acc, f);
+    const int64_t within = static_cast<int64_t>(rows.sizes.size()) - 1, last = within - 1;
+    auto first = reduce_nest(kind, rows, {&within, 1}, false, acc, acc, {});
+    auto second = reduce_nest(kind, first[0], {&last, 1}, false, acc, out, {});
     return {keepdim ? keep_dims(second[0], dims) : second[0]};
   }
   return reduce_nest(kind, x0, dims, keepdim, acc, out, f);
+}
+
+Tensor Nests::sum_of_products(const Tensor& a, const Tensor& b, std::span<const int64_t> dims, DType type) {
+  const Tensor factor = realize(b);
+  return reduce_nest(AccumKind::Sum, realize(a), dims, false, type, type, {}, &factor)[0];
 }
 
 Tensor Nests::scatter(const Tensor& init, Dims space, bool accumulate, const std::function<Write(Body&, const Index&)>& f) {
@@ -327,17 +336,16 @@ bool Nests::should_split(const Tensor& x, std::span<const int64_t> dims) {
   return all.value() / r.value() < 4 * options_.threads;
 }
 
-std::pair<Tensor, std::vector<int64_t>> Nests::split_view(const Tensor& x, std::span<const int64_t> dims, AccumKind kind, DType acc,
-                                                          const std::function<Val(Val)>& f) {
+std::pair<int64_t, int64_t> Nests::parts_of(int64_t elements) {
+  for (int64_t p : {16, 12, 14, 15, 18, 20, 24, 28, 32, 8, 9, 10, 11, 13})
+    if (elements % p == 0) return {p, elements / p};
+  return {kParts, elements / kParts};
+}
+
+Tensor Nests::in_parts(const Tensor& x, std::span<const int64_t> dims, int64_t first, int64_t parts, int64_t chunk, AccumKind kind, DType acc,
+                       const std::function<Val(Val)>& f) {
   int64_t rn = 1;
   for (int64_t d : dims) rn *= x.sizes[d].value();
-  int64_t parts = kParts;
-  for (int64_t p : {16, 12, 14, 15, 18, 20, 24, 28, 32, 8, 9, 10, 11, 13})
-    if (rn % p == 0) {
-      parts = p;
-      break;
-    }
-  const int64_t chunk = (rn + parts - 1) / parts;
   std::vector<int64_t> kept, red(dims.begin(), dims.end());
   for (size_t d = 0; d < x.sizes.size(); ++d)
     if (std::find(red.begin(), red.end(), static_cast<int64_t>(d)) == red.end()) kept.push_back(static_cast<int64_t>(d));
@@ -346,11 +354,11 @@ std::pair<Tensor, std::vector<int64_t>> Nests::split_view(const Tensor& x, std::
   for (int64_t d : kept) sizes.push_back(x.sizes[d]);
   sizes.push_back(parts);
   sizes.push_back(chunk);
-  const bool exact = parts * chunk == rn;
-  Tensor t = map(acc, sizes, [=, src = x.at, xs = x.sizes](Body& b, const Index& i) {
+  const bool inside = first + parts * chunk <= rn;
+  return map(acc, sizes, [=, src = x.at, xs = x.sizes](Body& b, const Index& i) {
     Index j(xs.size());
     for (size_t k = 0; k < kept.size(); ++k) j[kept[k]] = i[k];
-    Int lin = i[kept.size()] * chunk + i[kept.size() + 1];
+    Int lin = i[kept.size()] * chunk + i[kept.size() + 1] + first;
     Int rest = lin;
     for (size_t k = red.size(); k-- > 0;) {
       j[red[k]] = k == 0 ? rest : sym::mod(rest, xs[red[k]]);
@@ -360,10 +368,9 @@ std::pair<Tensor, std::vector<int64_t>> Nests::split_view(const Tensor& x, std::
       const Val v = src(b, j);
       return ops::cast(f ? f(v) : v, acc);
     };
-    if (exact) return value();
+    if (inside) return value();
     return b.masked(b.index(lin) < b.constant_int(DType::I64, rn), value, neutral(b, kind, acc));
   });
-  return {t, {static_cast<int64_t>(sizes.size()) - 1}};
 }
 
 Tensor Nests::keep_dims(Tensor t, std::span<const int64_t> dims) {
@@ -373,33 +380,44 @@ Tensor Nests::keep_dims(Tensor t, std::span<const int64_t> dims) {
   return t;
 }
 
-std::vector<Tensor> Nests::split_welford(const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+// Moments of parts, which are joined: a sum of all would overflow where their mean does not, and round the mean of equal numbers to another one.
+std::vector<Tensor> Nests::split_moments(AccumKind kind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                          const std::function<Val(Val)>& f) {
-  Int n = 1;
-  for (int64_t d : dims) n = n * x.sizes[d];
-  const double count = static_cast<double>(n.value());
-  Tensor sum = reduce(AccumKind::Sum, x, dims, true, acc, acc, f)[0];
-  Tensor mean = map(acc, sum.sizes, [at = sum.at, count](Body& b, const Index& i) { return at(b, i) / count; });
-  mean = realize(mean);
-  Tensor wide = expand(mean, x.sizes);
-  Tensor centred = map(acc, x.sizes, [src = x.at, m = wide.at, acc, f](Body& b, const Index& i) {
-    Val v = src(b, i);
-    v = ops::cast(f ? f(v) : v, acc);
-    Val d = v - m(b, i);
-    return d * d;
+  int64_t rn = 1;
+  for (int64_t d : dims) rn *= x.sizes[d].value();
+  const auto [parts, chunk] = parts_of(rn);
+  const int64_t rest = rn - parts * chunk;
+  auto moments = [&](const Tensor& t) {
+    const int64_t last = static_cast<int64_t>(t.sizes.size()) - 1;
+    return reduce_nest(kind, t, {&last, 1}, false, acc, acc, {});
+  };
+  const auto each = moments(in_parts(x, dims, 0, parts, chunk, kind, acc, f)), among = moments(each[0]);
+  const int64_t last = static_cast<int64_t>(each[1].sizes.size()) - 1;
+  const Tensor within = reduce_nest(AccumKind::Sum, each[1], {&last, 1}, false, acc, acc, {})[0];
+  Tensor mean = among[0];
+  Tensor m2 = map(acc, mean.sizes, [within = within.at, among = among[1].at, n = static_cast<double>(chunk)](Body& b, const Index& i) {
+    return within(b, i) + among(b, i) * n;
   });
-  Tensor m2 = reduce(AccumKind::Sum, centred, dims, keepdim, acc, out, {})[0];
-  Tensor m = mean;
-  if (!keepdim) {
-    std::vector<int64_t> d(dims.begin(), dims.end());
-    std::sort(d.rbegin(), d.rend());
-    for (int64_t k : d) m = squeeze(m, k);
+  if (rest > 0) {  // fewer than there are parts
+    const auto others = moments(squeeze(in_parts(x, dims, parts * chunk, 1, rest, kind, acc, f), static_cast<int64_t>(mean.sizes.size())));
+    const double share = static_cast<double>(rest) / static_cast<double>(rn), before = static_cast<double>(parts * chunk);
+    m2 = map(acc, mean.sizes, [m2 = m2.at, more = others[1].at, x = mean.at, y = others[0].at, share, before](Body& b, const Index& i) {
+      const Val apart = y(b, i) - x(b, i);
+      return m2(b, i) + more(b, i) + apart * (before * share) * apart;
+    });
+    mean = map(acc, mean.sizes, [x = mean.at, y = others[0].at, share](Body& b, const Index& i) {
+      const Val v = x(b, i), w = y(b, i), apart = w - v;
+      return where(finite(apart), v + apart * share, v * (1 - share) + w * share);  // an infinity stays what it is
+    });
   }
-  return {cast(m, out), m2};
+  std::vector<Tensor> results{realize(cast(mean, out)), realize(cast(m2, out))};
+  if (keepdim)
+    for (Tensor& t : results) t = keep_dims(t, dims);
+  return results;
 }
 
 std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
-                                       const std::function<Val(Val)>& f) {
+                                       const std::function<Val(Val)>& f, const Tensor* factor) {
   Tensor x = x0;
   if (x.buffer < 0) {  // rules read x again after the reduction (softmax, norms): compute it once, the scheduler keeps it in registers or scratch
     const Price p = price(x);
@@ -431,14 +449,14 @@ std::vector<Tensor> Nests::reduce_nest(AccumKind kind, const Tensor& x0, std::sp
   Val v = x.at(n.body, idx);
   v = ops::cast(f ? f(v) : v, acc);
   loop::Accum a{kind, acc, {loop::kNoValue, loop::kNoValue}};
-  int32_t position = loop::kNoValue;
+  int32_t with = factor ? ops::cast(factor->at(n.body, idx), acc).id : loop::kNoValue;
   if (kind == AccumKind::ArgMin || kind == AccumKind::ArgMax) {
     Int lin = 0;
     for (size_t d = 0; d < x.sizes.size(); ++d)
       if (reduced[d]) lin = lin * x.sizes[d] + idx[d];
-    position = n.body.index(lin).id;
+    with = n.body.index(lin).id;
   }
-  n.body.instrs.push_back({.op = loop::Op::reduce, .type = acc, .a = v.id, .b = position, .iimm = 0});
+  n.body.instrs.push_back({.op = loop::Op::reduce, .type = acc, .a = v.id, .b = with, .iimm = 0});
   std::vector<Tensor> results;
   for (int r = 0; r < loop::num_results(kind); ++r) {
     const bool index_result = r == 1 && (kind == AccumKind::ArgMin || kind == AccumKind::ArgMax);

@@ -17,6 +17,7 @@ class Nests : public Lowering {
   Tensor realize_as(const Tensor& t, const Dims& strides) override;
   std::vector<Tensor> reduce(loop::AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                              const std::function<Val(Val)>& f) override;
+  Tensor sum_of_products(const Tensor& a, const Tensor& b, std::span<const int64_t> dims, DType type) override;
   Tensor scatter(const Tensor& init, Dims space, bool accumulate, const std::function<Write(Body&, const Index&)>& f) override;
   Tensor concat(const std::vector<Tensor>& parts, int64_t dim) override;
 
@@ -59,14 +60,18 @@ class Nests : public Lowering {
   Dims natural_strides(const Tensor& t);
   Price price(const Tensor& t);
   bool should_split(const Tensor& x, std::span<const int64_t> dims);
-  // x with its reduced dims as two: [kept..., part, within]; elements past the end read as the accumulator's neutral value.
-  std::pair<Tensor, std::vector<int64_t>> split_view(const Tensor& x, std::span<const int64_t> dims, loop::AccumKind kind, DType acc,
-                                                     const std::function<Val(Val)>& f);
+  // How many parts so many elements are reduced in, and how many whole elements each of them has.
+  static std::pair<int64_t, int64_t> parts_of(int64_t elements);
+  // x with its reduced dims as two, [kept..., part, within], from element `first` of them on; those past the end read as the accumulator's neutral
+  // value.
+  Tensor in_parts(const Tensor& x, std::span<const int64_t> dims, int64_t first, int64_t parts, int64_t chunk, loop::AccumKind kind, DType acc,
+                  const std::function<Val(Val)>& f);
   Tensor keep_dims(Tensor t, std::span<const int64_t> dims);
-  std::vector<Tensor> split_welford(const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+  std::vector<Tensor> split_moments(loop::AccumKind kind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                     const std::function<Val(Val)>& f);
+  // `factor`: of sum_of_products.
   std::vector<Tensor> reduce_nest(loop::AccumKind kind, const Tensor& x0, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
-                                  const std::function<Val(Val)>& f);
+                                  const std::function<Val(Val)>& f, const Tensor* factor = nullptr);
   // Non-overlapping and dense, provably: some order of the dims makes it contiguous.
   static bool is_dense(const ir::TensorType& t);
 

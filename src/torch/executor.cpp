@@ -132,6 +132,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
   for (const ExternCall& e : plan_->externs) {
     calls_.emplace_back(*e.node, *plan_->graph);
     if (e.node->op->flags & ir::kRandom) note_generator(*e.node);
+    paddings_.push_back(originals_ ? padding_of(*e.node) : Padding());
     hides_.push_back(originals_ ? hidden_by(*e.node) : Hides::Nothing);
   }
   folds_.resize(calls_.size());
@@ -355,7 +356,7 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
     for (size_t d = 0; same && d < type.dim(); ++d) {
       const auto k = static_cast<int64_t>(d);
       same = is(type.sizes[d], s ? &s->sizes : nullptr, d, t.size(k)) &&
-             (t.size(k) <= 1 || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
+             ((t.size(k) <= 1 && t.numel() == 0) || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
     }
     if (same || (lenient && to_dtype(t.scalar_type()) == type.dtype && s && t.sizes() == at::IntArrayRef(s->sizes))) continue;
     const std::string key = late_ ? std::string() : capture::call_key(e.node->op->name, e.node->args);

@@ -154,12 +154,18 @@ class PlanRun {
   enum class Hides : char { Nothing, NaN, Overflow };  // Overflow: NaNs too
   static Hides hidden_by(const ir::Node& call);
   std::unordered_map<uint32_t, Failed> failed_;  // calls by number that a library did not do
+  struct Padding {
+    bool pads = false;
+    std::optional<size_t> weight;  // which operand is multiplied by what it pads with
+  };
+  static Padding padding_of(const ir::Node& call);
   struct Fold {
     at::Tensor shift, weight;
     std::optional<TensorKey> plain;  // of a weight that is no copy: as it was
     bool alike = true;
   };
   std::vector<Fold> folds_;                          // calls by number: into what a norm was folded when that was last looked at
+  std::vector<Padding> paddings_;                    // calls by number: of convolutions
   std::vector<Hides> hides_;                         // calls by number: what eager would show that they do not
   uint64_t effects_before_ = 0;                      // this run
   std::vector<std::vector<uint32_t>> first_, last_;  // by step, and one more: results that begin to exist with it; inputs it is the last to read

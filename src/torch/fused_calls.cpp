@@ -50,16 +50,19 @@ bool all_below(const at::Tensor& t, double limit) {
   return least.item<double>() > -limit && most.item<double>() < limit;  // not of NaN
 }
 
+}  // namespace
+
 // Its first list of integers says by how much a convolution pads: behind what it convolves, its weight and its bias.
-std::optional<size_t> padding_of(const ir::Node& n) {
+PlanRun::Padding PlanRun::padding_of(const ir::Node& n) {
   size_t i = 0;
   while (i < n.args.size() && !std::holds_alternative<std::vector<sym::Int>>(n.args[i])) ++i;
-  if (i < 3 || i == n.args.size()) return std::nullopt;
-  const auto pads = [](sym::Int p) { return !p.is(0); };
-  return std::ranges::any_of(std::get<std::vector<sym::Int>>(n.args[i]), pads) ? std::optional(i) : std::nullopt;
+  if (i < 3 || i == n.args.size()) return {};
+  if (std::ranges::all_of(std::get<std::vector<sym::Int>>(n.args[i]), [](sym::Int p) { return p.is(0); })) return {};
+  const size_t weight = i - 2;
+  if (!std::holds_alternative<ir::Value>(n.args[weight])) return {.pads = true};
+  return {.pads = true,
+          .weight = std::count_if(n.args.begin(), n.args.begin() + weight, [](const ir::Arg& a) { return std::holds_alternative<ir::Value>(a); })};
 }
-
-}  // namespace
 
 // A norm that is folded into weights makes the infinities and NaNs that it makes after the product only if none of its numbers, nor what is folded,
 // comes near to the largest float.
@@ -73,13 +76,11 @@ bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor*
     const bool is_shift = t.layout() == at::kStrided && t.dim() == 1 && t.is_floating_point();
     (is_shift ? shift : weight) = &t;
   }
-  const ir::Node& n = *plan_->externs[call].node;
-  const std::optional<size_t> padding = padding_of(n);
+  const Padding padding = paddings_[call];
   Fold& known = folds_[call];
   // A weight that nobody has copied, or what the call makes of one.
-  if (padding && !weight && std::holds_alternative<ir::Value>(n.args[*padding - 2])) {
-    size_t operand = 0;
-    for (size_t i = 0; i < *padding - 2; ++i) operand += std::holds_alternative<ir::Value>(n.args[i]);
+  if (padding.weight && !weight) {
+    const size_t operand = *padding.weight;
     const runtime::Slot& slot = plan_->slots[plan_->externs[call].operands[operand].slot];
     const at::Tensor& own = *s.pointers[operand];
     if (slot.kind != runtime::SlotKind::Input) return all_below(own.layout() == at::kStrided ? own : own.to_dense(), kInf);
@@ -88,7 +89,7 @@ bool PlanRun::folds_alike(uint32_t call, const ExternState& s, const at::Tensor*
     known.plain.emplace(t, std::span(inputs, plan_->graph->inputs.size()));
     return known.alike = all_below(t, kInf);
   }
-  if (!shift && !(weight && padding)) return true;
+  if (!shift && !(weight && padding.pads)) return true;
   if ((!shift || shift->is_same(known.shift)) && (!weight || weight->is_same(known.weight))) return known.alike;
   known = {shift ? *shift : at::Tensor(), weight ? *weight : at::Tensor(), {}, !shift || all_below(*shift, 1e30)};
   const double limit = shift ? 1e10 : kInf;

@@ -51,3 +51,23 @@ def test_draws_into_memory_of_another_order(draw, out):
         told.append([*f(torch.full((2, 8), 0.5), o), o])
     for a, b in zip(*told):
         assert torch.equal(a, b)
+
+
+WEIGHTS = {
+    "rows": lambda w: w[:1].expand_as(w), "channels": lambda w: w[:, :1].expand_as(w), "pixels": lambda w: w[..., :1, :1].expand_as(w),
+    "all": lambda w: w[:1, :1, :1, :1].expand_as(w), "every other": lambda w: torch.stack([w, w], -1).flatten(-2)[..., ::2],
+    "transposed": lambda w: w.transpose(2, 3).contiguous().transpose(2, 3), "channels last": lambda w: w.contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_a_norm_folded_into_a_weight(weight, kernel):
+    """The folded weight was said to lie as the weight does, where its elements cannot share memory."""
+    torch.manual_seed(0)
+    m = nn.Sequential(nn.Conv2d(3, 24, kernel), nn.BatchNorm2d(24), nn.ReLU()).eval()
+    m[0].weight, m[1].running_mean[:] = nn.Parameter(WEIGHTS[weight](m[0].weight.detach())), torch.rand(24)
+    x, compiled = torch.rand(1, 3, 5, 5), vitrify.compile(nn.Sequential(m, nn.Softmax(1)))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), m(x).softmax(1))

@@ -84,3 +84,25 @@ def test_other_custom_ops_before_it_run_once():
             eager, n = program(x), len(ran)
             torch.testing.assert_close(compiled(x), eager)
             assert len(ran) == n + 1
+
+
+@torch.library.custom_op("liars::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+scaled.register_fake(torch.empty_like)
+
+
+@pytest.mark.judged("what is said of a program holds only for some")
+@pytest.mark.parametrize("after", [lambda y: y.double(), lambda y: y, lambda y: torch.empty_like(y).fill_(1), lambda y: (y + 1).transpose(0, 1), lambda y: y.float() * y.sum()])
+@pytest.mark.parametrize("shape", [(4, 1, 4, 4), (4, 4, 1, 4), (1, 8), (33, 3, 1, 1), (5, 1)], ids=str)
+def test_strides_along_dims_of_one(shape, after):
+    """They say nothing of memory, but a program sees them: what follows the op has those of its real result."""
+    f = lambda x: after(scaled(x))
+    compiled = vitrify.compile(f)
+    for x in (torch.randn(shape), torch.randn(shape[::-1]).permute(*reversed(range(len(shape)))), torch.randn(*shape, 2)[..., 0], torch.randn(shape).transpose(-1, -2).contiguous().transpose(-1, -2)):
+        for _ in range(3):
+            ours, eager = compiled(x), f(x)
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)

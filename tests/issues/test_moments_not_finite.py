@@ -122,3 +122,19 @@ def test_groups_that_do_not_divide_the_channels():
     compiled, x = vitrify.compile(group_norm(4)), torch.randn(1, 2, 3)
     with torch.no_grad(), pytest.raises(RuntimeError, match="divisible"):
         compiled(x)
+
+
+@pytest.mark.parametrize("size", [30000, 32771, 40000, 40001])
+@pytest.mark.parametrize("value", [1e34, -3e38, 1e20, 0.1, INF, -INF, NAN])
+@pytest.mark.parametrize("at", ["everywhere", 0, 17000, -1])
+def test_many_elements(size, value, at):
+    """The mean of 32768 elements and more was their sum by their number: it overflowed, and equal numbers had another mean, far from which they were."""
+    torch.manual_seed(0)
+    wide = lambda x: (*torch.var_mean(x.double() * 1e270), batch_norm(x.view(1, 1, -1))[1:], instance_norm(x.view(1, 1, -1))[1:])
+    compiled, x = vitrify.compile(wide), torch.full((size,), value)
+    if at != "everywhere":
+        x = torch.randn(size)
+        x[at] = value
+    for given in (x, x.flip(0)):
+        ours, eager = compiled(given), wide(given)
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-12, equal_nan=True)

@@ -175,6 +175,10 @@ class Run {
       case Op::reduce:
         VT_CHECK(acc, "kernel {}: a reduce where nothing is reduced", k_.name);
         if (i.c >= 0 && !v(i.c).i) return;
+        if (s.accums[i.iimm].kind == AccumKind::Sum && i.b >= 0) {  // floats of a product
+          acc[i.iimm].sum = std::fma(v(i.a).f, v(i.b).f, acc[i.iimm].sum);
+          return;
+        }
         return feed(s.accums[i.iimm], acc[i.iimm], v(i.a), i.b >= 0 ? v(i.b).i : 0, types_[i.a]);
       default:
         break;

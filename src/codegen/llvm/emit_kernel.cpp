@@ -3,9 +3,11 @@
 #include <llvm/IR/MDBuilder.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "codegen/llvm/emitter.h"
+#include "sym/measure.h"
 
 namespace vitrify::codegen::x86 {
 
@@ -15,6 +17,8 @@ using llvm::ConstantInt;
 namespace {
 // A result this large leaves the caches before anyone reads it: storing past them saves reading each line first.
 constexpr int64_t kStreamBytes = int64_t(32) << 20;
+
+constexpr size_t kDivisions = 8;  // of an index, which are nothing beside the loads
 
 constexpr size_t kInlinedMath = 16;  // functions of a kernel that are written out at each place; of more, each is one function that is called
 
@@ -35,9 +39,6 @@ bool has_scratch(const loop::Kernel& k) {
 
 KernelEmitter::KernelEmitter(const loop::Kernel& k, llvm::Module& m, const Target& t, VectorMath::Resolve resolve, std::set<std::string>& symbols)
     : k_(k), m_(m), cx_(m.getContext()), t_(t), b_(cx_), math_(b_, m, t, resolve, symbols) {
-  llvm::FastMathFlags flags;
-  flags.setAllowContract();
-  b_.setFastMathFlags(flags);
   values_.resize(k.num_values);
   types_.resize(k.num_values, DType::F32);
   lanes_ = t.lanes;
@@ -283,6 +284,9 @@ int KernelEmitter::choose_unroll(const std::vector<loop::Stage>& stages, bool re
       if (loop::is_load(i.op) || i.op == Op::store) {  // lanes apart from each other take a load or store each, more or less
         auto aff = sym::affine_in(i.at, lanes_along);
         c += aff && (aff->first.is(0) || aff->first.is(1)) ? 1 : 8;
+        std::unordered_set<Int> divisions;  // and what else an index is made of beside sums and products, for each vector anew
+        sym::divisions(i.at, divisions);
+        if (divisions.size() > kDivisions) c += 2 * static_cast<int>(divisions.size());
       } else if (VectorMath::is_math(i.op))
         c += 12;
       else if (i.op == Op::div || i.op == Op::sqrt || i.op == Op::rsqrt || i.op == Op::reciprocal)

@@ -175,6 +175,11 @@ Value* KernelEmitter::float_max(Value* a, Value* b, bool is_max) {
 // InstCombine of LLVM 19 loses the NaN of "y = x < 0 ? 0 : x; y > 0 ? y : 0": comparisons must not look into a select of comparisons.
 Value* KernelEmitter::fenced(Value* v) { return b_.CreateIntrinsic(llvm::Intrinsic::arithmetic_fence, {v->getType()}, {v}); }
 
+// Nothing else is rounded once: a product that the program adds to something is a number of its own in eager.
+Value* KernelEmitter::fma(Value* a, Value* b, Value* c) {
+  return t_.avx2 ? b_.CreateIntrinsic(Intrinsic::fma, {a->getType()}, {a, b, c}) : b_.CreateFAdd(b_.CreateFMul(a, b), c);
+}
+
 Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
   auto* type = a->getType();
   auto lit = [&](double v) { return ConstantFP::get(type, v); };
@@ -206,11 +211,9 @@ Value* KernelEmitter::float_op(const Instr& in, Value* a, Value* b) {
     case Op::trunc:
       return unary(Intrinsic::trunc);
     case Op::add:
-    case Op::sub: {  // never one with a product: x*x - max(x*x) is 0, not what rounding x*x lost
-      Value* v = in.op == Op::add ? b_.CreateFAdd(a, b) : b_.CreateFSub(a, b);
-      if (auto* i = llvm::dyn_cast<llvm::Instruction>(v)) i->setHasAllowContract(false);
-      return v;
-    }
+      return b_.CreateFAdd(a, b);
+    case Op::sub:
+      return b_.CreateFSub(a, b);
     case Op::mul:
       return b_.CreateFMul(a, b);
     case Op::div:
@@ -365,7 +368,7 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
     case Op::where:
       return b_.CreateSelect(a, b, c);
     case Op::fma:
-      return t_.avx2 ? b_.CreateIntrinsic(Intrinsic::fma, {a->getType()}, {a, b, c}) : b_.CreateFAdd(b_.CreateFMul(a, b), c);
+      return fma(a, b, c);
     case Op::and_:
       return b_.CreateAnd(a, b);
     case Op::or_:

@@ -209,8 +209,8 @@ AccState KernelEmitter::combine(const Accum& acc, const AccState& x, const AccSt
       Value* zero = Constant::getNullValue(n->getType());
       Value* share = b_.CreateSelect(b_.CreateFCmpOEQ(n, zero), zero, b_.CreateFDiv(y[2], n));
       Value* delta = b_.CreateFSub(b, a);
-      Value* mean = b_.CreateFAdd(a, b_.CreateFMul(delta, share));
-      Value* m2 = b_.CreateFAdd(b_.CreateFAdd(x[1], y[1]), b_.CreateFMul(b_.CreateFMul(delta, b_.CreateFMul(x[2], share)), delta));
+      Value* mean = fma(delta, share, a);
+      Value* m2 = fma(b_.CreateFMul(delta, b_.CreateFMul(x[2], share)), delta, b_.CreateFAdd(x[1], y[1]));
       // a side without elements adds nothing, whatever the other holds (inf - 0 would make NaN)
       Value *no_x = b_.CreateFCmpOEQ(x[2], zero), *no_y = b_.CreateFCmpOEQ(y[2], zero);
       mean = b_.CreateSelect(no_x, b, b_.CreateSelect(no_y, a, mean));
@@ -257,13 +257,13 @@ void KernelEmitter::update(const loop::Stage& s, AccSet& set, const Instr& in) {
         auto* one = ConstantFP::get(v->getType(), 1.0);
         Value* own_count = count ? nullptr : b_.CreateFAdd(old[2], one);
         Value* delta = b_.CreateFSub(v, old[0]);
-        Value* mean = b_.CreateFAdd(old[0], b_.CreateFMul(delta, count ? share : b_.CreateFDiv(one, own_count)));
-        next = {mean, b_.CreateFAdd(old[1], b_.CreateFMul(delta, b_.CreateFSub(v, mean)))};
+        Value* mean = fma(delta, count ? share : b_.CreateFDiv(one, own_count), old[0]);
+        next = {mean, fma(delta, b_.CreateFSub(v, mean), old[1])};
         if (own_count) next.push_back(own_count);
         break;
       }
       default:
-        next = combine(acc, {v}, old);
+        next = in.b >= 0 ? AccState{fma(v, get(in.b, u, wide), old[0])} : combine(acc, {v}, old);
         break;
     }
     for (size_t c = 0; c < next.size(); ++c) b_.CreateStore(mask ? b_.CreateSelect(mask, next[c], old[c]) : next[c], slots[c]);

@@ -181,6 +181,7 @@ class KernelEmitter {
   void fault(Value* failed, KernelFault);
   Value* float_max(Value* a, Value* b, bool is_max);
   Value* fenced(Value* v);
+  Value* fma(Value* a, Value* b, Value* c);
   // -- reductions (emit_reduce.cpp)
   AccSet make_accs(const loop::Stage&, int lanes, int unroll, bool two_level, bool masked = false);
   void reset(const loop::Stage&, AccSet&);

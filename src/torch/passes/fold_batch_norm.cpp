@@ -1,4 +1,5 @@
 // convolution -> batch norm with fixed statistics becomes a convolution with other weights. The new weights are ordinary nodes on the old ones.
+#include "ops/shapes.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
 
@@ -57,7 +58,8 @@ bool fold_batch_norm(Graph& g, const Options& options, PassState& state) {
     for (size_t d = 1; d < w.type().dim(); ++d) column.push_back(1);
     const Value wide =
         insert(g, n, "aten::view", {scale, std::vector<sym::Int>(column.begin(), column.end())}, dense(DType::F32, column), ir::kView)->out();
-    const Value weight = insert(g, n, "aten::mul.Tensor", {w, wide}, w.type())->out();
+    const ir::TensorType product = ops::is_dense(g.ctx(), w.type()) ? w.type() : dense(DType::F32, w.type().sizes);  // the weight may be expanded
+    const Value weight = insert(g, n, "aten::mul.Tensor", {w, wide}, product)->out();
     Value bias = b ? two("aten::sub.Tensor", b, norm->mean) : one("aten::neg", norm->mean);
     bias = two("aten::mul.Tensor", bias, scale);
     if (norm->bias) bias = two("aten::add.Tensor", bias, norm->bias);

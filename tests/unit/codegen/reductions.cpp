@@ -13,11 +13,12 @@ namespace {
 struct Case {
   const char* kind;
   const char* type;
+  bool product = false;  // of each element and itself
 };
-const Case kCases[] = {{"sum", "f32"},    {"sum", "f64"},    {"sum", "i32"},    {"sum", "i64"},     {"prod", "f32"},
-                       {"prod", "i32"},   {"min", "f32"},    {"max", "f32"},    {"max", "f64"},     {"min", "i64"},
-                       {"max", "u8"},     {"min", "i8"},     {"any", "b8"},     {"all", "b8"},      {"argmin", "f32"},
-                       {"argmax", "f32"}, {"argmax", "i32"}, {"argmin", "f64"}, {"welford", "f32"}, {"welford", "f64"}};
+const Case kCases[] = {{"sum", "f32"},     {"sum", "f64"},     {"sum", "i32"},       {"sum", "i64"},      {"prod", "f32"},   {"prod", "i32"},
+                       {"min", "f32"},     {"max", "f32"},     {"max", "f64"},       {"min", "i64"},      {"max", "u8"},     {"min", "i8"},
+                       {"any", "b8"},      {"all", "b8"},      {"argmin", "f32"},    {"argmax", "f32"},   {"argmax", "i32"}, {"argmin", "f64"},
+                       {"welford", "f32"}, {"welford", "f64"}, {"sum", "f32", true}, {"sum", "f64", true}};
 
 bool two(const std::string& kind) { return kind.rfind("arg", 0) == 0 || kind == "welford"; }
 bool is_arg(const std::string& kind) { return kind.rfind("arg", 0) == 0; }
@@ -37,8 +38,11 @@ loop::Kernel reduction(const Case& c, bool columns, bool masked) {
       "  stage inner():\n"
       "    store {0} b2[i2] = %4\n"
       "    store {1} b3[i2] = %{8}\n",
-      t, second, columns ? "outer" : "inner", c.kind, two(c.kind) ? " %5" : "", at, is_arg(c.kind) ? " at %2" : "", masked ? " mask %1" : "",
-      two(c.kind) ? 5 : 4);
+      t, second, columns ? "outer" : "inner", c.kind, two(c.kind) ? " %5" : "", at,
+      is_arg(c.kind) ? " at %2"
+      : c.product    ? " at %0"
+                     : "",
+      masked ? " mask %1" : "", two(c.kind) ? 5 : 4);
   return loop::parse(text, context("ssii"));
 }
 
