@@ -28,6 +28,7 @@ struct TangentLayout {
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
+  int8_t autocast = 0;             // the backward is called under autocast, to this dtype: its number plus one
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
