@@ -32,6 +32,7 @@ struct TangentLayout {
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
+  std::vector<uint32_t> unasked;   // gradients that nobody asks for, and what leads to them draws
   bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;

@@ -279,6 +279,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
+  Layouts layouts_as_asked(const variable_list& tangents, const RegionNode& node) const;
 
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
   void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;

@@ -260,3 +260,44 @@ def test_batches_of_custom_ops(name):
         results.append((got, torch.rand(1).item()))
     assert results[0][1] == results[1][1]
     assert isinstance(results[0][0], str) and results[0][0] == results[1][0] or torch.equal(results[0][0][0], results[1][0][0])
+
+
+class Formula(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.rand_like(g) * g * ctx.saved_tensors[0].cos()
+
+
+IN_PART = {
+    "aten": lambda x, w: Formula.apply(x) * w, "a custom op": lambda x, w: draws_back(x) * w, "behind others": lambda x, w: Formula.apply(x.exp()).sin() * w,
+    "both": lambda x, w: Formula.apply(x) * Formula.apply(w), "two results": lambda x, w: (Formula.apply(x) * w, x * Formula.apply(w.exp())),
+    "a checkpoint": lambda x, w: checkpoint(lambda x: draws_back(x).sin(), x, use_reentrant=False) * w,
+}
+ASKED = {
+    "w": lambda y, x, w: torch.autograd.grad(y.sum(), w), "x": lambda y, x, w: torch.autograd.grad(y.sum(), x),
+    "both": lambda y, x, w: torch.autograd.grad(y.sum(), (x, w)), "one by one": lambda y, x, w: (*torch.autograd.grad(y.sum(), w, retain_graph=True), *torch.autograd.grad(y.sum(), x)),
+    "inputs": lambda y, x, w: (y.backward(torch.ones_like(y), inputs=[w]), w.grad)[1:],
+    "again": lambda y, x, w: torch.autograd.grad(torch.autograd.grad(y.sum(), w, create_graph=True)[0].sin().sum(), x),
+    "none of the first": lambda y, x, w: torch.autograd.grad(torch.autograd.grad(y.sin().sum(), w, create_graph=True)[0].sin().sum(), w),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", IN_PART)
+def test_what_nobody_asks_for_is_not_drawn(name, asked, dynamic):
+    compiled = vitrify.compile(IN_PART[name], fullgraph=True, dynamic=dynamic)
+    for n in (4, 4, 6):
+        results = []
+        for f in (compiled, IN_PART[name]):
+            torch.manual_seed(n)
+            x, w = torch.linspace(0.3, 1, n).requires_grad_(), torch.linspace(1, 2, n).requires_grad_()
+            y = f(x, w)
+            y = y[0] if isinstance(y, tuple) else y
+            results.append([*(g.detach() for g in ASKED[asked](y, x, w)), torch.rand(1)])
+        torch.testing.assert_close(*results)
