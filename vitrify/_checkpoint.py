@@ -175,23 +175,60 @@ def _cached(real):
 
     It is known by the address of what was cached into, which this keeps from being another's."""
     def enter(self):
-        if _C.capturing():
+        if _C.takes_gradients():
             if not hasattr(self, "_all"):
                 self._of, self._all = self.storage, {op: made.copy() for op, made in self.storage.items()}
             self.storage = {op: made.copy() for op, made in self._all.items()}
         return real.__enter__(self)
 
     def leave(self, *exc):
-        if _C.capturing() and any(2 * _left(self.storage[op]) < _left(made) for op, made in self._all.items()):
+        if _C.takes_gradients() and any(2 * _left(self.storage[op]) < _left(made) for op, made in self._all.items()):
             _C.note_taken(id(self._of))
         return real.__exit__(self, *exc)
     return type(real.__name__, (real,), {"__enter__": enter, "__exit__": leave})
 
 
+class _Packed:
+    """What a program's hooks have made of one tensor, and what they made of that for the first of the derivatives taken."""
+
+    def __init__(self, packed):
+        self.packed, self.given = packed, None
+
+
+def _remembering(real):
+    """Hooks that forget what they have given back: eager's backward asks once, each derivative that is taken of a capture once more."""
+    def enter(self):
+        pack, unpack = self.pack_hook, self.unpack_hook
+        if not _C.capturing() or getattr(pack, "__module__", None) == checkpoint.__name__:  # a checkpoint computes again
+            return real(self)
+
+        def given(of):
+            if not _C.takes_gradients():
+                return unpack(of.packed)
+            try:
+                t = unpack(of.packed)
+            except _C.CaptureError:
+                raise
+            except Exception:
+                if of.given is None:
+                    raise
+                return of.given
+            if isinstance(t, torch.Tensor):
+                of.given = t
+            return t if of.given is None else of.given
+        self.pack_hook, self.unpack_hook = lambda t: _Packed(pack(t)), given
+        try:
+            return real(self)
+        finally:
+            self.pack_hook, self.unpack_hook = pack, unpack
+    return enter
+
+
 class _Replaced:
     """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
-    MADE = {"CheckpointFunction": _reentrant, _SAVES: _noting, "_CachingTorchDispatchMode": _caching, "_CachedTorchDispatchMode": _cached}
+    MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, _SAVES): _noting, (checkpoint, "_CachingTorchDispatchMode"): _caching,
+            (checkpoint, "_CachedTorchDispatchMode"): _cached, (torch.autograd.graph.saved_tensors_hooks, "__enter__"): _remembering}
 
     def __init__(self):
         self.lock, self.users, self.ours, self.real = threading.Lock(), set(), {}, {}
@@ -199,18 +236,18 @@ class _Replaced:
     def begin(self, user):
         with self.lock:
             self.users.add(user)
-            for name, make in self.MADE.items():
-                found = getattr(checkpoint, name)
-                if found is not self.ours.get(name):
-                    self.real[name], self.ours[name] = found, make(found)
-                    setattr(checkpoint, name, self.ours[name])
+            for place, make in self.MADE.items():
+                found = getattr(*place)
+                if found is not self.ours.get(place):
+                    self.real[place], self.ours[place] = found, make(found)
+                    setattr(*place, self.ours[place])
 
     def end(self, user):
         with self.lock:
             self.users.discard(user)
-            for name, ours in self.ours.items():
-                if not self.users and getattr(checkpoint, name) is ours:
-                    setattr(checkpoint, name, self.real[name])
+            for place, ours in self.ours.items():
+                if not self.users and getattr(*place) is ours:
+                    setattr(*place, self.real[place])
 
 
 REPLACED = _Replaced()

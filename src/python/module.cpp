@@ -474,6 +474,7 @@ void bind_capture(py::module_& m) {
   m.def("note_saved", [](const std::vector<at::Tensor>& args) { Tracer::current()->note_saved(args); });
   m.def("note_cached", [](uintptr_t which, uint64_t first) { Tracer::current()->note_cached(which, first); });
   m.def("note_taken", [](uintptr_t which) { Tracer::current()->note_taken(which); });
+  m.def("takes_gradients", [] { return Tracer::current() && Tracer::current()->takes_gradients(); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
   m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {

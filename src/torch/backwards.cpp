@@ -305,9 +305,24 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
   return all;
 }
 
+// Eager's backward(inputs=) and grad() do not run what leads to nothing they ask for: it matters where that draws.
+Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNode& node) const {
+  Layouts how = node.layouts(tangents);
+  if (!is_of_grad() || std::ranges::none_of(tape().steps, &Tape::Step::draws)) return how;
+  const Path asked = path_of(tangents, node), all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
+  bool more = false;
+  for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
+  std::vector<uint32_t> unasked;
+  for (uint32_t g = 0; g < joint_.gradients.size() && more; ++g)
+    if (!comes_to(node.next_edge(g))) unasked.push_back(g);
+  for (TangentLayout& l : how)
+    if (l.defined) l.unasked = unasked;
+  return how;
+}
+
 variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
   ++counters().fallbacks;
-  Layouts how = node.layouts(tangents);
+  Layouts how = layouts_as_asked(tangents, node);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
@@ -328,7 +343,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
 }
 
 Layouts Training::batches_of(const variable_list& tangents, const RegionNode& node) const {
-  Layouts how = node.layouts(tangents);
+  Layouts how = layouts_as_asked(tangents, node);
   for (size_t k = 0; k < tangents.size(); ++k)
     if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
   return how;
@@ -355,7 +370,7 @@ void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& 
 }
 
 Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& node) const {
-  Layouts how = node.layouts(tangents);
+  Layouts how = layouts_as_asked(tangents, node);
   bool other = false;
   for (size_t k = 0; k < tangents.size(); ++k)
     other = other || (how[k].defined &&

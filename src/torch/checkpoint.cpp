@@ -36,6 +36,8 @@ void Tracer::note_taken(uintptr_t which) {
   if (at != impl_->cached.end()) at->once = true;
 }
 
+bool Tracer::takes_gradients() const { return impl_->in_backward || impl_->in_trial; }
+
 bool Tracer::note_refusal(const std::string& of_grad) {
   if (impl_->in_backward) impl_->no_grad = of_grad;
   return impl_->in_backward;
@@ -47,7 +49,7 @@ std::vector<at::Tensor> Tracer::gradients(const std::vector<at::Tensor>& of, con
   for (const at::Tensor& t : of) level.from.push_back(torch::autograd::impl::gradient_edge(t));
   for (const at::Tensor& t : to) level.to.push_back(torch::autograd::impl::gradient_edge(t));
   capture::refuse_hooks(level.from, level.to);
-  return impl_->run_backward(level, tangents, false);
+  return impl_->run_backward(level, tangents, false, std::vector<TangentLayout>(tangents.size(), {.autocast = 1}));  // as it is around it
 }
 
 // In eager nothing leads from a checkpoint to what its function found elsewhere.

@@ -12,6 +12,7 @@
 #include "torch/fake.h"
 #include "torch/mode.h"
 #include "torch/stack.h"
+#include "torch/tracer.h"
 
 namespace vitrify::capture {
 namespace {
@@ -195,6 +196,14 @@ const Tensor& resize_as_(c10::DispatchKeySet keys, const Tensor& x, const Tensor
   return x.resize__symint(as.sym_sizes());
 }
 
+// --- what a tensor is to autograd
+
+// Eager refuses it for views. The placeholder of an argument is none.
+Tensor& detach_(c10::DispatchKeySet keys, Tensor& t) {
+  if (Tracer* now = Tracer::current(); now && !t.is_view()) now->note_fact(t, Fact::View, "by detach_() whether it is a view");
+  return at::_ops::detach_::redispatch(below_composites(keys), t);
+}
+
 // --- resampling by factors
 
 // trunc(size * factor), where the product is exact whatever the size.
@@ -248,6 +257,7 @@ const bool registered = [] {
     ours->impl("max_pool1d", TORCH_FN(max_pool1d));
     ours->impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
     ours->impl("resize_as_", TORCH_FN(resize_as_));
+    ours->impl("detach_", TORCH_FN(detach_));
     ours->impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&call_whole>());
     for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
       ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_steps_whole>());

@@ -68,6 +68,19 @@ bool is_view_of(const at::Tensor& t, const at::Tensor& of) {
   return true;
 }
 
+// Without where the gradients leave that nobody asks for: what leads to those alone does not run.
+template <class Level>
+Level as_asked(Level level, const JointProgram& j, const std::vector<TangentLayout>& how) {
+  const auto of = std::ranges::find_if(how, [](const TangentLayout& l) { return !l.unasked.empty(); });
+  for (size_t i = level.to.size(); of != how.end() && i-- > 0;) {
+    const auto unasked = [&](uint32_t g) { return j.given[j.gradients.at(g).given] == level.of[i]; };
+    if (std::ranges::none_of(of->unasked, unasked)) continue;
+    level.to.erase(level.to.begin() + static_cast<std::ptrdiff_t>(i));
+    level.of.erase(level.of.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return level;
+}
+
 // For a backward, placeholders need gradients where what they stand for does by then.
 class NeedsNow {
  public:
@@ -166,7 +179,7 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     std::vector<std::pair<uint32_t, Value>> other;
     m.assign(j, assigned, other);
     for (const auto& [_, value] : other) tangents.push_back(value);
-    for (Impl::Grad& g : m.differentiate(m.levels.at(j.level), given, values, how))
+    for (Impl::Grad& g : m.differentiate(as_asked(m.levels.at(j.level), j, how), given, values, how))
       r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
     const auto turn = [&](const Gradient& g) {  // as the first derivative has them: plans of the same gradients are one
       return g.place < 0 ? std::ranges::find(j.gradients, g.given, &Gradient::given) - j.gradients.begin() : std::ssize(j.gradients) + g.place;
@@ -232,16 +245,17 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (const auto& [result, now] : look.assigned)
       if (const auto at = std::ranges::find(j.assigned, result, [](const auto& a) { return a.first; }); at != j.assigned.end())
         m.known_now.emplace_back(at->second, now);
-    const std::vector<at::Tensor> grads = m.run_backward(base, tangents, true, how);
+    const Tracer::Impl::Level asked = as_asked(base, below, how);
+    const std::vector<at::Tensor> grads = m.run_backward(asked, tangents, true, how);
     m.look = nullptr;
     std::vector<at::Tensor> results;
     for (const Gradient& g : below.gradients) {
-      const auto at = std::find(base.of.begin(), base.of.end(), below.given[g.given]) - base.of.begin();
-      results.push_back(grads[static_cast<size_t>(at)]);
+      const auto at = std::ranges::find(asked.of, below.given[g.given]);
+      results.push_back(at == asked.of.end() ? at::Tensor() : grads[static_cast<size_t>(at - asked.of.begin())]);
     }
     if (!below.parts.empty()) {
       results.resize(below.gradients.size() + below.past_raising.size() + below.places());
-      for (size_t k = 0, i = base.to.size(); k < how.size(); ++k)
+      for (size_t k = 0, i = asked.to.size(); k < how.size(); ++k)
         if (how[k].stops) results[results.size() - below.places() + k] = grads[i++];
     }
     std::vector<std::pair<uint32_t, at::Tensor>> roots;

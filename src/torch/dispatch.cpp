@@ -321,6 +321,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   std::string state;
   if (const auto own = flags & ir::kRandom ? generator_of(*graph, args) : std::nullopt) {  // checkpoints do not take it back
     if (seed_set()) fail("sets the state of a random number generator");
+    refuse_other_draws();
     draw_from(*own);
   } else if (flags & ir::kRandom) {
     state = state_key();
@@ -334,6 +335,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
       }
     }
     if (generators_moved()) fail("sets the state of a random number generator");
+    refuse_other_draws();
     draw();
     last_forward_states = states();
   }
@@ -342,6 +344,7 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   ir::Node* n = graph->append(op, std::move(args), std::move(outs));
   n->source = source;
   if (!state.empty()) draws.try_emplace(std::move(state), Drawn{n, saved->cpu_engine});
+  if ((flags & ir::kRandom) && !in_backward) last_write = turn_now;
   return n;
 }
 

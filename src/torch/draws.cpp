@@ -58,8 +58,16 @@ bool Tracer::Impl::goes_back() const {
   return in_backward || (now && now.get() != outer_node);
 }
 
+// Eager's checkpoint computes once for each backward, whatever of it that comes to. A derivative that is differentiated again goes through it twice:
+// by what it gave, and by its gradients. A backward that keeps no history runs with one only while a checkpoint is computed again.
+void Tracer::Impl::refuse_other_draws() const {
+  if (in_backward && !done && c10::GradMode::is_enabled() && !is_checkpoint(running.get()))
+    fail("draws other numbers when a checkpoint is computed again");
+}
+
 ir::Node* Tracer::Impl::append_custom(const OpInfo& info, std::vector<Arg> args, Types outs) {
   check_surroundings(info);
+  if (in_batch) fail(fmt::format("calls {} for a batch, for which it may draw", info.name));
   TensorType type;
   type.dtype = DType::U8;
   type.sizes = {static_cast<int64_t>(saved->generators.front().before.numel())};
@@ -76,6 +84,7 @@ ir::Node* Tracer::Impl::append_custom(const OpInfo& info, std::vector<Arg> args,
     now = of_state("vitrify::set_random_state", {again->second.state, false});
   } else {
     if (generators_moved()) fail("sets the state of a random number generator");
+    refuse_other_draws();
     const Value before = of_state("vitrify::random_state", {});
     draw();
     last_forward_states = states();

@@ -2,11 +2,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include <exception>
 #include <unordered_map>
 
 #include "ir/node_map.h"
 #include "torch/convert.h"
 #include "torch/extern_call.h"
+#include "torch/random.h"
 #include "torch/tracer.h"
 #include "torch/versions.h"
 #include "torch/view_path.h"
@@ -36,11 +38,21 @@ void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
   VT_CHECK(same_type(want, t), "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(type_of(t)));
 }
 
+// Where an op raises, the generator goes on from where it was.
+struct StatesLeft {
+  ~StatesLeft() {
+    if (std::uncaught_exceptions() > flying) go_back_to_random_state(left);
+  }
+  const size_t left = random_states_left();
+  const int flying = std::uncaught_exceptions();
+};
+
 }  // namespace
 
 std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tensor>& inputs, bool check) {
   const c10::AutoGradMode no_grad(false);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const StatesLeft states;
   VT_CHECK(inputs.size() == g.inputs.size(), "{} inputs given, {} expected", inputs.size(), g.inputs.size());
   std::unordered_map<const ir::Node*, std::vector<at::Tensor>> values;
   std::unordered_map<const ir::Op*, OpCall> calls;

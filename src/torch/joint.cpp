@@ -38,18 +38,19 @@ using torch::autograd::Node;
 
 namespace {
 
-// On this thread, since the tracer belongs to it; without autocast, which does not hold for what runs after its region.
+// On this thread, since the tracer belongs to it. Autocast holds for it where the backward is called under it, whatever the program was.
 class BackwardState {
  public:
-  BackwardState() : multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+  explicit BackwardState(bool autocast) : multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    if (!autocast) no_autocast_.emplace(c10::autocast_dispatch_keyset);
   }
   ~BackwardState() { c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_); }
   BackwardState(const BackwardState&) = delete;
 
  private:
   bool multithreading_;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast_;
 };
 
 // Hooks of the tensors that gradients are for run when a gradient arrives, as in eager: not now, on placeholders.
@@ -719,7 +720,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   }
   const bool batched = std::ranges::any_of(how, [](const TangentLayout& l) { return l.batch != 0; });
   auto run = [&] {
-    BackwardState state;
+    const BackwardState state(std::ranges::any_of(how, [](const TangentLayout& l) { return l.autocast != 0; }));
     std::optional<capture::InBatch> in_batch_now;  // it lets nobody draw
     if (batched) in_batch_now.emplace();
     capture::Unseen unseen;

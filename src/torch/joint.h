@@ -28,9 +28,11 @@ struct TangentLayout {
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
+  int8_t autocast = 0;             // the backward is called under autocast, to this dtype: its number plus one
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
+  std::vector<uint32_t> unasked;   // gradients that nobody asks for, and what leads to them draws
   bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;

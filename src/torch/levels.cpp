@@ -175,8 +175,9 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
   std::string why;
   {
     std::lock_guard lock(mutex_);
-    for (TangentLayout& l : how)                                  // the gradient of each of its elements is another
-      if (!l.expanded.empty()) l = {.needs_grad = l.needs_grad};  // it is one that is defined
+    for (TangentLayout& l : how)  // the gradient of each of its elements is another
+      if (!l.expanded.empty())
+        l = {.needs_grad = l.needs_grad, .past_checkpoints = l.past_checkpoints, .autocast = l.autocast, .unasked = l.unasked};  // it is defined
     if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
     std::vector<Next>& all = next_[how];
     const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));

@@ -1,5 +1,7 @@
 #include "torch/region_node.h"
 
+#include <ATen/autocast_mode.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -138,8 +140,10 @@ torch::autograd::variable_list RegionNode::by_place(torch::autograd::variable_li
 
 Layouts RegionNode::layouts(const torch::autograd::variable_list& tangents) const {
   Layouts how(tangents.size());
+  const auto autocast = at::autocast::is_autocast_enabled(at::kCPU) ? static_cast<int8_t>(at::autocast::get_autocast_dtype(at::kCPU)) + 1 : 0;
   for (size_t k = 0; k < how.size(); ++k) {
     how[k].defined = tangents[k].defined();
+    how[k].autocast = static_cast<int8_t>(how[k].defined ? autocast : 0);
     how[k].stops = !stops_.empty() && stops_[k];
   }
   return how;

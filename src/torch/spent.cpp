@@ -41,6 +41,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
     if (s->fake.defined() && s->edge.function) to.push_back(s->edge);
   const uint32_t first_of_trials = graph->next_id();
   Level& all = levels.emplace_back();  // for note_raising()
+  in_trial = true;
   for (const at::Tensor& t : tensors)
     if (t.defined() && t.requires_grad()) all.from.push_back(torch::autograd::impl::gradient_edge(t));
   const auto is_spent = [&](const FakeImpl& f) {
@@ -81,6 +82,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
       if (how.kind == ResultSpec::Kind::Value && how.index == o) p.spent.push_back({r, led_to});
     }
   }
+  in_trial = false;
   levels.pop_back();
   for (const ir::Node* n : graph->nodes())  // a trial is no call of the program's
     if (n->id >= first_of_trials && (n->op->flags & (ir::kRandom | ir::kEffect)))

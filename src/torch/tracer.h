@@ -121,6 +121,7 @@ class Tracer {
   // A selective one has cached what its function computed from node number `first` on; a backward has taken so much of it that another would raise.
   void note_cached(uintptr_t which, uint64_t first);
   void note_taken(uintptr_t which);
+  bool takes_gradients() const;                   // in a backward that is captured, and none of the program's own
   bool note_refusal(const std::string& of_grad);  // what eager raises there; false: the program's own grad() is under way
   // Without a history of their own; undefined where there are none.
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);

@@ -107,6 +107,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void check_surroundings(const OpInfo&) const;
   void draw();
   void draw_from(const at::Generator&);
+  void refuse_other_draws() const;
   ir::Value filled(ir::Node* empty);       // as deterministic mode has what nobody has written
   std::vector<at::Tensor> states() const;  // of the generators, as they are
   std::string state_key() const;
@@ -265,6 +266,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::unordered_map<uint32_t, std::vector<OutputView>> views_of_output;  // by graph output that is returned through views
   bool in_backward = false;
+  bool in_trial = false;                           // in a backward that looks for what the program's own have freed
   bool in_batch = false;                           // in a backward of batched gradients
   Tracer::Look* look = nullptr;                    // in a backward whose formulas may look at values
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
@@ -283,8 +285,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   // Sequence numbers of nodes whose saved tensors the program's hooks took, as those of other checkpoints do: nobody looks at versions of them. A
   // checkpoint has saved its arguments apart.
   std::unordered_set<uint64_t> hooked;
-  // The op under way, and the last one that has written to an input or may have done more than compute: the number of the node that autograd has made
-  // for it, if it has, and the first node of the graph that is its own.
+  // The op under way, and the last one that has written to an input, drawn, or may have done more than compute: the number of the node that autograd
+  // has made for it, if it has, and the first node of the graph that is its own.
   struct Turn {
     uint64_t number = 0;
     uint32_t first = 0;

@@ -42,9 +42,13 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     check_written(*given[r.written]);
     if (!origin && given[r.written]->is_view()) check_written_view(*given[r.written], is_passed(joint_, k));
   }
+  for (const auto [written, other] : written_beside_)
+    if (given[written]->has_storage() && given[written]->is_alias_of(*given[other]) && !given[written]->is_same(*given[other]) &&
+        share_versions(*given[written], *given[other]))
+      throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients");
   if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
   const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
-  if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written all");
+  if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written, or drawn, all");
   // Before anything is written: the edge of a view that was written through would be another.
   auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
   torch::autograd::edge_list edges;
@@ -204,6 +208,23 @@ std::shared_ptr<Tracer> Training::trace() const {
   return trace_;
 }
 
+// Views of one tensor share its versions, and what is written to one gives them all a history. A placeholder of an argument is none: what the program
+// reaches by itself is what it is.
+void Training::find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs) {
+  if (joint_.level > 0) return;
+  std::vector<char> counts = given;
+  for (const Gradient& g : joint_.gradients) counts[g.given] = 1;
+  for (uint32_t i : joint_.past_raising) counts[i] = 1;
+  std::vector<char> follows(given.size());
+  for (const JointProgram::Root& r : joint_.roots)
+    if (r.written >= 0) follows[static_cast<size_t>(r.written)] = 1;
+  for (const Mutation& m : joint_.program.mutations)
+    if (!m.metadata_only && (outputs[m.output] || follows[m.input])) counts[m.input] = 1;
+  for (const Mutation& m : joint_.program.mutations)
+    for (uint32_t i = 0; i < counts.size() && !m.metadata_only; ++i)
+      if (i != m.input && (counts[i] || follows[m.input]) && std::min(i, m.input) < joint_.program.num_args) written_beside_.emplace_back(m.input, i);
+}
+
 void Training::find_read(const ir::Graph& forward) {
   const std::vector<char> returned = returned_outputs(joint_.program, joint_.num_forward);
   std::vector<char> changes(joint_.given.size()), given(joint_.given.size()), outputs(joint_.num_forward);
@@ -220,13 +241,15 @@ void Training::find_read(const ir::Graph& forward) {
     for (uint32_t i : s.reads_given) given[i] = !changes[i];
     for (uint32_t o : s.reads_outputs) outputs[o] = returned[o] || written_[o] >= 0;
   }
+  find_written_beside(given, outputs);
   for (uint32_t i = 0; i < given.size(); ++i)
     if (given[i]) read_given_.push_back(i);
   for (uint32_t o = 0; o < outputs.size(); ++o)
     if (outputs[o]) read_outputs_.push_back(o);
   // A checkpoint's hooks end the recomputation with the last tensor that they were given in the forward: what comes behind it happens once.
   const bool saves = std::ranges::any_of(saved_, [](const Saved& s) { return s.kind != Saved::Kind::Sizes; });
-  const bool writes = joint_.level == 0 && !joint_.program.mutations.empty();
+  const auto draws = [&](const ir::Node* n) { return n->id < joint_.backward && (n->op->flags & (ir::kRandom | ir::kEffect)); };
+  const bool writes = joint_.level == 0 && (!joint_.program.mutations.empty() || std::ranges::any_of(joint_.program.graph->nodes(), draws));
   writes_behind_hooks_ = joint_.tape->writes_last ? saves || joint_.tape->hands_out : writes && saves != joint_.tape->hands_out;
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;

@@ -265,6 +265,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   }
 
   void find_read(const ir::Graph& forward);
+  void find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs);
 
   // `hooks`: they may want to move what is kept.
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
@@ -278,6 +279,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Eager's gradients are strided as their tangents are, and as the first where several are added: where that shows, each way in which tangents come
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
+  Layouts layouts_as_asked(const variable_list& tangents, const RegionNode& node) const;
 
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
   void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
@@ -334,15 +336,16 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
-  std::vector<uint32_t> in_turn_;                             // parts in the order in which eager's nodes are made: the last made runs first
-  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
-  std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
-  std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
-  std::vector<size_t> raising_;                               // steps of eager's backward that raise
-  std::vector<uint32_t> reshaped_;                            // of given: calls change how they lie, not what they hold
-  std::vector<uint32_t> kept_given_;                          // that gradients follow from, as they were
-  std::vector<char> needs_;                                   // by given: its elements are read
-  std::shared_ptr<const ir::Graph> derivative_;               // through all results
+  std::vector<uint32_t> in_turn_;                              // parts in the order in which eager's nodes are made: the last made runs first
+  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;   // by place: the part whose node has it, and as which input
+  std::vector<uint32_t> read_given_, read_outputs_;            // that steps of eager's backward have saved and users can change
+  std::vector<int32_t> written_;                               // by output of the forward: which of `given` it is written to, or -1
+  std::vector<std::pair<uint32_t, uint32_t>> written_beside_;  // of given: one that is written, and one that gradients have to do with
+  std::vector<size_t> raising_;                                // steps of eager's backward that raise
+  std::vector<uint32_t> reshaped_;                             // of given: calls change how they lie, not what they hold
+  std::vector<uint32_t> kept_given_;                           // that gradients follow from, as they were
+  std::vector<char> needs_;                                    // by given: its elements are read
+  std::shared_ptr<const ir::Graph> derivative_;                // through all results
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
   mutable std::map<std::pair<Layouts, std::vector<uint32_t>>, std::vector<std::shared_ptr<Backward>>> of_assigned_;  // by results as in Next

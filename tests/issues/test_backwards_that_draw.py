@@ -152,3 +152,152 @@ def test_a_leaf_that_the_program_makes(name, needs):
             r += [*(o.detach() for o in out), torch.zeros(33).double() if x.grad is None else x.grad, torch.rand(2)]
         return r
     torch.testing.assert_close(told(vitrify.compile(INNER[name], fullgraph=True)), told(INNER[name]))
+
+
+Drop = torch.nn.functional.dropout
+LATE = {
+    "beside a formula that draws": lambda x: (checkpoint(lambda t: Drop(t.sin(), 0.5).exp(), Noise.apply(x), use_reentrant=False), x.exp()),
+    "two of them": lambda x: (checkpoint(lambda t: Drop(t.sin(), 0.5).exp(), checkpoint(lambda t: Drop(t.exp(), 0.3).sin(), Noise.apply(x), use_reentrant=False),
+                                         use_reentrant=False), x.exp()),
+    "one in another": lambda x: (checkpoint(lambda t: checkpoint(lambda s: Drop(s.sin(), 0.5).exp(), Drop(t, 0.2), use_reentrant=False).sin(), Noise.apply(x),
+                                            use_reentrant=False), Noise.apply(x.sin())),
+    "reentrant": lambda x: (checkpoint(lambda t: Drop(t.sin(), 0.5).exp(), Noise.apply(x), use_reentrant=True), Noise.apply(x).exp()),
+    "draws around it": lambda x: (Drop(checkpoint(lambda t: Drop(t.sin(), 0.5).exp(), Drop(Noise.apply(x), 0.4), use_reentrant=False), 0.1), x.exp()),
+}
+
+
+def another_seed():
+    torch.manual_seed(9)
+
+
+def many_draws():  # more than are looked for
+    for _ in range(7):
+        torch.rand(10_000_000)
+
+
+@pytest.mark.parametrize("between", [another_seed, many_draws])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LATE)
+def test_derivatives_taken_late(name, way, between):
+    if name == "reentrant" and way != "one result":
+        pytest.skip("grad() does not come to those")
+    compiled = vitrify.compile(LATE[name], fullgraph=True)
+    results = []
+    for f in (LATE[name], compiled):
+        torch.manual_seed(0)
+        x = torch.linspace(0.5, 2, 6, requires_grad=True)
+        a, b = f(x)
+        between()
+        if name == "reentrant":
+            a.sum().backward()
+            grads = (x.grad,)
+        else:
+            grads = WAYS[way](a, b, x)
+        results.append((*grads, torch.rand(3)))
+    torch.testing.assert_close(*results)
+
+
+GENERATOR = torch.Generator()
+ANEW = {
+    "by a generator": lambda x: checkpoint(lambda t: (t * torch.rand(4, generator=GENERATOR)).sin(), x, use_reentrant=False),
+    "not put back": lambda x: checkpoint(lambda t: Drop(t.exp(), 0.5).sin(), x, use_reentrant=False, preserve_rng_state=False),
+    "in one that is": lambda x: checkpoint(lambda t: checkpoint(lambda s: (s * torch.rand(4, generator=GENERATOR)).sin(), t.exp(), use_reentrant=False), x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_checkpoint_that_draws_other_numbers_again(name):
+    expects.eager("draws other numbers when a checkpoint is computed again")
+    expects.no_kernels("eager computes it")
+    results = []
+    warnings.simplefilter("ignore", vitrify.VitrifyWarning)
+    for f in (ANEW[name], vitrify.compile(ANEW[name])):
+        torch.manual_seed(0), GENERATOR.manual_seed(0)
+        x = torch.linspace(0.5, 2, 4, requires_grad=True)
+        y = f(x)
+        g, = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        g.square().sum().backward()
+        results.append((g.detach(), x.grad, torch.rand(1), torch.rand(1, generator=GENERATOR)))
+    torch.testing.assert_close(*results)
+
+
+@torch.library.custom_op("vt_batched::noise", mutates_args=())
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand_like(x)
+
+
+@torch.library.custom_op("vt_batched::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("vt_batched::draws_back", mutates_args=())
+def draws_back(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+for op, back in ((noise, lambda ctx, g: g), (twice, lambda ctx, g: twice(g)), (draws_back, lambda ctx, g: noise(g))):
+    op.register_fake(torch.empty_like)
+    op.register_autograd(back)
+BATCHED = {"in the backward": lambda x: draws_back(x).sin(), "in a checkpoint": lambda x: checkpoint(lambda t: noise(t).sin(), x, use_reentrant=False),
+           "no draws": lambda x: twice(x).sin(), "no draws in a checkpoint": lambda x: checkpoint(lambda t: twice(t).sin(), x, use_reentrant=False)}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches_of_custom_ops(name):
+    expects.eager("for a batch, for which it may draw")
+    warnings.simplefilter("ignore", vitrify.VitrifyWarning)
+    results = []
+    for f in (BATCHED[name], vitrify.compile(BATCHED[name])):
+        torch.manual_seed(0)
+        x = torch.linspace(0.5, 2, 4, requires_grad=True)
+        y = f(x)
+        try:
+            got = torch.autograd.grad(y, x, torch.eye(4), is_grads_batched=True)
+        except RuntimeError as e:
+            assert not name.startswith("no draws")
+            got = str(e)
+        results.append((got, torch.rand(1).item()))
+    assert results[0][1] == results[1][1]
+    assert isinstance(results[0][0], str) and results[0][0] == results[1][0] or torch.equal(results[0][0][0], results[1][0][0])
+
+
+class Formula(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.rand_like(g) * g * ctx.saved_tensors[0].cos()
+
+
+IN_PART = {
+    "aten": lambda x, w: Formula.apply(x) * w, "a custom op": lambda x, w: draws_back(x) * w, "behind others": lambda x, w: Formula.apply(x.exp()).sin() * w,
+    "both": lambda x, w: Formula.apply(x) * Formula.apply(w), "two results": lambda x, w: (Formula.apply(x) * w, x * Formula.apply(w.exp())),
+    "a checkpoint": lambda x, w: checkpoint(lambda x: draws_back(x).sin(), x, use_reentrant=False) * w,
+}
+ASKED = {
+    "w": lambda y, x, w: torch.autograd.grad(y.sum(), w), "x": lambda y, x, w: torch.autograd.grad(y.sum(), x),
+    "both": lambda y, x, w: torch.autograd.grad(y.sum(), (x, w)), "one by one": lambda y, x, w: (*torch.autograd.grad(y.sum(), w, retain_graph=True), *torch.autograd.grad(y.sum(), x)),
+    "inputs": lambda y, x, w: (y.backward(torch.ones_like(y), inputs=[w]), w.grad)[1:],
+    "again": lambda y, x, w: torch.autograd.grad(torch.autograd.grad(y.sum(), w, create_graph=True)[0].sin().sum(), x),
+    "none of the first": lambda y, x, w: torch.autograd.grad(torch.autograd.grad(y.sin().sum(), w, create_graph=True)[0].sin().sum(), w),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", IN_PART)
+def test_what_nobody_asks_for_is_not_drawn(name, asked, dynamic):
+    compiled = vitrify.compile(IN_PART[name], fullgraph=True, dynamic=dynamic)
+    for n in (4, 4, 6):
+        results = []
+        for f in (compiled, IN_PART[name]):
+            torch.manual_seed(n)
+            x, w = torch.linspace(0.3, 1, n).requires_grad_(), torch.linspace(1, 2, n).requires_grad_()
+            y = f(x, w)
+            y = y[0] if isinstance(y, tuple) else y
+            results.append([*(g.detach() for g in ASKED[asked](y, x, w)), torch.rand(1)])
+        torch.testing.assert_close(*results)

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import expects
 
-ONCE = "hooks take what it saves before it has written all"
+ONCE = "hooks take what it saves before it has written, or drawn, all"
 
 
 def counted(x, w, b):
@@ -94,3 +94,40 @@ def test_writes(fn, around):
     if fn is nothing_saved:
         expects.compiled("it may have nothing to compute")
     torch.testing.assert_close(steps(vitrify.compile(fn, fullgraph=True), around), steps(fn, around))
+
+
+GENERATOR = torch.Generator()
+DRAWS = {
+    "by a generator": (lambda x: x.sin() + torch.rand(4, generator=GENERATOR), True), "not put back": (lambda x: x.sin() + torch.rand(4), False),
+    "in a checkpoint": (lambda x: checkpoint(lambda t: (t * torch.rand(4, generator=GENERATOR)).sin(), x, use_reentrant=False), True),
+    "places": (lambda x: x.exp()[torch.randperm(4, generator=GENERATOR)], True),
+    "a mask that nothing saves": (lambda x: x.sin() + torch.bernoulli(torch.full((4,), 0.5), generator=GENERATOR), False),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_behind_what_is_saved(name):
+    f, preserve = DRAWS[name]
+    expects.eager("hooks take what it saves before it has written, or drawn, all", "draws other numbers", some=True)
+    expects.no_kernels("eager computes it")
+    results = []
+    for g in (f, vitrify.compile(f)):
+        for _ in range(2):
+            torch.manual_seed(0), GENERATOR.manual_seed(0)
+            x = torch.linspace(0.5, 2, 4, requires_grad=True)
+            checkpoint(g, x, use_reentrant=False, preserve_rng_state=preserve).sum().backward()
+            results.append((x.grad, torch.rand(1), torch.rand(1, generator=GENERATOR)))
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[3])
+
+
+def test_dropout_in_a_checkpoint_around():
+    compiled = vitrify.compile(lambda x: x + torch.nn.functional.dropout((x * 2).tanh(), 0.5), fullgraph=True)
+    for preserve in (True, False):
+        results = []
+        for g in (compiled, lambda x: x + torch.nn.functional.dropout((x * 2).tanh(), 0.5)):
+            torch.manual_seed(0)
+            x = torch.linspace(0.5, 2, 40, requires_grad=True)
+            checkpoint(g, x, use_reentrant=False, preserve_rng_state=preserve).sum().backward()
+            results.append((x.grad, torch.rand(1)))
+        torch.testing.assert_close(*results)

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
-from expects import eager
+from expects import eager, no_kernels
 from torch.utils.checkpoint import checkpoint
 
 
@@ -104,13 +104,21 @@ def same(ours, theirs):
 @pytest.mark.parametrize("body", BODIES)
 def test_checkpoints(body, reentrant, place, way):
     f = PLACES[place](BODIES[body], reentrant)
-    same(gradients(vitrify.compile(f, fullgraph=True), way), gradients(f, way))
+    draws_others = not reentrant and (place == "as it goes on" or "generator" in body)
+    if draws_others:
+        eager("draws other numbers when a checkpoint is computed again")
+        no_kernels("eager computes it")
+    same(gradients(vitrify.compile(f, fullgraph=not draws_others), way), gradients(f, way))
 
 
 @pytest.mark.parametrize("body", BODIES)
 def test_a_checkpoint_is_differentiated_twice(body):
     f = ckpt(BODIES[body], False)
-    same(gradients(vitrify.compile(f, fullgraph=True), "again"), gradients(f, "again"))
+    draws_others = "generator" in body
+    if draws_others:
+        eager("draws other numbers when a checkpoint is computed again")
+        no_kernels("eager computes it")
+    same(gradients(vitrify.compile(f, fullgraph=not draws_others), "again"), gradients(f, "again"))
 
 
 def forked(x):
