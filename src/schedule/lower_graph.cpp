@@ -215,6 +215,16 @@ class GraphLowering final : public Nests {
     return std::all_of(t.sizes.begin(), t.sizes.end(), constant) && std::all_of(t.strides.begin(), t.strides.end(), constant);
   }
 
+  // An input's memory in eager.
+  static bool of_input(Value v) {
+    while (v.node->op->flags & ir::kView) {
+      const Value* of = v.node->args.empty() ? nullptr : std::get_if<Value>(&v.node->args[0]);
+      if (!of || !*of) return false;
+      v = *of;
+    }
+    return v.node->op->name == "graph::input";
+  }
+
   void lower_extern(const ir::Node& n) {
     ExternNode e;
     e.node = &n;
@@ -232,6 +242,9 @@ class GraphLowering final : public Nests {
       // Libraries read biases as dense.
       if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))
         t = realize_as(t, {1});
+      // What eager has copied begins elsewhere than what it was copied from.
+      if ((n.op->flags & ir::kStartsAligned) && program_.buffers[t.buffer].role == BufferRole::Input && !of_input(v))
+        t = realize(map(t.dtype, t.sizes, t.at, t.cost, t.reads));
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
         if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
       e.operands.push_back(t);

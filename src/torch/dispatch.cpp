@@ -674,7 +674,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
       stack->push_back(call.metas.at(i));
     }
   }
-  if (shows_part) as_fake(stack->back().toTensor())->view->storage->shrunk = true;
+  if (shows_part) as_fake(stack->back().toTensor())->view->storage->in_part = true;
 }
 
 namespace {

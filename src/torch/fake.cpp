@@ -248,7 +248,7 @@ FakeImpl* as_fake(const c10::TensorImpl* t) {
 }
 FakeImpl* as_fake(const at::Tensor& t) { return t.defined() ? as_fake(t.unsafeGetTensorImpl()) : nullptr; }
 
-bool is_whole(const View& v) { return !v.parent && v.storage->input < 0 && !v.storage->shrunk && v.storage->offset == 0; }
+bool is_whole(const View& v) { return !v.parent && v.storage->input < 0 && !v.storage->in_part && !v.storage->shrunk && v.storage->offset == 0; }
 
 bool reads_placeholder(std::string_view message) { return message.find(kUnreadable) != std::string_view::npos; }
 bool reads_placeholder(const c10::Error& e) { return reads_placeholder(std::string_view(e.msg())); }

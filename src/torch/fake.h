@@ -37,6 +37,7 @@ struct StorageState {
   bool resized = false;              // an input's, which the program has given another size
   bool has_views = false;            // made where gradients are followed
   bool shrunk = false;               // eager's memory holds more than the value does
+  bool in_part = false;              // and begins elsewhere, as an operand's did
   std::optional<c10::Scalar> known;  // value of a 0-d constant, while never written
   bool zeros = false;                // eager's zeros without memory: what they are multiplied with does not matter, inf and NaN included
 };
@@ -110,7 +111,7 @@ class FakeImpl final : public c10::TensorImpl {
 
 FakeImpl* as_fake(const at::Tensor&);  // null for real and undefined tensors
 FakeImpl* as_fake(const c10::TensorImpl*);
-bool is_whole(const View&);                 // no memory of its storage lies outside, as far as is known
+bool is_whole(const View&);                 // shows all memory of its storage, from where that begins
 bool reads_placeholder(const c10::Error&);  // raised where the data of a fake's storage was asked for
 c10::Storage make_storage(c10::Device, const ir::TensorType&, int64_t offset);
 at::Tensor make_fake(std::shared_ptr<View>, c10::DispatchKeySet keys);

@@ -184,7 +184,6 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   Stack copy{self, at::MemoryFormat::Preserve};
   run_pure(*ops.find("aten::clone"), &copy);
   const at::Tensor result = copy.back().toTensor();
-  capture::as_fake(result)->view->storage->shrunk = !capture::is_whole(*f->view);
   strided[0] = result;
   if (!strided[3].isNone()) {
     if (f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
@@ -195,6 +194,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   if (part.sym_sizes() != src.sym_sizes()) capture::fail("aten::as_strided_scatter of a tensor of another shape");
   Stack write{part, src, false};
   run_special(*ops.find("aten::copy_"), &write);
+  capture::as_fake(result)->view->storage->in_part = !capture::is_whole(*f->view);
   return result;
 }
 

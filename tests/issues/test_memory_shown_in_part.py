@@ -17,7 +17,7 @@ SCATTERS = {
 @pytest.mark.parametrize("look", [lambda t: t.as_strided((3,), (1,), 0), lambda t: t * t.storage_offset(), lambda t: t[2:].as_strided((2,), (1,), 1) + 1],
                          ids=["from the beginning", "where it begins", "through a view"])
 @pytest.mark.eager("aten::as_strided counts from the beginning of memory that shows in part only",
-                   "reads storage_offset() of a tensor, which calls may not have in common", some=True)
+                   "reads storage_offset of a tensor, which calls may not have in common", some=True)
 def test_memory_before_the_operand(fn, look):
     program = lambda x: look(fn(x))
     compiled = vitrify.compile(program)
