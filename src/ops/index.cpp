@@ -202,6 +202,8 @@ bool lower_index_add(const Args& a, std::vector<Tensor>& r) {
   Dims taken = x.sizes;
   taken[d] = i.sizes[0];
   if (src.sizes != taken) return false;  // perhaps eager's to refuse
+  // Eager adds slices, which are multiplied and added with one rounding; of one dim it multiplies first.
+  if (is_float(x.dtype) && x.sizes.size() > 1 && a.scalar(4) != 1.0) return false;
   r.push_back(a.L.scatter(x, src.sizes, true, [=](Body& b, const Index& k) {
     Index at = k;
     at[d] = plain_index(b, i.at(b, Index{k[d]}), x.sizes[d]);

@@ -313,6 +313,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
     std::vector<Value> values;
+    m.past_checkpoints = false;  // a backward of these gradients comes to checkpoints that theirs went round
     try {
       auto gradients = m.differentiate(level, level.tangents, values);
       m.take_gradients(j, std::move(gradients), values);

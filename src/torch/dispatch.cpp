@@ -737,6 +737,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   flatten_results(metas, results);
   // Larger elements begin at places of their own size only.
   if (!results.empty() && results[0].dtype().itemsize() > fake->dtype().itemsize()) {
+    if (fake->view->storage->in_part) fail(fmt::format("{} counts from the beginning of memory that shows in part only", info.name));
     fake->specialize_offset();
     if (fake->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(fake->view->storage->input));
   }

@@ -71,3 +71,21 @@ def test_eager_refuses_what_begins_elsewhere():
     assert torch.equal(compiled(torch.arange(40.)[2:10]), torch.arange(40.)[2:10].view(torch.int64) + 1)
     with pytest.raises(RuntimeError, match="storage_offset"):
         compiled(torch.arange(40.)[3:11])
+
+
+@pytest.mark.parametrize("scatter", [
+    lambda x, z: x[1:9].slice_scatter(z, 0, 0, 2), lambda x, z: (x * 2)[1:9].slice_scatter(z, 0, 0, 2), lambda x, z: x[1:9].select_scatter(z[0], 0, 3),
+    lambda x, z: torch.as_strided_scatter(x[1:9], z, (2,), (2,), 1),
+], ids=["slice", "of a part made here", "select", "strided"])
+@pytest.mark.parametrize("look", [lambda t: t.view(torch.float64) * 1, lambda t: torch.view_as_complex(t.view(-1, 2)).real + 1], ids=["wider", "complex"])
+@pytest.mark.eager("counts from the beginning of memory that shows in part only")
+def test_it_begins_where_no_larger_element_does(scatter, look):
+    def program(x, z):
+        try:
+            return look(scatter(x, z))
+        except RuntimeError as error:
+            return str(error)
+    compiled = vitrify.compile(program)
+    for _ in range(2):
+        eager = program(torch.arange(16.), torch.zeros(2))
+        assert "storage_offset" in eager and compiled(torch.arange(16.), torch.zeros(2)) == eager
