@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <unordered_set>
 
 #include "ops/rules.h"
@@ -381,8 +382,8 @@ Tensor Nests::keep_dims(Tensor t, std::span<const int64_t> dims) {
 }
 
 // Moments of parts, which are joined: a sum of all would overflow where their mean does not, and round the mean of equal numbers to another one.
-std::vector<Tensor> Nests::split_moments(AccumKind kind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
-                                         const std::function<Val(Val)>& f) {
+std::pair<Tensor, Tensor> Nests::joined_moments(AccumKind kind, const Tensor& x, std::span<const int64_t> dims, DType acc,
+                                                const std::function<Val(Val)>& f) {
   int64_t rn = 1;
   for (int64_t d : dims) rn *= x.sizes[d].value();
   const auto [parts, chunk] = parts_of(rn);
@@ -409,6 +410,28 @@ std::vector<Tensor> Nests::split_moments(AccumKind kind, const Tensor& x, std::s
       const Val v = x(b, i), w = y(b, i), apart = w - v;
       return where(finite(apart), v + apart * share, v * (1 - share) + w * share);  // an infinity stays what it is
     });
+  }
+  return {realize(mean), realize(m2)};
+}
+
+std::vector<Tensor> Nests::split_moments(AccumKind kind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
+                                         const std::function<Val(Val)>& f) {
+  auto [mean, m2] = joined_moments(kind, x, dims, acc, f);
+  if (acc == DType::F32) {
+    // The mean of many numbers that lie far from zero stands still where what one adds to it is less than its last bit. Those of what they are apart
+    // from it do not.
+    const Tensor around = realize(map(acc, mean.sizes, [m = mean.at](Body& b, const Index& i) {
+      const Val v = m(b, i);
+      return where(finite(v), v, v.lit(0));
+    }));
+    const Tensor wide = expand(keep_dims(around, dims), x.sizes);
+    const Tensor apart = map(acc, x.sizes, [src = x.at, m = wide.at, acc, f](Body& b, const Index& i) {
+      const Val v = src(b, i);
+      return ops::cast(f ? f(v) : v, acc) - m(b, i);
+    });
+    Tensor more;
+    std::tie(more, m2) = joined_moments(kind, apart, dims, acc, {});
+    mean = map(acc, around.sizes, [x = around.at, y = more.at](Body& b, const Index& i) { return x(b, i) + y(b, i); });
   }
   std::vector<Tensor> results{realize(cast(mean, out)), realize(cast(m2, out))};
   if (keepdim)

@@ -1,6 +1,7 @@
 // Loop nests and their buffers: what the makers of ops::Lowering give. lower_graph.h runs the rules of a graph's nodes over them.
 #pragma once
 #include <deque>
+#include <utility>
 
 #include "ops/lowering.h"
 #include "schedule/loop_vars.h"
@@ -67,6 +68,8 @@ class Nests : public Lowering {
   Tensor in_parts(const Tensor& x, std::span<const int64_t> dims, int64_t first, int64_t parts, int64_t chunk, loop::AccumKind kind, DType acc,
                   const std::function<Val(Val)>& f);
   Tensor keep_dims(Tensor t, std::span<const int64_t> dims);
+  std::pair<Tensor, Tensor> joined_moments(loop::AccumKind kind, const Tensor& x, std::span<const int64_t> dims, DType acc,
+                                           const std::function<Val(Val)>& f);
   std::vector<Tensor> split_moments(loop::AccumKind kind, const Tensor& x, std::span<const int64_t> dims, bool keepdim, DType acc, DType out,
                                     const std::function<Val(Val)>& f);
   // `factor`: of sum_of_products.

@@ -64,3 +64,21 @@ def test_patches_are_as_exact_as_eager_s():
         ours, eager, right = compiled(x), net(x), measure.double_run(net, (x,), {})
     assert vitrify.counters["kernels_launched"] > 0 and "aten::convolution" in calls_of(compiled)
     assert measure.within(measure.error(ours, right), measure.error(eager, right))
+
+
+@pytest.mark.parametrize("far", [0., 300., 1e4, 1e5])
+@pytest.mark.parametrize("shape", [(8, 3, 80, 80), (1, 2, 181, 199)], ids=str)
+def test_variance_far_from_zero(shape, far):
+    """What adds to a large mean less than its last bit moves the variance all the same."""
+    torch.manual_seed(0)
+    x = torch.randn(shape) + far
+    statistics = lambda x, mean, var: F.batch_norm(x, mean, var, training=True, momentum=1.)
+    compiled, before = vitrify.compile(statistics, fullgraph=True), vitrify.counters["kernels_launched"]
+    mean, var = torch.zeros(shape[1]), torch.ones(shape[1])
+    with torch.no_grad():
+        compiled(x, mean, var)
+    exact = x.double().transpose(0, 1).flatten(1)
+    ulp = torch.finfo(torch.float32).eps
+    assert ((var - exact.var(1)) / exact.var(1)).abs().max() < 16 * ulp * max(1, far / 1e3)
+    assert (mean - exact.mean(1)).abs().max() < 2 * ulp * max(1, far)
+    assert vitrify.counters["kernels_launched"] > before
