@@ -347,7 +347,9 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
   for (uint32_t r = 0; r < e.results.size(); ++r) {
     const ir::TensorType& type = e.node->outs[r];
     const at::Tensor& t = results_[r];
-    if (!t.defined() || t.layout() != at::kStrided || is_undefined(type) || !is_native(type.dtype)) continue;
+    if (!t.defined() || is_undefined(type) || !is_native(type.dtype)) continue;
+    if (t.layout() != at::kStrided || !(to_device(t.device()) == type.device) || (t.numel() && !t.storage().data()))
+      throw capture::PlanRefused(fmt::format("{}: result {} is no dense tensor in memory of its device", e.node->op->name, r));
     const SlotState* s = e.results[r] >= 0 && !late_ ? &f.slots[static_cast<size_t>(e.results[r])] : nullptr;
     bool same = to_dtype(t.scalar_type()) == type.dtype && t.dim() == static_cast<int64_t>(type.dim());
     const auto is = [&](sym::Int want, const std::vector<int64_t>* found, size_t d, int64_t given) {

@@ -61,15 +61,20 @@ void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stac
     bool was = c10::impl::tls_is_dispatch_key_excluded(kKey);
   } const counted;
   c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-  if (!op.hasKernelForDispatchKey(kKey)) return op.callBoxed(stack);
-  c10::DispatchKeySet keys;
-  const size_t n = op.schema().arguments().size();
-  for (size_t i = stack.size() - n; i < stack.size(); ++i) {
-    if (stack[i].isTensor()) keys = keys | stack[i].toTensor().key_set();
-    if (!stack[i].isTensorList()) continue;
-    for (const at::Tensor& t : stack[i].toTensorVector()) keys = keys | t.key_set();
+  std::vector<at::Tensor> written;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size() && op.hasKernelForDispatchKey(kKey); ++i) {
+    const c10::IValue& v = stack[stack.size() - arguments.size() + i];
+    if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite()) continue;
+    if (v.isTensor()) written.push_back(v.toTensor());
+    if (v.isTensorList()) std::ranges::copy(v.toTensorVector(), std::back_inserter(written));
   }
-  op.redispatchBoxed(c10::impl::computeDispatchKeySet(keys, c10::after_ADInplaceOrView_keyset), &stack);
+  op.callBoxed(stack);
+  for (const at::Tensor& t : written)
+    if (t.defined() && counts_versions(t)) {
+      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
+      counter.set_version(version_of(t) - 1);
+    }
 }
 
 bool writes_first(const c10::FunctionSchema& s) {

@@ -99,7 +99,10 @@ class CallNode : public compat::OwningNode<torch::autograd::Node> {
   const RegionCall& call() const { return *call_; }
 
  protected:
-  void let_go() override { call_.reset(); }  // which knows its nodes
+  void let_go() override {
+    release_variables();
+    call_.reset();  // it knows its nodes
+  }
   std::shared_ptr<RegionCall> call_;
 };
 

@@ -401,7 +401,7 @@ variable_list RegionNode::apply(variable_list&& given) {
 
 void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!freed_ && call_->joint.parts.size() <= 1) call_->free_all();  // of several, others may go on
+  if (call_ && !freed_ && call_->joint.parts.size() <= 1) call_->free_all();  // of several, others may go on
 }
 
 std::shared_ptr<CompiledGraph> compile_training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options) {
