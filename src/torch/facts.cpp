@@ -122,6 +122,10 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   const bool all = to.empty() && to_edges.empty();
   for (const Impl::Source* crossed : m.inputs) {
     if (!has_history(crossed) || !come_to.contains(crossed->edge.function.get())) continue;
+    if (all && !m.is_argument(*crossed)) {  // eager's own nodes would run on placeholders, and be freed
+      note_failure("a backward of its own goes on through the history of what it finds");
+      throw CaptureError(*m.failure);
+    }
     for (const Impl::Source* sought : m.inputs) {
       if (sought == crossed || !sought->fake.defined() || !sought->edge.function) continue;
       if (!all && std::ranges::find(ends, sought->edge) == ends.end()) continue;

@@ -4,6 +4,7 @@
 
 #include "torch/convert.h"
 #include "torch/overlap.h"
+#include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -311,6 +312,19 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
   if (s.shared_with >= 0)
     fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
+  // The history of a view is that of its base, which autograd would change as soon as this has returned.
+  const auto found = [&](const capture::FakeImpl* f) {
+    const int32_t input = f ? f->view->storage->input : -1;
+    return input >= static_cast<int32_t>(num_args) ? inputs[static_cast<size_t>(input)] : nullptr;
+  };
+  if (const Source* of = found(w); of && of->real.is_view() && c10::GradMode::is_enabled()) {
+    bool follows = false;
+    for_each_tensor(args, [&](const at::Tensor& t) {
+      const Source* by = found(capture::as_fake(t));
+      follows = follows || (by ? by->real.requires_grad() : t.requires_grad());
+    });
+    if (follows) fail(fmt::format("writes to '{}', a view, in a way that gradients must follow", of->name));
+  }
   // Views of dense memory reach each element once, but for these.
   bool overlays = !dense(s.type);
   for (const View* p = w->view.get(); p->parent; p = p->parent.get())

@@ -545,6 +545,10 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       level.to.push_back(s->edge);
       level.of.push_back(graph->inputs[s->input].value);
     }
+    // Autograd goes on by itself from what the program finds: what came to both of two, one behind the other, would be counted twice.
+    for (const Source* s : inputs)
+      if (s->fake.defined() && s->input >= static_cast<int32_t>(num_args) && leads_to(s->edge, level.to))
+        fail(fmt::format("reads '{}', which follows from another tensor that it reads", s->name));
     refuse_hooks(level.from, level.to);
     check_found();
     if (has_side_effects(*graph) && std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name.starts_with("vitrify::assume"); }))
