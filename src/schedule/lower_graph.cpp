@@ -216,13 +216,13 @@ class GraphLowering final : public Nests {
   }
 
   // An input's memory in eager.
-  static bool of_input(Value v) {
+  bool of_input(Value v) const {
     while (v.node->op->flags & ir::kView) {
       const Value* of = v.node->args.empty() ? nullptr : std::get_if<Value>(&v.node->args[0]);
       if (!of || !*of) return false;
       v = *of;
     }
-    return v.node->op->name == "graph::input";
+    return std::ranges::any_of(graph_.inputs, [&](const ir::Input& i) { return i.value.node == v.node; });
   }
 
   void lower_extern(const ir::Node& n) {

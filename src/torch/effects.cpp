@@ -17,7 +17,9 @@ namespace {
 thread_local uint64_t begun = 0;
 thread_local std::shared_ptr<const Effects> given_here, failed_here;
 
-std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const compat::Stack& stack) {
+}  // namespace
+
+std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& stack) {
   std::vector<at::Tensor> r;
   const size_t n = schema.arguments().size();
   for (size_t i = 0; i < n; ++i) {
@@ -34,15 +36,31 @@ std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const comp
   return r;
 }
 
-// A kernel that writes through other ops has those count its writes, as it has where no mode is.
-bool kernel_counts(const c10::OperatorHandle& op) {
+bool kernel_counts_writes(const c10::OperatorHandle& op) {
   constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  if ((op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return false;
+  if (op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) return false;
   const at::impl::RestorePythonTLSSnapshot as_called;
   return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }
 
-}  // namespace
+void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
+  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
+  struct Counted {
+    ~Counted() {
+      if (was) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+    }
+    bool was = c10::impl::tls_is_dispatch_key_excluded(kKey);
+  } const counted;
+  c10::impl::tls_set_dispatch_key_excluded(kKey, false);
+  std::vector<at::Tensor> written;
+  if (op.hasKernelForDispatchKey(kKey)) written = written_by(op.schema(), stack);
+  op.callBoxed(stack);
+  for (const at::Tensor& t : written)
+    if (counts_versions(t)) {
+      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
+      counter.set_version(version_of(t) - 1);
+    }
+}
 
 uint64_t effects_begun() { return begun; }
 void note_effect() { ++begun; }
@@ -61,7 +79,9 @@ Resumed::~Resumed() {
 void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {
   const capture::Paused paused;
   if (given_ == effects_->all.size() || op_name(op.operator_name()) != effects_->all[given_].op) {
-    return kernel_counts(op) ? call_counting(op, *stack) : op.callBoxed(stack);
+    // Elsewhere they count as they are called.
+    const bool counting = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) && kernel_counts_writes(op);
+    return counting ? call_counting(op, *stack) : op.callBoxed(stack);
   }
   give(effects_->all[given_++], op, stack);
 }

@@ -1,6 +1,7 @@
 // What custom ops did in a run that was refused or has failed, and how eager goes on from there: they do not run again.
 #pragma once
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
 #include <exception>
@@ -11,6 +12,13 @@
 #include "torch/mode.h"
 
 namespace vitrify {
+
+// What a call with these arguments writes.
+std::vector<at::Tensor> written_by(const c10::FunctionSchema&, const std::vector<c10::IValue>& stack);
+// Whether the ops that an op's kernel calls count what they write, where no mode is.
+bool kernel_counts_writes(const c10::OperatorHandle&);
+// Calls an op's kernel, which has the ops that it calls count what they write. What the op counts itself has been counted where it was called.
+void call_counting(const c10::OperatorHandle&, std::vector<c10::IValue>& stack);
 
 // How often plans have begun on this thread what eager may not do again: calls of custom ops, of which nobody knows what they do, and writes to what
 // the call was given.

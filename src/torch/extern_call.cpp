@@ -9,6 +9,7 @@
 #include "runtime/extern_table.h"
 #include "support/error.h"
 #include "torch/deregistered.h"
+#include "torch/effects.h"
 #include "torch/learned.h"
 #include "torch/versions.h"
 
@@ -51,31 +52,6 @@ at::Tensor copy_in_place_of(const at::Tensor& t) {
 at::Tensor of_inference(const at::Tensor& t) { return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides()); }
 
 }  // namespace
-
-void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
-  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  struct Counted {
-    ~Counted() {
-      if (was) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-    }
-    bool was = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  } const counted;
-  c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-  std::vector<at::Tensor> written;
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size() && op.hasKernelForDispatchKey(kKey); ++i) {
-    const c10::IValue& v = stack[stack.size() - arguments.size() + i];
-    if (!arguments[i].alias_info() || !arguments[i].alias_info()->isWrite()) continue;
-    if (v.isTensor()) written.push_back(v.toTensor());
-    if (v.isTensorList()) std::ranges::copy(v.toTensorVector(), std::back_inserter(written));
-  }
-  op.callBoxed(stack);
-  for (const at::Tensor& t : written)
-    if (t.defined() && counts_versions(t)) {
-      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
-      counter.set_version(version_of(t) - 1);
-    }
-}
 
 bool writes_first(const c10::FunctionSchema& s) {
   return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();

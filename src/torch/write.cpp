@@ -1,11 +1,11 @@
 // Ops that write to their arguments are recorded as pure ones, and the writes as values that the memory has then.
-#include <ATen/core/PythonFallbackKernel.h>
 
 #include "ops/shapes.h"
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
 #include "torch/compat.h"
 #include "torch/convert.h"
+#include "torch/effects.h"
 #include "torch/extern_call.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
@@ -39,15 +39,6 @@ std::pair<std::vector<sym::Int>, std::vector<sym::Int>> memory_order(const Tenso
     from[order[i]] = static_cast<int64_t>(i);
   }
   return {to, from};
-}
-
-// Writes of its kernel are counted one by one, unless the op counts its own before that.
-bool kernel_counts_writes(const OpInfo& info) {
-  constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  if (info.name.starts_with("aten::") || !(info.flags & ir::kEffect)) return false;
-  if (info.op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) return false;
-  const at::impl::RestorePythonTLSSnapshot as_called;
-  return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }
 
 // It computes by another op: its writes are counted by the ops that copy the results into its out arguments, one for each.
@@ -131,7 +122,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
   for (const at::Tensor& t : targets) types.push_back(read(*as_fake(t)->view).type());
   TensorType count;
   count.dtype = DType::I64;
-  const bool counted = kernel_counts_writes(info);
+  const bool counted = !info.name.starts_with("aten::") && (info.flags & ir::kEffect) && kernel_counts_writes(info.op);
   if (counted) types.insert(types.end(), targets.size(), count);
   ir::Node* node = append(info, std::move(converted), std::move(types));
   for (size_t i = 0; i < targets.size(); ++i) {

@@ -311,13 +311,15 @@ void KernelEmitter::emit_body(const loop::Stage& s, AccSet* accs) {
   }
 }
 
-// What the first loop over a row reads from memory, to be asked for one row ahead while a later loop works in the caches.
-std::vector<const Instr*> KernelEmitter::reads_of_rows() const {
+// What the first loop over a row reads from memory, to be asked for one row ahead while a later loop, which walks along the same, works in the
+// caches.
+std::vector<const Instr*> KernelEmitter::reads_of_rows(const loop::Stage& asks) const {
   std::vector<const Instr*> r;
   if (k_.outer.empty()) return r;
   auto first = std::find_if(k_.stages.begin(), k_.stages.end(), [](auto& s) { return !s.inner.empty(); });
   if (first == k_.stages.end() || first->inner.size() != 1) return r;
   const Int along = first->inner[0].var, row = k_.outer.back().var;
+  if (asks.inner.back().var != along) return r;
   for (auto& i : first->body) {
     if (i.op != Op::load || i.a >= 0 || !read_only_[i.buf]) continue;
     const Int extent = k_.buffers[i.buf].extent;
@@ -394,7 +396,7 @@ void KernelEmitter::emit_stages(size_t count, const loop::Stage* lead, const Tra
   for (size_t k = 0; k < count; ++k) {
     const loop::Stage& s = k_.stages[k];
     loops += !s.inner.empty();
-    if (loops == 2 && !s.inner.empty()) ahead_ = reads_of_rows();
+    if (loops == 2 && !s.inner.empty()) ahead_ = reads_of_rows(s);
     if (&s == lead) trailing_ = trailing;
     emit_stage(s);
     ahead_ = {};

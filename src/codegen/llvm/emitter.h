@@ -119,7 +119,7 @@ class KernelEmitter {
   std::optional<DType> row_value(int32_t id) const;
   void emit_trailing_rows(const loop::Stage& lead);
   void emit_trailing(const Trailing&);
-  std::vector<const Instr*> reads_of_rows() const;
+  std::vector<const Instr*> reads_of_rows(const loop::Stage& asks) const;
   enum class Near { L2 = 2, L1 = 3 };  // as the intrinsic counts
   void prefetch(Value* p, Near);
   void prefetch_ahead(const std::vector<const Instr*>& loads, Int var, int64_t steps, Near = Near::L1);

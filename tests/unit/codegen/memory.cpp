@@ -350,6 +350,29 @@ TEST(Memory, ScatterAddFromSeveralThreads) {
   }
 }
 
+// A later loop asks for the next row of what the first has read, where both walk along the same.
+TEST(Memory, RowsAheadOfUnlikeLoops) {
+  for (const char* axis : {"inner", "none"})
+    for (const char* second : {"i2 < 400", "i3 < 400", "i3 < 100", "i3 < 2, i2 < 100"}) {
+      const std::string last = std::string(second).substr(std::string(second).rfind('i'), 2);
+      auto k = loop::parse(fmt::format(R"(kernel r(in i32* b0 extent(s0*400), out i32* b1 extent(s0*400); s0) outer(i1 < s0) axis({0}):
+    stage inner(i2 < 400) acc(sum i32 -> %2):
+      %0 = load i32 b0[i1*400 + i2]
+      reduce i32 acc0 %0
+    stage inner({1}):
+      %3 = index i64 [{2}]
+      %4 = cast i32 %3
+      %5 = add i32 %2 %4
+      store i32 b1[i1*400 + {2}] = %5)",
+                                       axis, second, last),
+                           context("siii"));
+      std::mt19937 g(3);
+      std::vector<int32_t> data(7 * 400);
+      for (auto& x : data) x = int32_t(g() % 1000);
+      same(k, {bytes(data), Bytes(7 * 400 * 4)}, {7}, 7);
+    }
+}
+
 TEST(Memory, OuterLoopsByOdometer) {
   for (const char* axis : {"inner", "outer", "none"}) {
     auto k = loop::parse(
