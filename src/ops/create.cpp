@@ -314,7 +314,9 @@ const OpRow kRows[] = {
     {"aten::tril", 0, shape_triangle, lower<lower_triangle<true>>},
     {"aten::triu", 0, shape_triangle, lower<lower_triangle<false>>},
     {"aten::rand", ir::kRandom, shape_new<1>, nullptr},
+    {"aten::rand.generator", ir::kRandom, shape_new<2>, nullptr},
     {"aten::randn", ir::kRandom, shape_new<1>, nullptr},
+    {"aten::randn.generator", ir::kRandom, shape_new<2>, nullptr},  // the Meta kernel is in Python, and imports much
     {"aten::rand_like", ir::kRandom, shape_like<1>, nullptr, true},
     {"aten::randn_like", ir::kRandom, shape_like<1>, nullptr, true},
     {"aten::randint_like", ir::kRandom, shape_like<2>, nullptr, true},

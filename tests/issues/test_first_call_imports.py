@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import vitrify
 x = torch.rand(4, 6)
 A = x @ x.mT + torch.eye(4)  # not in the programs: a product rounded otherwise shows where a solution is next to nothing
+own = torch.Generator()
 known = set(sys.modules)
 ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(x, x), lambda x: torch.roll(x, 1), lambda x: torch.linalg.inv_ex(x[:, :4])[0], lambda x: torch.special.zeta(x + 2, x),
        lambda x: F.pixel_unshuffle(x[None, None], 2), lambda x: torch.cdist(x, x), lambda x: torch.histc(x), lambda x: torch.nanmedian(x), lambda x: torch.renorm(x, 2, 0, 1.0), lambda x: F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), align_corners=False),
@@ -18,7 +19,8 @@ ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(
        lambda x: torch.logspace(0, 1, 6) + x, lambda x: torch.fft.fftfreq(x.shape[1]) + x, lambda x: torch.fft.rfftfreq(7, .5)[:, None] + x, lambda x: torch.cholesky_inverse(torch.linalg.cholesky(A)),
        lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x), lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x.mT, left=False), lambda x: torch.ormqr(*torch.geqrf(x), x),
        lambda x: torch.hann_window(x.shape[0]), lambda x: torch.hamming_window(5, False), lambda x: torch.blackman_window(6), lambda x: torch.bartlett_window(6, dtype=torch.float64), lambda x: torch.kaiser_window(6),
-       lambda x: torch.triu_indices(4, 6), lambda x: torch.tril_indices(3, x.shape[1], -1), lambda x: 0 * torch.multinomial(x.abs() + 1, 2), lambda x: 0 * torch.normal(0.0, 1.0, (2, 3)), lambda x: 0 * F.rrelu(x, .1, .3, training=True)]
+       lambda x: torch.triu_indices(4, 6), lambda x: torch.tril_indices(3, x.shape[1], -1), lambda x: 0 * torch.multinomial(x.abs() + 1, 2), lambda x: 0 * torch.normal(0.0, 1.0, (2, 3)), lambda x: 0 * F.rrelu(x, .1, .3, training=True),
+       lambda x: 0 * torch.randn(33, generator=own), lambda x: 0 * torch.rand(2, 3, generator=own)]
 for mode in (torch.no_grad, torch.inference_mode):
     with mode():
         for op in ops:
