@@ -122,6 +122,13 @@ Shape shape_new(sym::Context&, ArgSpan args) {
     }
   return one(t);
 }
+Shape shape_permutation(sym::Context&, ArgSpan args) {
+  const auto* n = std::get_if<sym::Int>(&args[0]);
+  if (!n || (n->is_const() && n->value() < 0) || args.size() <= 2) return {};
+  auto t = with_options(args, 2, DType::I64, {}, {*n});
+  if (t.dtype == DType::Opaque) return {};
+  return one(t);
+}
 template <size_t options>
 Shape shape_new_from(sym::Context&, ArgSpan args) {  // new_*: options default to self's
   const TensorType* x = tensor_arg(args, 0);
@@ -316,7 +323,7 @@ const OpRow kRows[] = {
     {"aten::rand", ir::kRandom, shape_new<1>, nullptr},
     {"aten::rand.generator", ir::kRandom, shape_new<2>, nullptr},
     {"aten::randn", ir::kRandom, shape_new<1>, nullptr},
-    {"aten::randn.generator", ir::kRandom, shape_new<2>, nullptr},  // the Meta kernel is in Python, and imports much
+    {"aten::randn.generator", ir::kRandom, shape_new<2>, nullptr},
     {"aten::rand_like", ir::kRandom, shape_like<1>, nullptr, true},
     {"aten::randn_like", ir::kRandom, shape_like<1>, nullptr, true},
     {"aten::randint_like", ir::kRandom, shape_like<2>, nullptr, true},
@@ -324,6 +331,7 @@ const OpRow kRows[] = {
     {"aten::randint", ir::kRandom, nullptr, nullptr},
     {"aten::randint.low", ir::kRandom, nullptr, nullptr},
     {"aten::randperm", ir::kRandom, nullptr, nullptr},
+    {"aten::randperm.generator", ir::kRandom, shape_permutation, nullptr},
     {"aten::bernoulli", ir::kRandom, nullptr, nullptr},
     {"aten::bernoulli.p", ir::kRandom, shape_bernoulli_p, nullptr, true},
     {"aten::bernoulli.Tensor", ir::kRandom, nullptr, nullptr},

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -100,21 +101,41 @@ struct KindOfCall {
   }
 };
 
-// `most`: elements of a dim. Divisors are no zeros. `as`: all of this type.
-void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most, std::optional<at::ScalarType> as) {
+// `most`: elements of a dim. `make`: of sizes and a type. Others of those types: `as`.
+void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, int64_t most, std::optional<at::ScalarType> as,
+         const std::function<at::Tensor(at::IntArrayRef, at::TensorOptions)>& make) {
   compat::Stack stack;
   const auto small = [&](const Value& v) {
     const TensorType& t = v.type();
     std::vector<int64_t> sizes = values_of(t.sizes);
     for (int64_t& n : sizes) n = std::min(n, most);
-    const at::TensorOptions type = as.value_or(scalar_type_of(t));
-    at::Tensor r = info.flags & ir::kDivides ? at::ones(sizes, type) : at::zeros(sizes, type);
+    at::Tensor r = make(sizes, at::TensorOptions(as.value_or(scalar_type_of(t))));
     if (t.wrapped_number) r.unsafeGetTensorImpl()->set_wrapped_number(true);
     return r;
   };
   for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], small));
   info.op.callBoxed(stack);
 }
+
+at::Tensor zeros(at::IntArrayRef sizes, at::TensorOptions type) { return at::zeros(sizes, type); }
+at::Tensor ones(at::IntArrayRef sizes, at::TensorOptions type) { return at::ones(sizes, type); }
+at::Tensor units(at::IntArrayRef sizes, at::TensorOptions type) {
+  if (sizes.size() < 2) return ones(sizes, type);
+  at::Tensor r = at::zeros(sizes, type);
+  r.diagonal(0, -2, -1).fill_(1);
+  return r;
+}
+
+// A question is not heard, and changes nothing.
+struct Asking {
+  struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  c10::WarningUtils::WarningHandlerGuard no_warnings{&silent};
+  capture::Paused paused;
+  c10::InferenceMode ordinary{false};
+  c10::impl::ExcludeDispatchKeyGuard below{compat::above_backend_keys()};
+};
 
 }  // namespace
 
@@ -134,16 +155,10 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
     const std::lock_guard lock(mutex);
     if (const auto it = known.find(kind.key); it != known.end()) return it->second;
   }
-  struct Silent final : c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  } silent;
-  const c10::WarningUtils::WarningHandlerGuard no_warnings(&silent);
-  const capture::Paused paused;
-  c10::InferenceMode ordinary(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+  const Asking asking;
   const auto accepts = [&](int64_t most, std::optional<at::ScalarType> as = {}) {
     try {
-      ask(g, info, args, most, as);
+      ask(g, info, args, most, as, info.flags & ir::kDivides ? ones : zeros);  // divisors are no zeros
       return true;
     } catch (const std::exception&) {
       rethrow_interrupt();
@@ -163,10 +178,38 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
   return takes;
 }
 
+namespace {
+
 bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
   const Operands o = look_at(args);
   return o.other && o.elements <= kMostZeros && !(info.flags & ir::kRandom) &&
          std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); }) && kernel_takes(g, info, args);
+}
+
+bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return false;
+  if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return false;
+  const Operands o = look_at(args);
+  if (!o.here || o.places || o.elements > kMostZeros) return false;
+  const Asking asking;
+  const auto says = [&](const auto& make) -> std::string {
+    try {
+      ask(g, info, args, INT64_MAX, {}, make);
+    } catch (const c10::Error& e) {
+      return e.what_without_backtrace();
+    } catch (const std::exception&) {
+      rethrow_interrupt();
+    }
+    return {};
+  };
+  const std::string of_zeros = says(zeros);
+  return !of_zeros.empty() && says(ones) == of_zeros && says(units) == of_zeros;
+}
+
+}  // namespace
+
+bool refuses_for_good(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  return refuses_layout(g, info, args) || refuses_contents(g, info, args);
 }
 
 }  // namespace vitrify

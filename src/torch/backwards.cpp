@@ -285,7 +285,7 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
     } catch (const std::exception&) {  // some kernel has no form without elements
       rethrow_interrupt();
     }
-    if (!has_dims_of_one(each[0])) return as_batch(each);
+    if (!has_dims_of_one(each[0]) && !strides_show(node, node.edges_shown())) return as_batch(each);
   }
   if (!why.empty()) warn_once("batched gradients", why);
   return op_by_op(unpack, tangents, node);

@@ -192,6 +192,11 @@ bool looks_at_values(const Node& n) {
          as<generated::MinBackward1>(n) || as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
 }
 
+bool takes_batches(const Node& n) {
+  return as<generated::MaskedFillBackward1>(n) || as<generated::MaxBackward1>(n) || as<generated::MinBackward1>(n) ||
+         as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
+}
+
 bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
 
 namespace {

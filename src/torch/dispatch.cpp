@@ -507,7 +507,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
         rethrow_interrupt();
-        if (!asks || checks_operands(info, in_backward) || refuses_layout(*graph, info, converted)) throw;
+        if (!asks || checks_operands(info, in_backward) || refuses_for_good(*graph, info, converted)) throw;
         asked = false;
         call.metas = run_meta(info, args, &device, !ruled);
       }
@@ -656,9 +656,10 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
   flatten_results(call.metas, metas);
   uint32_t next = 0;
   auto tensor = [&]() {
-    bool conj = next < metas.size() && metas[next].defined() && metas[next].is_conj();
-    bool neg = next < metas.size() && metas[next].defined() && metas[next].is_neg();
-    return new_tensor(call.node->out(next++), conj, neg);
+    const at::Tensor meta = next < metas.size() ? metas[next] : at::Tensor();
+    at::Tensor t = new_tensor(call.node->out(next), meta.defined() && meta.is_conj(), meta.defined() && meta.is_neg());
+    note_memory(info, next++, t, meta);
+    return t;
   };
   for (size_t i = 0; i < returns.size(); ++i) {
     bool have = i < call.metas.size();
@@ -739,7 +740,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   if (!results.empty() && results[0].dtype().itemsize() > fake->dtype().itemsize()) {
     if (fake->view->storage->in_part) fail(fmt::format("{} counts from the beginning of memory that shows in part only", info.name));
     fake->specialize_offset();
-    if (fake->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(fake->view->storage->input));
+    assume_place(*fake->view->storage);
   }
   std::vector<IValue> rest(args.begin() + 1, args.end());
   auto all = std::make_shared<capture::ViewCallResults>();

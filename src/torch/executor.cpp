@@ -113,6 +113,10 @@ at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
   return t;
 }
 
+bool shows_part(const at::Tensor& t) {
+  return t.storage_offset() != 0 || t.storage().nbytes() != at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
+}
+
 at::Tensor without_bits(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options());
   int64_t extent = 1;  // with what lies between its elements, which may be the same memory
@@ -187,6 +191,7 @@ void PlanRun::note_generator(const ir::Node& n) {
 
 void PlanRun::find_refusals(const std::vector<char>& bound) {
   side_effects_ = has_side_effects(*plan_->graph);
+  looks_at_memory_ = std::ranges::any_of(plan_->graph->nodes(), [](const ir::Node* n) { return n->op->name == kLooksAtMemory; });
   resumes_ = side_effects_ && std::ranges::any_of(plan_->graph->nodes(), [](const ir::Node* n) {
                return (n->op->flags & ir::kEffect) && n->op->name.starts_with("vitrify::");
              });
@@ -347,11 +352,20 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
   for (uint32_t r = 0; r < e.results.size(); ++r) {
     const ir::TensorType& type = e.node->outs[r];
     const at::Tensor& t = results_[r];
-    if (!t.defined() || is_undefined(type) || !is_native(type.dtype)) continue;
+    if (!t.defined() || is_undefined(type)) continue;
     if (t.layout() != at::kStrided || !(to_device(t.device()) == type.device) || (t.numel() && !t.storage().data()))
       throw capture::PlanRefused(fmt::format("{}: result {} is no dense tensor in memory of its device", e.node->op->name, r));
+    if (t.is_conj() || t.is_neg()) {
+      capture::learn(e.node->op->name, r, capture::Given::Bits);
+      throw capture::PlanRefused(fmt::format("{}: result {} is a conjugate or negative view", e.node->op->name, r));
+    }
+    if (looks_at_memory_ && shows_part(t)) {
+      capture::learn(e.node->op->name, r, capture::Given::Part);
+      throw capture::PlanRefused(fmt::format("{}: result {} is a part of its memory, which the program looks at", e.node->op->name, r));
+    }
     const SlotState* s = e.results[r] >= 0 && !late_ ? &f.slots[static_cast<size_t>(e.results[r])] : nullptr;
-    bool same = to_dtype(t.scalar_type()) == type.dtype && t.dim() == static_cast<int64_t>(type.dim());
+    const bool typed = t.scalar_type() == scalar_type_of(type);
+    bool same = typed && t.dim() == static_cast<int64_t>(type.dim());
     const auto is = [&](sym::Int want, const std::vector<int64_t>* found, size_t d, int64_t given) {
       return want.is_const() ? want.value() == given : !found || (*found)[d] == given;
     };
@@ -360,7 +374,7 @@ void PlanRun::check_described(const Frame& f, const ExternCall& e) const {
       same = is(type.sizes[d], s ? &s->sizes : nullptr, d, t.size(k)) &&
              ((t.size(k) <= 1 && t.numel() == 0) || is(type.strides[d], s ? &s->strides : nullptr, d, t.stride(k)));
     }
-    if (same || (lenient && to_dtype(t.scalar_type()) == type.dtype && s && t.sizes() == at::IntArrayRef(s->sizes))) continue;
+    if (same || (lenient && typed && s && t.sizes() == at::IntArrayRef(s->sizes))) continue;
     const std::string key = late_ ? std::string() : capture::call_key(e.node->op->name, e.node->args);
     for (uint32_t k = r; k < e.results.size(); ++k)
       if (const at::Tensor& u = results_[k]; u.defined() && u.layout() == at::kStrided && u.has_storage()) capture::learn(key, k, type_of(u));
@@ -634,6 +648,8 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
     store_results(f, i);
   } catch (const capture::PlanRefused&) {
     lies_known = true;
+    for (size_t r = 0; before.defined() && r < results_.size(); ++r)  // a copy has other memory, and other bits
+      if (results_[r].defined()) made_.all.back().results[r] = results_[r];
     if (made_.all.size() + 1 == begun_) made_.all.push_back({e.node->op->name, std::move(results_), random.get_state()});
     throw;
   }

@@ -25,6 +25,10 @@ at::ScalarType slot_scalar_type(const runtime::Slot&);
 at::Tensor new_result(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType, bool contiguous,
                       size_t cached_from = runtime::BlockCache::kMinBytes);
 
+// Whether there is more memory than `t` spans from its beginning.
+bool shows_part(const at::Tensor& t);
+// In a graph whose results depend on where in its memory lies what a custom op gives.
+constexpr const char* kLooksAtMemory = "vitrify::looks_at_memory";
 // A copy in the same strides that is not negative: kernels read memory, where the bit is not.
 at::Tensor without_bits(const at::Tensor&);
 
@@ -182,8 +186,9 @@ class PlanRun {
   std::vector<runtime::Arena> late_memory_;  // per slot, sizes known only while running
   std::vector<at::Tensor> tensors_;          // per slot: outputs, extern results and constants
   std::vector<uint32_t> input_slots_, output_slots_;
-  std::vector<char> input_pointer_;              // per slot: some kernel or window needs the address
-  std::vector<char> written_;                    // per slot: an input that kernels write
+  std::vector<char> input_pointer_;  // per slot: some kernel or window needs the address
+  std::vector<char> written_;        // per slot: an input that kernels write
+  bool looks_at_memory_ = false;
   bool late_ = false;                            // some sizes are known only while running
   std::vector<at::Generator> generators_;        // that calls draw from
   std::vector<sym::Guard> guards_;               // on sizes known only while running

@@ -128,6 +128,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g)
   if (runtime::writes_into_operand(name) && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
   on_copies_ = writes_copies(n, op_.schema());
   keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);
+  if (!n.outs.empty() && n.outs[0].dtype == DType::Opaque) return;  // what holds such elements, the kernel makes
   if (name == "aten::mm") out_ = Out::Mm;
   if (name == "aten::bmm") out_ = Out::Bmm;
   if (name == "aten::addmm" || name == "aten::baddbmm") {

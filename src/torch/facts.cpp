@@ -38,7 +38,10 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   capture::StorageState& s = *f->view->storage;
   if (s.trace != m.trace) return;
   if ((fact == Fact::Offset || fact == Fact::Memory) && s.in_part) refuse();
-  if (fact == Fact::Offset || fact == Fact::Memory) f->specialize_offset();
+  if (fact == Fact::Offset || fact == Fact::Memory) {
+    f->specialize_offset();
+    if (s.input < 0) m.assume_place(s);
+  }
   if (fact == Fact::Memory)
     for (const ir::Dims* dims : {&s.type.sizes, &s.type.strides})
       for (const sym::Int& i : *dims) s.ctx->specialize(i);

@@ -147,10 +147,11 @@ class Tracer::Impl::Nodes {
       if (const auto same = std::exchange(nodes.same_, nullptr); same && !same())
         fail(fmt::format("{} changes attributes of its ctx, which another backward would find", node->name()));
       variable_list r = made;
-      if (nodes.impl_.in_batch && looks_at_values(*node)) fail(fmt::format("{} looks at values of a batch", node->name()));
+      const bool of_batch = nodes.impl_.in_batch && !grads.empty() && grads[0].defined() && at::maybeGetBatchedImpl(grads[0]);
+      const bool looks = looks_at_values(*node) && !(of_batch && capture::takes_batches(*node));
+      if (nodes.impl_.in_batch && looks) fail(fmt::format("{} looks at values of a batch", node->name()));
       const at::Tensor held = std::exchange(nodes.held_, {});
-      if (looks_at_values(*node) && made.size() == 1 && grads.size() == 1)
-        r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
+      if (looks && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
       nodes.impl_.raise_where_false(*node, grads);
       nodes.without_hooks_.reset();
       nodes.impl_.running = {};

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
+#include <tuple>
 
 namespace vitrify::capture {
 namespace {
@@ -14,6 +16,11 @@ std::atomic<bool> any{false};
 std::map<std::string, std::map<uint32_t, ir::TensorType>>& table() {
   static std::map<std::string, std::map<uint32_t, ir::TensorType>> t;
   return t;
+}
+
+std::set<std::tuple<std::string, uint32_t, Given>>& given() {
+  static std::set<std::tuple<std::string, uint32_t, Given>> g;
+  return g;
 }
 
 struct KeyWriter {
@@ -80,6 +87,16 @@ void apply_learned(const std::string& op, std::span<const ir::Arg> args, std::sp
   if (it == table().end()) return;
   for (auto& [i, type] : it->second)
     if (i < outs.size()) outs[i] = type;
+}
+
+void learn(const std::string& op, uint32_t result, Given what) {
+  std::lock_guard lock(mutex);
+  given().emplace(op, result, what);
+}
+
+bool is_known(const std::string& op, uint32_t result, Given what) {
+  std::lock_guard lock(mutex);
+  return given().contains({op, result, what});
 }
 
 }  // namespace vitrify::capture

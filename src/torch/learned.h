@@ -35,5 +35,10 @@ std::string call_key(const std::string& op, std::span<const ir::Arg> args);
 void learn(const std::string& key, uint32_t result, const ir::TensorType&);
 // Replaces what is known better.
 void apply_learned(const std::string& op, std::span<const ir::Arg> args, std::span<ir::TensorType> outs);
+// What else is known of results of custom ops, which a type does not say: they are a part of memory that their kernels keep for more than them;
+// they are conjugate or negative views.
+enum class Given { Part, Bits };
+void learn(const std::string& op, uint32_t result, Given);
+bool is_known(const std::string& op, uint32_t result, Given);
 
 }  // namespace vitrify::capture

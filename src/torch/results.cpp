@@ -309,7 +309,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() &&
         f != as_fake(inputs[s->input]->fake))
       fail("returns a leaf that needs gradients, which it makes");
+    const auto refuse_expanded = [](const TensorType& type) {  // outputs of a graph are dense
+      if (std::any_of(type.sizes.begin(), type.sizes.end(), [](sym::Int n) { return n.is(0); })) return;
+      for (size_t d = 0; d < type.dim(); ++d)
+        if (type.strides[d].is(0) && !type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
+    };
     auto emit_view_of_output = [&] {
+      refuse_expanded(whole_of(v).type);
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
       if (fresh) {
         shown[s] = root_tensors ? reshaped_in_place(fakes, s) : nullptr;
@@ -338,9 +344,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     };
     auto emit_value = [&] {
       if (f->is_neg() && v.type.dtype != DType::Opaque) fail("returns a negative tensor that is a view of nothing");
-      const bool empty = std::any_of(v.type.sizes.begin(), v.type.sizes.end(), [](sym::Int i) { return i.is(0); });
-      for (size_t d = 0; d < v.type.dim() && !v.parent && !empty; ++d)
-        if (v.type.strides[d].is(0) && !v.type.sizes[d].is(1)) fail("returns a tensor that overlaps itself");
+      if (!v.parent) refuse_expanded(v.type);
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
       graph->outputs.push_back(memory_of(v));

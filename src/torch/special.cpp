@@ -109,8 +109,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
                 "as_strided: Negative strides are not supported at the moment, got strides: ", at::IntArrayRef(strides));
     f->specialize_offset();
     const int64_t offset = view[3].isNone() ? f->storage_offset() : view[3].toInt();
-    if (!view[3].isNone() && f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
     if (f->view->storage->in_part && !view[3].isNone()) fail("aten::as_strided counts from the beginning of memory that shows in part only");
+    if (!view[3].isNone()) assume_place(*f->view->storage);
     const bool same = f->sizes() == sizes && f->strides() == strides && offset == f->storage_offset();
     // Eager's gradient of an element that several places of a tensor have is shared among those.
     if (same && name == "aten::as_strided" && !may_overlap_itself(sizes, strides)) {

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 
+#include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
 
+using capture::fail;
 using compat::Stack;
 using ir::TensorType;
 using ir::Value;
@@ -119,6 +121,21 @@ void Tracer::Impl::assume_offset(uint32_t input) {
 // What lies behind the input comes into view.
 void Tracer::Impl::assume_end(uint32_t input) { assume_of_input("vitrify::assume_end", {graph->inputs[input].value}); }
 
+// The program looks at where in its memory something lies. Of what a custom op gives the run sees whether it is all of that.
+void Tracer::Impl::assume_place(const StorageState& s) {
+  if (s.input >= 0) return assume_offset(static_cast<uint32_t>(s.input));
+  if (s.shrunk) assume_of_input(kLooksAtMemory, {});
+}
+
+void Tracer::Impl::note_memory(const OpInfo& info, uint32_t result, const at::Tensor& fake, const at::Tensor& meta) {
+  if (!(info.flags & ir::kEffect) || info.name.starts_with("aten::") || !fake.defined()) return;
+  StorageState& s = *capture::as_fake(fake)->view->storage;
+  if ((meta.defined() && (meta.is_conj() || meta.is_neg())) || capture::is_known(info.name, result, capture::Given::Bits))
+    fail(fmt::format("{} gives a conjugate or negative view", info.name));
+  s.shrunk = true;
+  s.in_part = (meta.defined() && shows_part(meta)) || capture::is_known(info.name, result, capture::Given::Part);
+}
+
 // What `child` looks at.
 Value Tracer::Impl::read_strided(View& child) {
   const View& parent = *child.parent;
@@ -186,7 +203,8 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   const at::Tensor result = copy.back().toTensor();
   strided[0] = result;
   if (!strided[3].isNone()) {
-    if (f->view->storage->input >= 0) assume_offset(static_cast<uint32_t>(f->view->storage->input));
+    if (f->view->storage->in_part) fail("aten::as_strided_scatter counts from the beginning of memory that shows in part only");
+    assume_place(*f->view->storage);
     strided[3] = strided[3].toInt() - f->storage_offset();
   }
   run_special(*ops.find("aten::as_strided"), &strided);
@@ -199,6 +217,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
 }
 
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
+  m.def("looks_at_memory() -> ()", [] {});
   m.def("assume_offset(Tensor x, int offset) -> ()", [](const at::Tensor& x, int64_t offset) {
     if (x.storage_offset() != offset) throw capture::RunRefused("aten::as_strided of an argument that lies elsewhere in its memory");
   });

@@ -139,7 +139,8 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
   for (const auto& r : returns) {
     if (!r.alias_info()) {
       if (r.type()->kind() != c10::TypeKind::TensorType) fail(fmt::format("calls {}, which writes into its arguments and returns a list", info.name));
-      stack->emplace_back(new_tensor(node->out(next++)));
+      stack->emplace_back(new_tensor(node->out(next)));
+      note_memory(info, next++, stack->back().toTensor(), {});
       continue;
     }
     for (size_t w : info.writes)
