@@ -1,4 +1,5 @@
 """torch.utils.checkpoint with use_reentrant=True, while a program is captured: eager's backward starts another one, which torch refuses under ours."""
+import contextlib
 import threading
 import types
 
@@ -43,7 +44,7 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def forward(ctx, real, kept, outputs, leaves, *args):
         ctx.real, ctx.kept, ctx.leaves = real, kept, leaves
-        ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+        ctx.save_for_backward(*(a for a in args[:len(args) - len(leaves)] if isinstance(a, torch.Tensor)))  # hooks take them, as eager's
         return tuple(_free(o) if isinstance(o, torch.Tensor) else o for o in outputs)
 
     @staticmethod
@@ -54,7 +55,7 @@ class _Region(torch.autograd.Function):
             except RuntimeError as e:
                 if not _C.note_refusal(str(e)):  # the program's own grad()
                     raise
-        ctx.saved_tensors  # raises where one was written to since
+        kept = types.SimpleNamespace(**vars(ctx.kept) | {"saved_tensors": ctx.saved_tensors})  # raises where one was written to since
         of_leaves = {}
 
         def backward(outputs, tangents):
@@ -66,7 +67,7 @@ class _Region(torch.autograd.Function):
                     t.grad = grad
 
         eager = types.FunctionType(ctx.real.backward.__code__, {**ctx.real.backward.__globals__, "torch": _Torch(backward)})
-        of_args = eager(ctx.kept, *grads)[2:]
+        of_args = eager(kept, *grads)[2:]
         return None, None, None, None, *of_args, *(of_leaves.get(id(t)) for t in ctx.leaves)
 
 
@@ -152,6 +153,23 @@ def _reentrant(real):
     return type(real.__name__, (real,), {"apply": staticmethod(apply)})
 
 
+def _enters_again(context):
+    """Torch's own may be entered each time that a derivative is taken; of others, nobody knows what they do then."""
+    return type(context) is contextlib.nullcontext or type(context).__module__.partition(".")[0] == "torch"
+
+
+def _entering(real):
+    """A checkpoint that is not reentrant, by the contexts that it enters in the forward and in the backward."""
+    def run(function, preserve, context_fn=checkpoint.noop_context_fn, *args, **kwargs):
+        def contexts():
+            made = context_fn()
+            if _C.capturing() and not all(_enters_again(c) for c in made):
+                _C.refuse("a checkpoint enters contexts that are none of torch's (context_fn), in each backward")
+            return made
+        return real(function, preserve, context_fn if context_fn is checkpoint.noop_context_fn else contexts, *args, **kwargs)
+    return run
+
+
 def _caching(real):
     """The part of a program of which a selective checkpoint caches results."""
     def enter(self):
@@ -205,8 +223,11 @@ def _remembering(real):
         def given(of):
             if not _C.takes_gradients():
                 return unpack(of.packed)
+            before = _C.random_state()
             try:
                 t = unpack(of.packed)
+                if _C.random_state() != before:
+                    _C.refuse("hooks on saved tensors draw random numbers when they give one back, in each backward")
             except _C.CaptureError:
                 raise
             except Exception:
@@ -227,7 +248,8 @@ def _remembering(real):
 class _Replaced:
     """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
-    MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, _SAVES): _noting, (checkpoint, "_CachingTorchDispatchMode"): _caching,
+    MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, "_checkpoint_without_reentrant_generator"): _entering,
+            (checkpoint, _SAVES): _noting, (checkpoint, "_CachingTorchDispatchMode"): _caching,
             (checkpoint, "_CachedTorchDispatchMode"): _cached, (torch.autograd.graph.saved_tensors_hooks, "__enter__"): _remembering}
 
     def __init__(self):

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
@@ -37,6 +38,15 @@ int32_t device_context_of_stack(int64_t n) {
   return 1 + (int32_t)dev.type() * 256 + (uint8_t)dev.index();
 }
 
+bool has_hooks_of_others() {
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (!hooks) return false;
+  Ref module = Ref::steal(PyObject_GetAttrString(hooks->first.ptr(getPyInterpreter()), "__module__"));
+  const char* name = module && PyUnicode_Check(module.get()) ? PyUnicode_AsUTF8(module.get()) : nullptr;
+  forget_error();
+  return !name || strncmp(name, "torch.", 6) != 0;
+}
+
 }  // namespace
 
 ModeState ModeState::current() {
@@ -54,6 +64,7 @@ ModeState ModeState::current() {
   m.default_dtype = (uint16_t)c10::get_default_dtype_as_scalartype();
   m.library = library_state();
   m.function_modes = (uint8_t)at::impl::PythonTorchFunctionTLS::get_disabled_state();
+  m.hooks = m.grad() && has_hooks_of_others();
   if (int64_t n = at::impl::PythonTorchFunctionTLS::stack_len()) m.device_context = device_context_of_stack(n);
   return m;
 }
@@ -67,6 +78,7 @@ const char* ModeState::refusal() const {
   if (inc.has(DispatchKey::FuncTorchDynamicLayerFrontMode) || inc.has(DispatchKey::FuncTorchDynamicLayerBackMode) ||
       inc.has(DispatchKey::FuncTorchBatched) || inc.has(DispatchKey::FuncTorchVmapMode) || inc.has(DispatchKey::FuncTorchGradWrapper))
     return "the call is inside a torch.func transform";
+  if (inc.has(DispatchKey::VmapMode)) return "the call is made in a backward of batched gradients, which lets nobody draw";
   if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
   if (grad() && autograd & 1 << 4) return "detect_anomaly is on";
   if (device_context < 0) return "a TorchFunctionMode is active";

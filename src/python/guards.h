@@ -19,6 +19,7 @@ struct ModeState {
   int32_t threads = 0;
   uint16_t default_dtype = 0;
   uint8_t function_modes = 0;
+  uint8_t hooks = 0;           // on saved tensors, of others than torch: they may give back something else
   int32_t device_context = 0;  // of torch.set_default_device or `with torch.device()`; -1: a mode of another kind
   bool operator==(const ModeState&) const = default;
 

@@ -64,6 +64,7 @@ struct Session {
       o.effects = a->effects;
     }
     o.resumes = true;
+    o.saves_as_eager = ModeState::current().hooks;
     o.name = name;
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();
@@ -165,17 +166,10 @@ struct Session {
   static std::function<bool()> keeps_attributes(const torch::autograd::Node& n) {
     py::gil_scoped_acquire gil;
     auto function = py::reinterpret_borrow<py::object>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
-    auto now = [](const py::object& f) { return py::getattr(f, "__dict__", py::dict()).cast<py::dict>(); };
-    auto before =
-        std::shared_ptr<py::dict>(new py::dict(py::reinterpret_steal<py::dict>(PyDict_Copy(now(function).ptr()))), delete_with_gil<py::dict>);
-    auto held = std::shared_ptr<py::object>(new py::object(function), delete_with_gil<py::object>);
-    return [before, held, now] {
+    auto same = std::shared_ptr<py::object>(new py::object(py::module_::import("vitrify._ctx").attr("kept")(function)), delete_with_gil<py::object>);
+    return [same] {
       py::gil_scoped_acquire gil;
-      const py::dict after = now(*held);
-      return after.size() == before->size() && std::ranges::all_of(*before, [&](const auto& item) {
-               PyObject* v = PyDict_GetItemWithError(after.ptr(), item.first.ptr());
-               return v && (v == item.second.ptr() || same_value(v, item.second.ptr()));
-             });
+      return (*same)().cast<bool>();
     };
   }
   // torch keeps the symbolic number as an attribute; the tensor's value says nothing.
@@ -474,6 +468,15 @@ void bind_capture(py::module_& m) {
   m.def("note_saved", [](const std::vector<at::Tensor>& args) { Tracer::current()->note_saved(args); });
   m.def("note_cached", [](uintptr_t which, uint64_t first) { Tracer::current()->note_cached(which, first); });
   m.def("note_taken", [](uintptr_t which) { Tracer::current()->note_taken(which); });
+  m.def(
+      "random_state",
+      [](std::optional<at::Generator> of) {  // that generator's, or the process's, without the capture's hearing of it
+        at::Generator g = of ? *of : at::detail::getDefaultCPUGenerator();
+        std::lock_guard<std::mutex> lock(g.mutex());
+        const at::Tensor state = g.get_state();
+        return py::bytes(static_cast<const char*>(state.const_data_ptr()), state.nbytes());
+      },
+      py::arg("of") = py::none());
   m.def("takes_gradients", [] { return Tracer::current() && Tracer::current()->takes_gradients(); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });

@@ -145,6 +145,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
   if (batched && !static_) return one_by_one(unpack, tangents, node);
+  if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node);  // it sees what eager calls
   std::optional<capture::InBatch> no_batch;
   if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
   Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);

@@ -1,5 +1,6 @@
 // The trace goes on after the program: derivatives for other tangents, and derivatives of derivatives.
 #include <ATen/LegacyBatchedTensorImpl.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -101,10 +102,31 @@ class NeedsNow {
   bool needed_;
 };
 
+// Around a backward there may be what was not around the call: modes of others, which would be asked about placeholders, and anomaly detection, which
+// would look at their values. They are for tensors of the call.
+class Alone {
+ public:
+  Alone() : modes_(compat::ModeStack::get_state()), anomalies_(AnomalyMode::is_enabled()), nans_(AnomalyMode::should_check_nan()) {
+    if (compat::any_mode_on_stack()) compat::ModeStack::set_state({});
+    if (anomalies_) AnomalyMode::set_enabled(false, nans_);
+  }
+  ~Alone() {
+    compat::ModeStack::set_state(std::move(modes_));
+    if (anomalies_) AnomalyMode::set_enabled(true, nans_);
+  }
+  Alone(const Alone&) = delete;
+
+ private:
+  using AnomalyMode = torch::autograd::AnomalyMode;
+  compat::ModeStack modes_;
+  bool anomalies_, nans_;
+};
+
 }  // namespace
 
 void Tracer::Impl::again(const std::function<void()>& f) {
   auto run = [&] {
+    const Alone alone;
     failure.reset();
     OldHistories histories;
     for (const Source& s : sources)

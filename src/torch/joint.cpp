@@ -19,6 +19,7 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
+#include "torch/slice.h"
 #include "torch/stops.h"
 #include "torch/sym_node.h"
 #include "torch/tape.h"
@@ -491,6 +492,7 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
+  j.saves_as_eager = options.saves_as_eager;
   count_versions();
   std::vector<at::Tensor> tensors;  // per graph output: the tensor it is; undefined where it carries no gradient
   emit_outputs(with_grads(outputs, j.program), j.program, &tensors);
@@ -532,6 +534,17 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
     add_root(j, level, o, tensors[o]);
     j.roots.back().written = written[o];
+  }
+  // Hooks take what a checkpoint is passed, and not what its function finds or makes.
+  if (options.saves_as_eager && !j.roots.empty() && (!checkpoints.empty() || !saved_arguments.empty()))
+    fail("hooks on saved tensors, which may change them, are around a call that has checkpoints");
+  // What is found autograd meets as itself, and saves so. It has the call's history afterwards, with which a later derivative would meet it again.
+  for (size_t k = 0; k < j.roots.size(); ++k) {
+    const Source* s = j.roots[k].written < 0 ? nullptr : inputs[static_cast<size_t>(j.roots[k].written)];
+    if (!s || !seen_by_autograd(*s).is_same(s->real)) continue;
+    const auto is_of_it = [&](const at::Tensor& t) { return t.defined() && !as_fake(t) && t.has_storage() && t.is_alias_of(s->real); };
+    if (capture::saves(*level.from[k].function) || std::ranges::any_of(capture::saved_behind(level.from, options.saved_tensors), is_of_it))
+      fail(fmt::format("writes to '{}' in a way that gradients must follow, and they read it", s->name));
   }
   std::vector<Value> values;
   std::vector<Grad> grads;

@@ -9,10 +9,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "torch/learned.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -84,6 +86,15 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
   for (const InputFact& f : p.facts)
     if (f.fact == Fact::Crossed && leads_to(torch::autograd::impl::gradient_edge(*inputs[f.input]), sought))
       throw capture::CallRefused("gradients that it takes itself go on through the history of what it is given");
+}
+
+void check_versions(const Program& p, at::ArrayRef<const at::Tensor*> inputs) {
+  if (!p.goes_back || p.mutations.empty()) return;
+  std::unordered_map<const void*, const at::Tensor*> written;
+  for (const Mutation& m : p.mutations) written.try_emplace(counter_of(*inputs[m.input]), inputs[m.input]);
+  for (const at::Tensor* t : inputs)
+    if (const auto at = t->defined() ? written.find(counter_of(*t)) : written.end(); at != written.end() && at->first && !t->is_same(*at->second))
+      throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients that it takes itself");
 }
 
 bool is_side_effect(const ir::Node& n) {

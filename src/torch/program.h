@@ -94,7 +94,8 @@ struct Program {
   uint32_t num_args = 0;             // graph inputs [0, num_args) are the tensors the door declared, in order
   std::vector<ResultSpec> results;   // one per tensor the user's program returned, then one per new gradient
   std::vector<Mutation> mutations;
-  bool resumes = false;  // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
+  bool goes_back = false;  // it takes gradients itself, and where they look at versions every placeholder has its own
+  bool resumes = false;    // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
   std::vector<LiveInput> live;
   std::vector<InputFact> facts;
   std::shared_ptr<const Numbers> numbers;  // null: none
@@ -114,6 +115,8 @@ struct Program {
 std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args, at::ArrayRef<double> live = {});
 // Eager's gradients would go on through the history of an argument: CallRefused.
 void check_histories(const Program&, const at::Tensor* const* inputs);
+// What it writes would be counted for another of its inputs too, at which gradients of its own look: CallRefused.
+void check_versions(const Program&, at::ArrayRef<const at::Tensor*> inputs);
 bool leads_to(const torch::autograd::Edge& from, const std::vector<torch::autograd::Edge>& to);
 // Where a backward comes to `result`, on its way to what its graph led to, it raises: that graph is gone.
 compat::NodePtr spent_node(const Program::Spent&, const at::Tensor* const* inputs);

@@ -437,6 +437,7 @@ void Tracer::Impl::take_inputs(Program& p) {
   p.graph = graph;
   p.num_args = num_args;
   p.resumes = options.resumes;
+  p.goes_back = went_back;
   for (uint32_t i = num_args; i < inputs.size(); ++i) {
     const Source& s = *inputs[i];
     p.captured.push_back(s.grad_of ? at::Tensor() : s.real);

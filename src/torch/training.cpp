@@ -47,6 +47,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         share_versions(*given[written], *given[other]))
       throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients");
   if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
+  check_versions(joint_.program, given);
   const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
   if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written, or drawn, all");
   // Before anything is written: the edge of a view that was written through would be another.

@@ -1,0 +1,141 @@
+"""Hooks on saved tensors may round what they are given, or change its type: they were given something else than eager saves, and a reentrant checkpoint of the program went past them."""
+import contextlib
+
+import expects
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+HOOKS = {
+    "half": (lambda t: t.half(), lambda t: t.double()), "half again": (lambda t: (t.half(), t.dtype), lambda p: p[0].to(p[1])),
+    "single": (lambda t: t.float(), lambda t: t), "scaled": (lambda t: t * 2, lambda t: t), "halved": (lambda t: t, lambda t: t / 2),
+    "zero": (lambda t: t, torch.zeros_like), "the mean": (lambda t: t.float().mean().expand(t.shape), lambda t: t), "the same": (lambda t: t, lambda t: t),
+}
+
+
+def reentrant(f, *args):
+    return checkpoint(f, *args, use_reentrant=True)
+
+
+PROGRAMS = {
+    "dropout": lambda x, w: F.dropout(x * w, 0.3).sin(), "relu": lambda x, w: F.relu(x * w) * 2, "layers": lambda x, w: F.dropout(F.relu(x @ w), 0.3) @ w,
+    "masked": lambda x, w: x.masked_fill(w > 0, 0.0) * w, "where": lambda x, w: torch.where(x > 0, x * w, w), "norm": lambda x, w: F.layer_norm(x, (80,)) * w,
+    "clamp": lambda x, w: x.clamp(-0.5, 0.5) * w.clamp(min=0), "chain": lambda x, w: ((x * w).exp().sin() * w).tanh().cos(), "maximum": lambda x, w: (x * w).max(1)[0],
+}
+CHECKPOINTS = {
+    "checkpoint": lambda x, w: reentrant(lambda x, w: (x * w).sin(), x, w) * w, "within": lambda x, w: reentrant(lambda a: (a @ w).sin(), (x * w).exp()).tanh(),
+    "two": lambda x, w: reentrant(lambda a: a.exp() * a, reentrant(lambda a: a.sin() * w, x)), "nested": lambda x, w: reentrant(lambda a: reentrant(lambda b: b.sin() * b, a).cos(), x * w),
+    "view": lambda x, w: reentrant(lambda a: a.exp() * a, x.t()) * w,
+}
+
+
+def once(y, x, w):
+    (y * y).sum().backward()
+    return x.grad, w.grad
+
+
+def twice(y, x, w):
+    y.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    (y * y).sum().backward()
+    return first, x.grad, w.grad
+
+
+def again(y, x, w):
+    first = torch.autograd.grad((y * y).sum(), (x, w), create_graph=True)
+    return *first, *torch.autograd.grad(first[0].square().sum() + first[1].sum(), (x, w), allow_unused=True)
+
+
+def in_part(y, x, w):
+    return *torch.autograd.grad((y * y).sum(), x, retain_graph=True), *torch.autograd.grad(y.sum(), w)
+
+
+def outcome(f, hooks, how, n=80):
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, 80, dtype=torch.float64) / 3 for _ in range(2))
+    x.requires_grad_(), w.requires_grad_()
+    with hooks:
+        y = f(x, w)
+    try:
+        return [y.detach(), *(t.detach() for t in how(y, x, w) if t is not None)]
+    except (RuntimeError, IndexError) as e:
+        return repr(e)
+
+
+def same(program, hooks, how, inside=False, **options):
+    f = program
+    if inside:
+        def f(x, w):
+            with saved_tensors_hooks(*hooks):
+                return program(x, w)
+    compiled = vitrify.compile(f, **options)
+    for _ in range(2):
+        ours, eager = (outcome(g, contextlib.nullcontext() if inside else saved_tensors_hooks(*hooks), how) for g in (compiled, f))
+        assert ours == eager if isinstance(eager, str) else torch.testing.assert_close(ours, eager) is None
+
+
+HOW = pytest.mark.parametrize("how", [once, twice, again, in_part], ids=lambda f: f.__name__)
+
+
+@HOW
+@pytest.mark.parametrize("hooks", ["half", "half again", "scaled", "zero", "the same"])  # what gives another dtype back cannot be differentiated again
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_around_the_call(name, hooks, how):
+    same(PROGRAMS[name], HOOKS[hooks], how)
+
+
+@pytest.mark.parametrize("hooks", ["half", "scaled"])
+@pytest.mark.parametrize("name", ["dropout", "chain", "norm"])
+def test_around_dynamic_calls(name, hooks):
+    compiled = vitrify.compile(PROGRAMS[name], fullgraph=True, dynamic=True)
+    for n in (80, 96):
+        torch.testing.assert_close(*(outcome(f, saved_tensors_hooks(*HOOKS[hooks]), once, n) for f in (compiled, PROGRAMS[name])))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize("how", [once, twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("hooks", ["half", "half again", "scaled", "halved", "zero", "the same"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_reentrant_checkpoints(name, hooks, how, inside):
+    if not inside:
+        expects.eager("are around a call that has checkpoints")
+    same(CHECKPOINTS[name], HOOKS[hooks], how, inside)
+
+
+def test_calls_with_hooks_and_without():
+    """What one call keeps is no matter of another's."""
+    compiled, f = vitrify.compile(PROGRAMS["layers"], fullgraph=True), PROGRAMS["layers"]
+    for hooks in (contextlib.nullcontext, lambda: saved_tensors_hooks(*HOOKS["half"]), lambda: save_on_cpu(), contextlib.nullcontext, lambda: saved_tensors_hooks(*HOOKS["zero"])):
+        torch.testing.assert_close(*(outcome(g, hooks(), once) for g in (compiled, f)))
+    assert vitrify.counters["captures"] == 2
+
+
+DRAWS = {"noise": lambda t: t + torch.randn(t.shape), "dropout": lambda t: F.dropout(t, 0.5), "for nothing": lambda t: (torch.rand(1), t)[1]}
+
+
+@pytest.mark.parametrize("forgets", [True, False], ids=["gives once", "keeps"])
+@HOW
+@pytest.mark.parametrize("draw", DRAWS)
+def test_hooks_of_the_program_that_draw(draw, how, forgets):
+    expects.eager("hooks on saved tensors draw random numbers")
+
+    def f(x, w):
+        held = {}
+
+        def pack(t):
+            held[len(held)] = t.detach().clone()
+            return len(held) - 1
+        with saved_tensors_hooks(pack, lambda n: DRAWS[draw](held.pop(n) if forgets else held[n])):
+            return (x * w).sin()
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        results = []
+        for g in (compiled, f):
+            try:
+                results.append(outcome(g, contextlib.nullcontext(), how))
+            except KeyError as e:
+                results.append(repr(e))
+        assert results[0] == results[1] if isinstance(results[1], str) else torch.testing.assert_close(*results) is None

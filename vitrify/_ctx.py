@@ -1,0 +1,77 @@
+"""What a user's own autograd.Function keeps as attributes of its ctx, compared before and after its backward: what that changes, the next would find."""
+import collections
+import functools
+import types
+
+import torch
+
+from . import _C, _checkpoint
+
+_VALUES = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
+_ITSELF = (type, types.ModuleType)
+
+
+class _Unknown:
+    """Of what nobody can see whether it changes: an iterator, a file."""
+
+    def __eq__(self, other):
+        return False
+
+
+class _Same:
+    def __init__(self, o):
+        self.o = o
+
+    def __eq__(self, other):
+        return isinstance(other, _Same) and self.o is other.o
+
+
+def _state(o, seen):
+    """Something that compares equal while the object is as it is."""
+    if isinstance(o, torch.Tensor):
+        return _Same(o), _C.version_of(o)
+    if type(o) in _VALUES:
+        return type(o), repr(o)
+    if isinstance(o, _ITSELF):
+        return _Same(o)
+    if id(o) in seen:
+        return seen[id(o)]
+    seen[id(o)] = len(seen)
+    held = []
+    if isinstance(o, torch.Generator):
+        held.append(_C.random_state(o))
+    elif hasattr(o, "__next__"):
+        return _Unknown()
+    elif isinstance(o, collections.abc.Mapping):
+        held += [part for item in o.items() for part in item]
+    elif isinstance(o, (list, tuple, collections.deque)):
+        held += o
+    elif isinstance(o, (set, frozenset)):
+        held += sorted(o, key=lambda e: (hash(e), id(e)))
+    elif isinstance(o, functools.partial):
+        held += (o.func, o.args, o.keywords)
+    elif isinstance(o, types.BuiltinFunctionType):
+        held.append(o.__self__)
+    elif isinstance(o, types.MethodType):
+        held += (o.__self__, o.__func__)
+    elif isinstance(o, types.FunctionType):
+        held += [c.cell_contents for c in o.__closure__ or () if c != types.CellType()] + [o.__defaults__, o.__kwdefaults__]
+    else:
+        try:
+            held.append(bytes(memoryview(o)))  # a bytearray, an array of numbers
+        except (TypeError, ValueError, BufferError):
+            pass
+    held.append(getattr(o, "__dict__", None))
+    for t in type(o).__mro__:
+        slots = t.__dict__.get("__slots__", ())
+        held += [getattr(o, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return _Same(o), len(held), [_state(part, seen) for part in held]
+
+
+def kept(function):
+    """Gives what says later whether it still has what it has now."""
+    if getattr(function, "_forward_cls", None) is _checkpoint._Region:
+        return lambda: True
+    now = lambda: {name: _state(value, {}) for name, value in getattr(function, "__dict__", {}).items()}  # noqa: E731
+    before = now()
+    return lambda: now() == before
