@@ -119,6 +119,7 @@ class Tracer::Impl::Nodes {
     impl_.summing = nullptr;
     impl_.ends = std::move(ends_);
     impl_.ready = std::move(ready_);
+    impl_.came = std::move(came_);
   }
   Nodes(const Nodes&) = delete;
 
@@ -129,6 +130,9 @@ class Tracer::Impl::Nodes {
     Before(Nodes& nodes, Node* node, bool seen) : nodes(nodes), node(node), seen(seen) {}
     variable_list operator()(const variable_list& grads) override {
       nodes.impl_.running = node->getptr();
+      for (const at::Tensor& g : grads)
+        if (const auto* f = g.defined() ? capture::as_fake(g) : nullptr; f && f->view->storage->base)
+          nodes.came_[node].insert(root_of(f->view->storage->base).node->id);
       if (looks_at_values(*node) || capture::checks_values(*node)) nodes.without_hooks_.emplace(*node);
       if (!seen || capture::chooses(*node)) return grads;
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node);
@@ -171,6 +175,7 @@ class Tracer::Impl::Nodes {
   std::function<bool()> same_;                                 // of the node of Python that runs
   std::vector<std::pair<const Node*, uint32_t>> ends_;
   std::unordered_map<const Node*, size_t> ready_;
+  std::map<const Node*, std::set<uint32_t>> came_;
   size_t given_ = 0;
   Impl& impl_;
 };

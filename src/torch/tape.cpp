@@ -241,8 +241,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     const uint32_t begin = ran == ends.begin() ? std::max(j.backward, backward_begin) : std::prev(ran)->second;
     Tape::Step& s = tape->steps[at->second];
     s.draws = s.draws || (n->op->flags & ir::kRandom) || is_side_effect(*n);
+    const auto gradients = came.find(ran->first);  // some formulas give the same whatever they are given: that is not saved by whom they give it to
     ir::for_each_input(*n, [&](Value& v) {
       if (v.node->id >= begin || !sources.is_saved(v)) return;
+      if (gradients != came.end() && gradients->second.contains(root_of(v).node->id)) return;
       s.saves = true;
       if (const auto* which = given.find(root_of(v))) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = outputs.find(root_of(v))) s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
