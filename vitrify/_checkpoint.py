@@ -154,8 +154,8 @@ def _reentrant(real):
 
 
 def _enters_again(context):
-    """Torch's own may be entered each time that a derivative is taken; of others, nobody knows what they do then."""
-    return type(context) is contextlib.nullcontext or type(context).__module__.partition(".")[0] == "torch"
+    """Torch's own, and what stands for them here, may be entered each time that a derivative is taken; of others, nobody knows what they do then."""
+    return type(context) is contextlib.nullcontext or type(context).__module__.partition(".")[0] in ("torch", __package__)
 
 
 def _entering(real):

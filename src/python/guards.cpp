@@ -81,6 +81,7 @@ const char* ModeState::refusal() const {
   if (inc.has(DispatchKey::VmapMode)) return "the call is made in a backward of batched gradients, which lets nobody draw";
   if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
   if (grad() && autograd & 1 << 4) return "detect_anomaly is on";
+  if (hooks) return "hooks on saved tensors, which may give back something else than they are given, are around the call";
   if (device_context < 0) return "a TorchFunctionMode is active";
   if (function_modes) return "__torch_function__ is disabled here";
   return nullptr;

@@ -64,7 +64,6 @@ struct Session {
       o.effects = a->effects;
     }
     o.resumes = true;
-    o.saves_as_eager = ModeState::current().hooks;
     o.name = name;
     o.warn = warn;
     o.python_mode = mode.is_none() ? nullptr : mode.ptr();

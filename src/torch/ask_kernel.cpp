@@ -208,8 +208,8 @@ bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std
 
 }  // namespace
 
-bool refuses_for_good(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
-  return refuses_layout(g, info, args) || refuses_contents(g, info, args);
+bool refuses_for_good(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, bool in_backward) {
+  return refuses_layout(g, info, args) || (!in_backward && refuses_contents(g, info, args));
 }
 
 }  // namespace vitrify

@@ -30,8 +30,9 @@ bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
 // Whether ATen's kernel takes operands of these types, sizes and numbers: it is asked once, on zeros. Of what is too large
 // for that, whether it takes small ones, or none whatever their type.
 bool kernel_takes(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&);
-// Of an op that has refused zeros which lie as its operands do: it takes them row-major, or says the same of ones, and of unit matrices.
-bool refuses_for_good(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&);
+// Of an op that has refused zeros which lie as its operands do: it takes them row-major, or says the same of ones, and of unit matrices. What an op
+// of a backward says is said when that runs.
+bool refuses_for_good(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&, bool in_backward);
 
 // The default generator of the CPU is as it was, afterwards.
 struct KeepsDraws {

@@ -507,7 +507,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
         throw;
       } catch (const std::exception&) {  // perhaps it takes no zeros
         rethrow_interrupt();
-        if (!asks || checks_operands(info, in_backward) || refuses_for_good(*graph, info, converted)) throw;
+        if (!asks || checks_operands(info, in_backward) || refuses_for_good(*graph, info, converted, in_backward)) throw;
         asked = false;
         call.metas = run_meta(info, args, &device, !ruled);
       }

@@ -497,7 +497,6 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
   if (failure) throw CaptureError(*failure);
   JointProgram j;
-  j.saves_as_eager = options.saves_as_eager;
   count_versions();
   std::vector<at::Tensor> tensors;  // per graph output: the tensor it is; undefined where it carries no gradient
   emit_outputs(with_grads(outputs, j.program), j.program, &tensors);
@@ -540,9 +539,6 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     add_root(j, level, o, tensors[o]);
     j.roots.back().written = written[o];
   }
-  // Hooks take what a checkpoint is passed, and not what its function finds or makes.
-  if (options.saves_as_eager && !j.roots.empty() && (!checkpoints.empty() || !saved_arguments.empty()))
-    fail("hooks on saved tensors, which may change them, are around a call that has checkpoints");
   // What is found autograd meets as itself, and saves so. It has the call's history afterwards, with which a later derivative would meet it again.
   for (size_t k = 0; k < j.roots.size(); ++k) {
     const Source* s = j.roots[k].written < 0 ? nullptr : inputs[static_cast<size_t>(j.roots[k].written)];

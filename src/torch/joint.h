@@ -88,7 +88,6 @@ struct JointProgram {
   std::vector<Gradient> gradients;           // only where eager has one
   std::vector<uint32_t> past_raising;        // of `given`: steps lead to them that give them none, or raise
   std::string no_grad;                       // what grad() raises where it is barred
-  bool saves_as_eager = false;               // hooks see what it keeps for its backward (TracerOptions)
   std::exception_ptr failed;                 // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 

@@ -91,9 +91,11 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
 void check_versions(const Program& p, at::ArrayRef<const at::Tensor*> inputs) {
   if (!p.goes_back || p.mutations.empty()) return;
   std::unordered_map<const void*, const at::Tensor*> written;
-  for (const Mutation& m : p.mutations) written.try_emplace(counter_of(*inputs[m.input]), inputs[m.input]);
+  const auto counter = [](const at::Tensor* t) { return t && t->defined() ? counter_of(*t) : nullptr; };
+  for (const Mutation& m : p.mutations)
+    if (const void* c = counter(inputs[m.input])) written.try_emplace(c, inputs[m.input]);
   for (const at::Tensor* t : inputs)
-    if (const auto at = t->defined() ? written.find(counter_of(*t)) : written.end(); at != written.end() && at->first && !t->is_same(*at->second))
+    if (const auto at = written.find(counter(t)); at != written.end() && !t->is_same(*at->second))
       throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients that it takes itself");
 }
 

@@ -427,9 +427,8 @@ struct Splitter {
   }
   bool keeps_bits(Value v) const {
     const ir::TensorType& t = v.type();
-    return !j.saves_as_eager && t.dtype == DType::Bool && t.device.kind == DeviceKind::CPU && passes::likely_bytes(t) >= kPacked &&
-           !is_input(*v.node) && !(v.node->op->flags & (kUnordered | ir::kDataDependent)) && result_of(v) == j.num_forward &&
-           ops::is_dense(joint->ctx(), t);
+    return t.dtype == DType::Bool && t.device.kind == DeviceKind::CPU && passes::likely_bytes(t) >= kPacked && !is_input(*v.node) &&
+           !(v.node->op->flags & (kUnordered | ir::kDataDependent)) && result_of(v) == j.num_forward && ops::is_dense(joint->ctx(), t);
   }
   ir::TensorType type_kept(Value v) const { return keeps_bits(v) ? bits_of(v.type()) : v.type(); }
   Value packed(Value v) {
@@ -472,7 +471,6 @@ struct Splitter {
           .recomputable =
               [&](const ir::Node& n) {
                 if (held.contains(&n)) return false;
-                if (j.saves_as_eager && !(n.op->flags & ir::kView)) return false;
                 return twice.contains(&n) || layouts.contains(&n) ||
                        (recomputable(n) && !(read_by_calls.contains(&n) && read_by_late_calls.contains(&n)));
               },
@@ -489,12 +487,12 @@ struct Splitter {
               [&](Value v) {
                 const bool called = read_by_calls.contains(v.node) && read_by_late_calls.contains(v.node);
                 const Normalized* of = rows.find(v);
-                return !of || called || j.saves_as_eager || (held.contains(v.node) && !snapshots.contains(v)) ? std::vector<Value>() : of->operands();
+                return !of || called || (held.contains(v.node) && !snapshots.contains(v)) ? std::vector<Value>() : of->operands();
               },
       });
     };
     parts = cut_with({});
-    if (options.memory_budget < 1 && !j.saves_as_eager) {
+    if (options.memory_budget < 1) {
       // The cheapest to make again for what they weigh, as few as bring the cut under the budget.
       const std::vector<const ir::Node*> candidates = by_price();
       const double limit = options.memory_budget * kept_bytes(parts);

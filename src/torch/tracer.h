@@ -47,8 +47,6 @@ struct TracerOptions {
   // The call has been refused by a plan for its signature; `effects`: what its custom ops gave in that run, or null.
   bool refused = false;
   std::shared_ptr<const Effects> effects;
-  // Hooks that may give back something else than they are given take what the call saves: it saves what eager does.
-  bool saves_as_eager = false;
   // The door can run a call from the start after its custom ops have run (Resumed).
   bool resumes = false;
   std::string name = "the program";              // as warnings call it

@@ -81,18 +81,12 @@ HOW = pytest.mark.parametrize("how", [once, twice, again, in_part], ids=lambda f
 
 
 @HOW
-@pytest.mark.parametrize("hooks", ["half", "half again", "scaled", "zero", "the same"])  # what gives another dtype back cannot be differentiated again
+@pytest.mark.parametrize("hooks", ["half", "scaled", "zero", "the same"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_around_the_call(name, hooks, how):
+    """What a call keeps for its backward is less than what eager saves, and other values: hooks of others are given what eager gives them."""
+    expects.eager("hooks on saved tensors, which may give back something else")
     same(PROGRAMS[name], HOOKS[hooks], how)
-
-
-@pytest.mark.parametrize("hooks", ["half", "scaled"])
-@pytest.mark.parametrize("name", ["dropout", "chain", "norm"])
-def test_around_dynamic_calls(name, hooks):
-    compiled = vitrify.compile(PROGRAMS[name], fullgraph=True, dynamic=True)
-    for n in (80, 96):
-        torch.testing.assert_close(*(outcome(f, saved_tensors_hooks(*HOOKS[hooks]), once, n) for f in (compiled, PROGRAMS[name])))
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
@@ -101,16 +95,19 @@ def test_around_dynamic_calls(name, hooks):
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_reentrant_checkpoints(name, hooks, how, inside):
     if not inside:
-        expects.eager("are around a call that has checkpoints")
+        expects.eager("hooks on saved tensors, which may give back something else")
     same(CHECKPOINTS[name], HOOKS[hooks], how, inside)
 
 
 def test_calls_with_hooks_and_without():
-    """What one call keeps is no matter of another's."""
-    compiled, f = vitrify.compile(PROGRAMS["layers"], fullgraph=True), PROGRAMS["layers"]
+    """Those of torch give back what they are given."""
+    expects.eager("hooks on saved tensors, which may give back something else")
+    compiled, f = vitrify.compile(PROGRAMS["layers"]), PROGRAMS["layers"]
     for hooks in (contextlib.nullcontext, lambda: saved_tensors_hooks(*HOOKS["half"]), lambda: save_on_cpu(), contextlib.nullcontext, lambda: saved_tensors_hooks(*HOOKS["zero"])):
+        before = dict(vitrify.counters)
         torch.testing.assert_close(*(outcome(g, hooks(), once) for g in (compiled, f)))
-    assert vitrify.counters["captures"] == 2
+        ours = "HOOKS" in hooks.__code__.co_names if hasattr(hooks, "__code__") else False
+        assert (vitrify.counters["compiled_calls"] == before["compiled_calls"]) == ours
 
 
 DRAWS = {"noise": lambda t: t + torch.randn(t.shape), "dropout": lambda t: F.dropout(t, 0.5), "for nothing": lambda t: (torch.rand(1), t)[1]}

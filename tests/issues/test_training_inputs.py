@@ -87,6 +87,7 @@ def test_a_write_into_one_of_a_split_that_needs_no_gradients():
 
 
 @pytest.mark.eager(REFUSED, some=True)  # of a leaf the capture raises
+@pytest.mark.eager("in a way that gradients must follow, and they read it", some=True)
 def test_a_tensor_that_the_module_holds_becomes_a_leaf():
     class Holds(torch.nn.Module):
         def forward(self, w):
