@@ -1,4 +1,6 @@
-"""Marks on tensors: which dimensions may change from call to call."""
+"""Marks: on tensors, which dimensions may change from call to call; on hooks, what they do not change."""
+import functools
+
 import torch
 
 from . import _C
@@ -35,3 +37,18 @@ def maybe_mark_dynamic(tensor, dim):
 def mark_static(tensor, dim=None):
     """This dimension (all of them without `dim`) keeps its size: never make it dynamic."""
     _mark(tensor, tuple(range(tensor.dim())) if dim is None else dim, (False, 0, UNBOUNDED))
+
+
+def mark_lossless(pack):
+    """Of the `pack` of a `torch.autograd.graph.saved_tensors_hooks`: a hook that does the same, under which calls stay compiled.
+
+    It says that `unpack` gives back what `pack` was given: the same values, dtype and size, in whatever memory. Calls under other hooks run eagerly, since a
+    compiled call saves less than eager does, and other values. Torch's own hooks (`save_on_cpu`, checkpoints) need no mark."""
+    if not callable(pack):
+        raise _C.OptionError(f"mark_lossless: pack is expected to be a function of a tensor, not {type(pack).__name__}")
+
+    @functools.wraps(pack)
+    def lossless(tensor):
+        return pack(tensor)
+    lossless.__vitrify_lossless__ = True
+    return lossless

@@ -105,7 +105,7 @@ def measure_budget(name: str, size: str, seconds: float, budgets: list[float]) -
             s = t.untyped_storage()
             storages[s._cdata] = (s.nbytes(), t)  # t: while it lives, nothing else comes to lie there
             return t
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(pack), lambda t: t):
             call(*inputs)
         return sum(n for at, (n, _) in storages.items() if at not in own) / 2**20
 

@@ -38,10 +38,13 @@ int32_t device_context_of_stack(int64_t n) {
   return 1 + (int32_t)dev.type() * 256 + (uint8_t)dev.index();
 }
 
+// Hooks on saved tensors that are neither torch's own nor marked (vitrify/_marks.py).
 bool has_hooks_of_others() {
   const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
   if (!hooks) return false;
-  Ref module = Ref::steal(PyObject_GetAttrString(hooks->first.ptr(getPyInterpreter()), "__module__"));
+  PyObject* pack = hooks->first.ptr(getPyInterpreter());
+  if (PyObject_HasAttrString(pack, "__vitrify_lossless__")) return false;
+  Ref module = Ref::steal(PyObject_GetAttrString(pack, "__module__"));
   const char* name = module && PyUnicode_Check(module.get()) ? PyUnicode_AsUTF8(module.get()) : nullptr;
   forget_error();
   return !name || strncmp(name, "torch.", 6) != 0;
@@ -81,7 +84,9 @@ const char* ModeState::refusal() const {
   if (inc.has(DispatchKey::VmapMode)) return "the call is made in a backward of batched gradients, which lets nobody draw";
   if (inc.has(DispatchKey::Functionalize) || inc.has(DispatchKey::PreDispatch)) return "another tracer is active";
   if (grad() && autograd & 1 << 4) return "detect_anomaly is on";
-  if (hooks) return "hooks on saved tensors, which may give back something else than they are given, are around the call";
+  if (hooks)
+    return "hooks on saved tensors, which may give back something else than they are given, are around the call (vitrify.mark_lossless says of a "
+           "hook that it does not)";
   if (device_context < 0) return "a TorchFunctionMode is active";
   if (function_modes) return "__torch_function__ is disabled here";
   return nullptr;

@@ -241,6 +241,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     const uint32_t begin = ran == ends.begin() ? std::max(j.backward, backward_begin) : std::prev(ran)->second;
     Tape::Step& s = tape->steps[at->second];
     s.draws = s.draws || (n->op->flags & ir::kRandom) || is_side_effect(*n);
+    if (sums.contains(n->id)) continue;
     const auto gradients = came.find(ran->first);  // some formulas give the same whatever they are given: that is not saved by whom they give it to
     ir::for_each_input(*n, [&](Value& v) {
       if (v.node->id >= begin || !sources.is_saved(v)) return;

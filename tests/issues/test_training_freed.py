@@ -221,7 +221,7 @@ def test_what_one_loss_kept_goes_with_it():
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_with_hooks_of_saved_tensors(hooks):
-    packed = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    packed = torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(lambda t: t), lambda t: t)
     for f in (results_of, vitrify.compile(results_of, fullgraph=True)):
         given = leaves((3, 3), (3, 3), (3, 3))()
         with packed:
@@ -255,7 +255,7 @@ def test_what_was_freed_and_is_not_asked_for(create_graph, dynamic, hooks):
     """The plan computes what nobody asked for too, which reads what is gone."""
     def told(f):
         w, v = torch.full((3,), 0.5, requires_grad=True), torch.ones(3, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t) if hooks else torch.enable_grad():
+        with torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(lambda t: t.clone()), lambda t: t) if hooks else torch.enable_grad():
             y = f(w, v)
         torch.autograd.grad(y, [w, v], torch.ones(3))
         seen = [torch.autograd.grad(y, v, torch.ones(3), create_graph=create_graph, retain_graph=False)[0].detach()]

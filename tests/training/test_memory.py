@@ -103,7 +103,7 @@ def kept(call, inputs):
     def pack(t):
         sizes.append(t.untyped_storage().nbytes())
         return t
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(pack), lambda t: t):
         call(*inputs)
     return sum(n for n in sizes if n >= 512 * 256 * 4)
 
