@@ -189,6 +189,8 @@ bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::
 bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return false;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return false;
+  const auto counts = [](const Arg& a) { return std::holds_alternative<Value>(a) && std::get<Value>(a) && is_int(std::get<Value>(a).type().dtype); };
+  if (std::ranges::any_of(args, counts)) return false;  // lengths and the like are no unit matrices
   const Operands o = look_at(args);
   if (!o.here || o.places || o.elements > kMostZeros) return false;
   const Asking asking;
