@@ -492,6 +492,17 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
       if (e < now.size()) e = now[e];
 }
 
+// Behind a result that leads to nothing but leaves of the program's own no derivative was taken, which would say what gradients on their way to it
+// read of what was written.
+void refuse_lost_ways(const JointProgram& j) {
+  if (std::ranges::all_of(j.program.mutations, &Mutation::metadata_only)) return;
+  const std::vector<char> gives = j.tape->gives_gradients();
+  for (const JointProgram::Part& p : j.parts)
+    for (uint32_t place : p.stops)
+      if (const int32_t step = j.tape->step_of(place); step >= 0 && !gives[static_cast<size_t>(step)])
+        fail("writes to what it is given, and has results behind one another that lead to nothing but leaves of its own");
+}
+
 }  // namespace
 
 JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) {
@@ -611,6 +622,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   find_nodes(j, level);
   find_checkpoints(j, level);
   j.tape = tape_of(j, level);
+  refuse_lost_ways(j);
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());
