@@ -73,5 +73,14 @@ def kept(function):
     if getattr(function, "_forward_cls", None) is _checkpoint._Region:
         return lambda: True
     now = lambda: {name: _state(value, {}) for name, value in getattr(function, "__dict__", {}).items()}  # noqa: E731
-    before = now()
-    return lambda: now() == before
+    try:
+        before = now()
+    except Exception:  # what it holds is too deep, or does not let itself be looked at
+        return lambda: False
+
+    def same():
+        try:
+            return now() == before
+        except Exception:
+            return False
+    return same

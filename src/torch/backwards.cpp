@@ -8,6 +8,7 @@
 #include "ops/lowering.h"
 #include "support/budget.h"
 #include "torch/absent.h"
+#include "torch/derivatives.h"
 #include "torch/mode.h"
 #include "torch/sym_node.h"
 #include "torch/tangents.h"
@@ -370,13 +371,23 @@ void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& 
   }
 }
 
+namespace {
+
+// A user's own backward may look at how what comes to it lies.
+bool lies_seen(const Tape& tape, const RegionNode& node) {
+  return strides_show(node, node.edges_shown()) || strides_of_ones_show(node) ||
+         std::ranges::any_of(tape.steps, [](const Tape::Step& s) { return s.python && capture::of_python(*s.node); });
+}
+
+}  // namespace
+
 Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = layouts_as_asked(tangents, node);
   bool other = false;
   for (size_t k = 0; k < tangents.size(); ++k)
     other = other || (how[k].defined &&
                       ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) || !is_recorded(tangents[k], type_of_tangent(k), true)));
-  if (!other || !(strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
+  if (!other || !lies_seen(tape(), node)) return how;
   for (size_t k = 0; k < tangents.size(); ++k)
     if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
   node.call().find_views(how);

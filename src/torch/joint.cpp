@@ -593,6 +593,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     last_forward_states = states();
     std::unordered_map<const StorageState*, uint64_t> writes;
     for (const auto& s : input_storages) writes[s.get()] = s->generation;
+    const size_t read = inputs.size();
     for (bool done = false; !done;) {
       const uint32_t first = graph->next_id();
       try {
@@ -607,6 +608,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       }
     }
     in_backward = false;
+    if (inputs.size() > read) fail(fmt::format("reads '{}' in its backward alone, by which time it may be another tensor", inputs[read]->name));
     for (const auto& s : input_storages)  // as batch norm does; it would be left out
       if (s->generation != writes[s.get()])
         fail(fmt::format("writes to input '{}' once more when a checkpoint is computed again", inputs[static_cast<size_t>(s->input)]->name));
@@ -623,6 +625,18 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   find_checkpoints(j, level);
   j.tape = tape_of(j, level);
   refuse_lost_ways(j);
+  // A user's own backward may read what it gives no gradient: to second order that has one.
+  for (const Tape::Step& step : j.tape->steps) {
+    if (!capture::of_python(*step.node)) continue;
+    const Edge node(const_cast<Node*>(step.node)->getptr(), 0);
+    for (const auto* reads : {&step.reads_given, &step.found_given})
+      for (uint32_t g : *reads) {
+        const Source* s = is_input(*j.given[g].node) ? inputs[input_index(*j.given[g].node)] : nullptr;
+        if (!s || s->input < static_cast<int32_t>(num_args) || !s->edge.function) continue;
+        if (!leads_to(node, {s->edge}) || std::ranges::find(j.gradients, g, &Gradient::given) == j.gradients.end())
+          fail(fmt::format("reads '{}' in a backward of its own that gives it no gradient", s->name));
+      }
+  }
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not
     by_real.erase(inputs[i]->real.unsafeGetTensorImpl());

@@ -1,0 +1,84 @@
+"""What a custom backward reads, and the forward does not, or what it gives no gradient: it had none to second order either, and when it was written or replaced in between, eager's backward read what it is by then."""
+import pytest
+import torch
+import vitrify
+
+ALONE, NO_GRADIENT = "in its backward alone", "in a backward of its own that gives it no gradient"
+
+
+def scaling(by, saved=False):
+    class Scales(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w=None):
+            if saved:
+                ctx.save_for_backward(x, w)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            w = ctx.saved_tensors[1] if saved else by()
+            return (grad * w, None) if saved else grad * w
+    return Scales.apply
+
+
+def leaf():
+    return torch.arange(1.0, 5).requires_grad_()
+
+
+@pytest.mark.eager(ALONE, NO_GRADIENT, some=True)
+@pytest.mark.parametrize("kind", ["closure", "saved", "another result"])
+def test_gradients_of_second_order_come_to_what_it_reads(kind):
+    told = []
+    for make in (vitrify.compile, lambda f: f):
+        w, x = leaf(), leaf()
+        scale = scaling(lambda w=w: w, saved=kind == "saved")
+        f = make({"closure": lambda x: scale(x), "saved": lambda x: scale(x, w), "another result": lambda x: (scale(x), (x * w).sum())}[kind])
+        for _ in range(2):
+            out = f(x)
+            first, = torch.autograd.grad(out[0].sum() if kind == "another result" else out.sum(), x, create_graph=True)
+            (first * first).sum().backward()
+        told.append((first.detach(), w.grad, x.grad))
+    assert told[0][1] is not None
+    torch.testing.assert_close(*told)
+
+
+@pytest.mark.eager(ALONE)
+@pytest.mark.parametrize("change", ["written", "replaced"])
+def test_it_is_what_it_is_by_then(change):
+    told = []
+    for make in (vitrify.compile, lambda f: f):
+        held = {"w": torch.ones(4)}
+        scale, grads = scaling(lambda held=held: held["w"]), []
+        f = make(lambda x: scale(x).sin())
+        for _ in range(3):
+            x = leaf()
+            out = f(x)
+            if change == "written":
+                held["w"].mul_(3)
+            else:
+                held["w"] = held["w"] * 3
+            out.sum().backward()
+            grads.append(x.grad)
+        told.append(grads)
+    torch.testing.assert_close(*told)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_how_what_comes_to_it_lies(dynamic):
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (2 if grad.is_contiguous() else 3)
+    told = []
+    for f in (vitrify.compile(lambda x: Looks.apply(x.sin()), dynamic=dynamic), lambda x: Looks.apply(x.sin())):
+        grads = []
+        for tangent in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 3)):
+            x = torch.ones(2, 3, requires_grad=True)
+            f(x).backward(tangent)
+            grads.append(x.grad)
+        told.append(grads)
+    torch.testing.assert_close(*told)
