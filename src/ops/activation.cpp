@@ -18,10 +18,10 @@ namespace {
 
 using P = PointwiseDType;
 
-// Types in which oneDNN computes gelu for eager: of half precision where the processor has instructions for it.
+// Types in which oneDNN computes gelu for eager by its formula for AVX-512: of half precision where the processor has instructions for it.
 bool has_onednn_gelu(DType t) {
-  static const bool half = __builtin_cpu_supports("avx512fp16");
-  return t == DType::F32 || t == DType::BF16 || (t == DType::F16 && half);
+  static const bool wide = __builtin_cpu_supports("avx512f"), half = __builtin_cpu_supports("avx512fp16");
+  return (wide && (t == DType::F32 || t == DType::BF16)) || (t == DType::F16 && half);
 }
 
 bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
