@@ -206,7 +206,15 @@ def test_recurrent_steps_under_autocast(make, dynamic):
     with torch.no_grad():
         for n in (4, 6, 7, 2):
             x = torch.randn(n, 3, 5)
-            ours, eager = compiled(x), program(x)
+            try:
+                eager = program(x)
+            except RuntimeError:
+                import expects
+                expects.no_kernels("oneDNN has no LSTM in bfloat16 for this processor, and eager raises")
+                with pytest.raises(RuntimeError, match="could not create a primitive"):
+                    compiled(x)
+                continue
+            ours = compiled(x)
             assert ours.dtype == eager.dtype and ours.stride() == eager.stride()
             if eager.dtype == torch.bfloat16:  # what GRU gives is float32, of values rounded to bfloat16 on the way: no bound for float32 is one for it
                 torch.testing.assert_close(ours, eager)
