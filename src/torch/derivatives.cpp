@@ -185,16 +185,15 @@ Tensor spread(const N& n, Node& node, const Tensor& grad, const Tensor& made) {
 
 }  // namespace
 
-bool looks_at_values(const Node& n) {
-  if (const auto* slices = as<torch::autograd::CopySlices>(n)) return slices->fn && looks_at_values(*slices->fn);
-  return as<generated::ProdBackward0>(n) || as<generated::ProdBackward1>(n) || as<generated::CumprodBackward0>(n) ||
-         as<generated::LinalgDetBackward0>(n) || as<generated::MaskedFillBackward1>(n) || as<generated::MaxBackward1>(n) ||
-         as<generated::MinBackward1>(n) || as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
-}
-
 bool takes_batches(const Node& n) {
   return as<generated::MaskedFillBackward1>(n) || as<generated::MaxBackward1>(n) || as<generated::MinBackward1>(n) ||
          as<generated::MedianBackward0>(n) || as<generated::NanmedianBackward0>(n);
+}
+
+bool looks_at_values(const Node& n) {
+  if (const auto* slices = as<torch::autograd::CopySlices>(n)) return slices->fn && looks_at_values(*slices->fn);
+  return as<generated::ProdBackward0>(n) || as<generated::ProdBackward1>(n) || as<generated::CumprodBackward0>(n) ||
+         as<generated::LinalgDetBackward0>(n) || takes_batches(n);
 }
 
 bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }

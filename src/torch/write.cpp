@@ -1,5 +1,4 @@
 // Ops that write to their arguments are recorded as pure ones, and the writes as values that the memory has then.
-
 #include "ops/shapes.h"
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
