@@ -152,7 +152,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
       }
     }
     // The next call is captured again, with what was learned; a program that keeps failing stays eager.
-    note_eager(refusal.what());
+    attempt.why = refusal.what();
     e->graph = nullptr;
     e->stale = true;
     counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
@@ -238,7 +238,12 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
       PyObject* r = run_entry(e, tensors, floats, attempt, failed);
       if (r || PyErr_Occurred()) return r;
       if (attempt.refused.size() > refused) continue;
-      if (e->stale && s.refusals++ < kMaxRefusals) std::erase(s.entries, e);
+      if (e->stale && s.refusals++ < kMaxRefusals) {
+        std::erase(s.entries, e);
+      } else if (e->stale &&
+                 PyErr_WarnFormat(error_types().warning, 2, "vitrify: a compiled program runs eagerly from now on: %s", attempt.why.c_str()) < 0) {
+        return nullptr;
+      }
     }
     PyObject* r = run_eagerly(s, c, attempt);
     if (r && failed) {  // the program catches the error, or it is ours

@@ -431,7 +431,10 @@ bool Engine::run(const std::shared_ptr<Entry>& e, const std::vector<at::Tensor>&
       note_eager((learned ? "" : "internal error: ") + std::string(err.what()));
       if (!learned) TORCH_WARN("vitrify: internal error in ", impl_->spec.name, ", running it eagerly: ", err.what());
       e->refused = true;
-      if (impl_->refusals++ < kMaxAttempts) e->stale = true;  // captured again, with what was learned
+      if (impl_->refusals++ < kMaxAttempts)
+        e->stale = true;  // captured again, with what was learned
+      else if (learned)
+        TORCH_WARN("vitrify: ", impl_->spec.name, " runs eagerly from now on: ", err.what());
     }
   }
   counters().eager_calls++;

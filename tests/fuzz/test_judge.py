@@ -203,6 +203,20 @@ def test_an_internal_error_is_a_failure(monkeypatch, says):
         judged()
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_how_much_is_drawn_and_whether_it_raises(moves):
+    """A rounding may decide both: then one of eager's own runs has it otherwise."""
+    reference = oracle.Reference(None)
+    reference.plain = [(None, [], [torch.zeros(2)])]
+    reference.moved = [None] + [[(ValueError() if moves else None, [], [torch.full((2,), 1.0 * moves)])]] * oracle.MANY
+    assert reference.decides(0, lambda run: run[2][0].tolist(), [0.0, 0.0]) == moves
+    assert reference.decides(0, lambda run: type(run[0]), type(None)) == moves
+    drawn, eager = outcome([], states=[torch.ones(2), torch.zeros(2)]), outcome([])
+    oracle.same_call("call", drawn, eager, equal_values, lambda index: index == 0)
+    with pytest.raises(Mismatch, match="the random state"):
+        oracle.same_call("call", drawn, eager, equal_values, lambda index: index == 1)
+
+
 def test_what_a_rounding_decides():
     """Only where double precision says otherwise than eager, and only for programs whose values are not halves."""
     eager, wide = torch.tensor([True, False, True]), torch.tensor([True, True, True])

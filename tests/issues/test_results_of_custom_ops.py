@@ -1,4 +1,7 @@
 """A custom op that gives what no kernel can read, where its description promises a dense tensor: the process ended."""
+import warnings
+
+import expects
 import pytest
 import torch
 import vitrify
@@ -33,3 +36,24 @@ def test_it_is_eagers(name, then):
     with torch.no_grad():
         for _ in range(3):
             assert outcome(compiled, torch.ones(4)) == outcome(program, torch.ones(4))
+
+
+def test_a_program_that_stays_eager_says_why():
+    """A kernel that lies otherwise each time: after some captures the program stays eager, which nothing told."""
+    given = [0]
+
+    @torch.library.custom_op("results_of_custom_ops::moves", mutates_args=())
+    def moves(x: torch.Tensor) -> torch.Tensor:
+        given[0] += 1
+        return (x * 2.0).new_empty_strided(x.shape, (1, 8 + given[0])).copy_(x)
+
+    moves.register_fake(torch.empty_like)
+    expects.eager("results_of_custom_ops::moves: result 0 is f32")
+    expects.no_kernels("no call is served by its plan")
+    compiled, x = vitrify.compile(lambda x: torch.ops.results_of_custom_ops.moves(x) + 1), torch.randn(4, 4)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            assert torch.equal(compiled(x), x + 1)
+    told = [str(w.message) for w in log]
+    assert len(told) == 1 and "runs eagerly from now on: results_of_custom_ops::moves: result 0" in told[0], told
