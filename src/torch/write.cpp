@@ -320,6 +320,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
     const TensorType& r = made.type();
     const bool other_size = !same_sizes(r.sizes, v.type.sizes);
     if (other_size && !writes_out) fail(fmt::format("{} needs a result of another shape than the tensor it writes", info.name));
+    if (!writes_out && is_complex(v.type.dtype) && is_float(r.dtype)) fail(fmt::format("{} would write real numbers over complex ones", info.name));
     if (writes_out && (other_size || scalar_type_of(r) != scalar_type_of(v.type))) {
       const at::Tensor real = targets.size() == info.writes.size() ? out_on_zeros(info, fakes, info.writes[i]) : at::Tensor();
       // Of those that compute element by element eager converts the result; others compute in the type of their out argument.
