@@ -52,6 +52,12 @@ bool has_hooks_of_others() {
 
 }  // namespace
 
+bool python_hooks_may_change() {
+  if (!at::SavedTensorDefaultHooks::get_hooks()) return false;
+  pybind11::gil_scoped_acquire gil;
+  return has_hooks_of_others();
+}
+
 ModeState ModeState::current() {
   ModeState m;
   auto raw = c10::impl::raw_local_dispatch_key_set;

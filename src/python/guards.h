@@ -10,6 +10,9 @@
 
 namespace vitrify::python {
 
+// As saved_hooks_may_change() (torch/saved_hooks.h) of hooks of Python.
+bool python_hooks_may_change();
+
 // Everything outside the arguments that decides which ATen ops run: compared as one block.
 struct ModeState {
   uint64_t included = 0, excluded = 0;

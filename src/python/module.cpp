@@ -23,6 +23,7 @@
 #include "torch/mode.h"
 #include "torch/number_hooks.h"
 #include "torch/overlap.h"
+#include "torch/saved_hooks.h"
 #include "torch/seed_mark.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
@@ -653,6 +654,7 @@ PYBIND11_MODULE(_C, m) {
   bind_options(m);
   bind_signature(m);
   bind_guards(m);
+  vitrify::ask_saved_hooks(&python_hooks_may_change);
   bind_numbers(m);
   bind_capture(m);
   bind_states(m);

@@ -763,11 +763,7 @@ void PlanRun::run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outp
 }
 
 void PlanRun::run_steps(Frame& f, const at::Tensor* const* inputs, std::vector<at::Tensor>* owned) {
-  for (uint32_t s : input_slots_)
-    if (input_pointer_[s]) {
-      const at::Tensor& t = *inputs[plan_->slots[s].index];
-      set_pointer(f, s, written_[s] ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
-    }
+  point_to(f, inputs);
   end_step(plan_->steps.size(), owned);  // nobody reads these
   for (size_t k = 0; k < plan_->steps.size(); ++k) {
     const Step& step = plan_->steps[k];

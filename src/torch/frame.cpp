@@ -65,6 +65,16 @@ bool PlanRun::prepare_slot(Frame& f, uint32_t slot) {
   return s.ready = true;
 }
 
+void PlanRun::point_to(Frame& f, const at::Tensor* const* inputs) {
+  for (uint32_t s : input_slots_) {
+    if (!input_pointer_[s]) continue;
+    const at::Tensor& t = *inputs[plan_->slots[s].index];
+    TORCH_CHECK(t.unsafeGetTensorImpl()->unsafe_storage().data() || !t.numel(),
+                "vitrify: a tensor that is read has elements, and no memory: its storage was given another size");
+    set_pointer(f, s, written_[s] ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
+  }
+}
+
 bool PlanRun::prepare_launch(Frame& f, uint32_t i, bool patch) {
   const runtime::Launch& l = plan_->launches[i];
   LaunchState& s = f.launches[i];

@@ -1,9 +1,19 @@
 // Gradients that have gradients: each is a compiled call of its own.
+#include <atomic>
+
+#include "torch/saved_hooks.h"
 #include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
 
 namespace vitrify {
+
+static std::atomic<bool (*)()> asked{nullptr};
+void ask_saved_hooks(bool (*may_change)()) { asked = may_change; }
+bool saved_hooks_may_change() {
+  const auto ask = asked.load();
+  return ask && ask();
+}
 
 namespace {
 
@@ -38,6 +48,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
     for (int64_t i = 0, n = size_of_batch(tangents); i < n; ++i) each.push_back(differentiable_backward(call, one_of_batch(tangents, i), node));
     return as_batch(each);
   }
+  if (saved_hooks_may_change()) give_up("hooks on saved tensors, which may give back something else than they are given, are around them");
   Layouts how = layouts_of(tangents, node);
   pass_checkpoints(how, node);
   for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();

@@ -27,7 +27,7 @@ Layouts as_recorded(Layouts how) {
 bool is_plain(const at::Tensor& t) {
   constexpr c10::DispatchKeySet kOthers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchGradWrapper,
                                          c10::DispatchKey::NestedTensor, c10::DispatchKey::Functionalize, c10::DispatchKey::Python});
-  return t.layout() == at::kStrided && !t.key_set().has_any(kOthers);
+  return t.layout() == at::kStrided && !t.key_set().has_any(kOthers) && !t._fw_grad(0).defined();
 }
 
 bool all_plain(const std::vector<at::Tensor>& tensors) {

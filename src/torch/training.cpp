@@ -78,7 +78,10 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   std::vector<compat::NodePtr> spent;  // what leads to a view that is written is asked before: it would be made anew, of what its base was
   for (const Program::Spent& s : joint_.program.spent) spent.push_back(spent_node(s, given.data()));
   std::vector<at::Tensor> values;
-  forward_->run(args, values);
+  if (origin && compat::any_mode_on_stack() && !Tracer::current())  // it sees what eager's formulas call
+    values = interpret(*split(joint_, options_).forward.graph, {args.begin(), args.end()});
+  else
+    forward_->run(args, values);
   for (size_t i = 0; i < spent.size(); ++i)
     torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
