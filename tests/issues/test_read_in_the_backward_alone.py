@@ -145,3 +145,37 @@ def test_it_comes_in_more_layouts_than_have_plans():
 def test_facts_of_what_comes_to_it(fact):
     fn, tangents = own(lambda g: g * fact(g)), [torch.ones(2, 3).add_(1), torch.ones(4, 3)[2:]]
     torch.testing.assert_close(gradients_of(vitrify.compile(lambda x: fn(x)), "backward", tangents), gradients_of(fn, "backward", tangents))
+
+
+@pytest.mark.eager("whose own backward reads tensors that it was not given", some=True)
+@pytest.mark.parametrize("kind", ["closure", "given"])
+def test_what_the_backward_of_a_derivative_in_a_backward_reads(kind):
+    told = []
+    for make in (vitrify.compile, lambda f: f):
+        w = leaf().detach()
+
+        class Inner(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, y, w=w):
+                ctx.save_for_backward(y)
+                return x * y
+
+            @staticmethod
+            def backward(ctx, grad):
+                return (grad * w, None) if kind == "closure" else (grad * ctx.saved_tensors[0], None)
+
+        class Outer(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x ** 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return Inner.apply(grad, ctx.saved_tensors[0])
+        f = make(lambda x: Outer.apply(x))
+        for _ in range(2):
+            x, t = leaf(), leaf()
+            first, = torch.autograd.grad(f(x), x, t, create_graph=True)
+            told.append((first.detach(), torch.autograd.grad(first.sum(), t)[0]))
+    torch.testing.assert_close(told[:2], told[2:])
