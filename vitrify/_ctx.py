@@ -6,6 +6,7 @@ import types
 import torch
 
 from . import _C, _checkpoint
+from ._sources import Sources, Unready
 
 _VALUES = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 _ITSELF = (type, types.ModuleType)
@@ -68,10 +69,32 @@ def _state(o, seen):
     return _Same(o), len(held), [_state(part, seen) for part in held]
 
 
+def _reached(backward):
+    """Tensors, and other derivatives of the user's, that the code of a backward can reach."""
+    sources = Sources()
+    sources.visit(backward, "a backward")
+    while sources.todo:
+        sources.todo.popleft()()
+    return sources.tensors, [o for o in sources.seen.values() if isinstance(o, type) and issubclass(o, torch.autograd.Function)]
+
+
+def _refuse_unmet(own):
+    """What the backward of a derivative reads that another's backward applies is met by second derivatives alone: by then there is no way back."""
+    try:
+        applied = {o for o in _reached(own.backward)[1] if o is not own}
+        reads = [o for o in applied if _reached(o.backward)[0]]
+    except (_C.CaptureError, Unready):
+        return
+    if reads:
+        _C.refuse(f"{own.__name__} applies {reads[0].__name__} in its backward, whose own backward reads tensors that it was not given")
+
+
 def kept(function):
     """Gives what says later whether it still has what it has now."""
     if getattr(function, "_forward_cls", None) is _checkpoint._Region:
         return lambda: True
+    if hasattr(function, "_forward_cls"):
+        _refuse_unmet(function._forward_cls)
     now = lambda: {name: _state(value, {}) for name, value in getattr(function, "__dict__", {}).items()}  # noqa: E731
     try:
         before = now()

@@ -25,6 +25,8 @@ _OF_TENSORS = frozenset(dir(torch.Tensor))  # such names are of the class, or te
 # Code that mentions one of these may look at the .grad of what it can reach, also through torch's own code.
 _READS_GRADS = {"grad", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"}
 _LIMIT = 200_000
+_DEEP = 50  # what is nested further is put off: Python's stack ends
+_LONG = 300  # of a name; the rest of it says no more
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
@@ -111,6 +113,13 @@ class _Order:
         return tuple(self.o) == keys
 
 
+def _attributes(o, name):
+    try:
+        return getattr(o, "__dict__", None)  # made now, if it is made on demand
+    except Exception as e:
+        raise _C.CaptureError(f"the attributes of {name} cannot be read ({type(e).__name__})") from None
+
+
 class Unready(Exception):
     """The program cannot be captured yet (lazy modules); this call runs eagerly and the next one tries again."""
 
@@ -122,6 +131,7 @@ class Sources:
         self.seen = {}             # id -> object, kept alive so that ids stay unique
         self.names = {}            # global dict id -> (dict, set of names, label)
         self.todo = deque()
+        self.depth = 0
         self.generators = []       # torch.Generator objects
         self.caches = []           # (an lru_cache, its dict, the keys, all that it holds, name)
         self.random = []           # generators of Python's and numpy's
@@ -205,6 +215,16 @@ class Sources:
         t = type(o)
         if t in _SCALARS or id(o) in self.seen:
             return
+        if self.depth == _DEEP:
+            self.todo.append(lambda: self.visit(o, name))
+            return
+        self.depth += 1
+        try:
+            self.look_at(o, t, name)
+        finally:
+            self.depth -= 1
+
+    def look_at(self, o, t, name):
         self.seen[id(o)] = o
         if isinstance(o, torch.Tensor):
             self.tensor(o, CAPTURED, name)
@@ -256,11 +276,11 @@ class Sources:
             self.generators.append(o)
         elif isinstance(o, torch.optim.Optimizer):
             self.todo.append(lambda: self.optimizer(o, name))
-        elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)) or t.__module__ in _STATEFUL and hasattr(o, "__dict__"):
+        elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)) or t.__module__ in _STATEFUL and _attributes(o, name) is not None:
             self.todo.append(lambda: self.instance(o, name))  # they write to themselves
         elif t is types.ModuleType or is_library(t.__module__):
             pass
-        elif not callable(o) or hasattr(o, "__dict__"):
+        elif not callable(o) or _attributes(o, name) is not None:
             self.todo.append(lambda: self.instance(o, name))
 
     def container(self, o, t, name):
@@ -306,7 +326,7 @@ class Sources:
     def items(self, pairs, name):
         for k, v in pairs:
             if type(v) not in _SCALARS:
-                self.visit(v, f"{name}[{k!r}]" if isinstance(k, _SCALARS) else f"{name}[{type(k).__name__}]")
+                self.visit(v, name if len(name) > _LONG else f"{name}[{k!r}]" if isinstance(k, _SCALARS) else f"{name}[{type(k).__name__}]")
 
     def tensor(self, t, kind, name):
         if torch.nn.parameter.is_lazy(t):
@@ -381,7 +401,7 @@ class Sources:
         self.tensor(t, kind, name)
 
     def instance(self, o, name):
-        d = getattr(o, "__dict__", None)  # made now, if it is made on demand
+        d = _attributes(o, name)
         self.guards.add_object(o)
         self.cls(type(o))
         for base in type(o).__mro__:

@@ -159,7 +159,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
     try {
       b = backward_for(how, sizes);
       if (!b) {
-        warn_once("gradients", "they come in too many sizes");
+        warn_once("gradients", "they come in too many sizes or layouts");
         return op_by_op(unpack, tangents, node);
       }
     } catch (const CaptureError& e) {
@@ -296,8 +296,9 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
 variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
                                     const RegionCall::Assigned& assigned) const {
   Finish finish(b.program, b.tangents, tangents, joint_, sizes);
-  for (const at::Tensor& t : tangents)
-    if (t.defined()) inputs.push_back(t);
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (const at::Tensor& t = tangents[k]; t.defined())
+      inputs.push_back(is_plain(t) && !b.tangents[k].strides.empty() ? laid_out(t, type_of_tangent(k), b.tangents[k]) : t);
   for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
   variable_list grads;
   ResultMaker(made_by_graph(b.program.results)).make(interpret(*b.program.graph, inputs), addresses_of(inputs), grads);
@@ -324,7 +325,7 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
 
 variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
   ++counters().fallbacks;
-  Layouts how = layouts_as_asked(tangents, node);
+  Layouts how = own_backward_ && all_plain(tangents) ? layouts_of(tangents, node) : layouts_as_asked(tangents, node);
   pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
@@ -371,23 +372,13 @@ void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& 
   }
 }
 
-namespace {
-
-// A user's own backward may look at how what comes to it lies.
-bool lies_seen(const Tape& tape, const RegionNode& node) {
-  return strides_show(node, node.edges_shown()) || strides_of_ones_show(node) ||
-         std::ranges::any_of(tape.steps, [](const Tape::Step& s) { return s.python && capture::of_python(*s.node); });
-}
-
-}  // namespace
-
 Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = layouts_as_asked(tangents, node);
   bool other = false;
   for (size_t k = 0; k < tangents.size(); ++k)
     other = other || (how[k].defined &&
                       ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) || !is_recorded(tangents[k], type_of_tangent(k), true)));
-  if (!other || !lies_seen(tape(), node)) return how;
+  if (!other || !(own_backward_ || strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
   for (size_t k = 0; k < tangents.size(); ++k)
     if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
   node.call().find_views(how);
@@ -462,12 +453,12 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
     if (holds(b->known, sizes)) return b;
   if (all.empty() && is_other(how) && layouts_++ >= kMaxLayouts) {
     if (std::ranges::any_of(how, [](const TangentLayout& l) { return l.batch != 0; })) throw CaptureError("batches come in too many layouts");
-    return backward_known(as_recorded(how), sizes);
+    return own_backward_ ? nullptr : backward_known(as_recorded(how), sizes);
   }
   if (all.size() >= kMaxVariants) return nullptr;
   auto b = made_of_all(how, sizes);
   if (!b) b = derivative(how, sizes);
-  if (is_other(how))  // many gradients do not follow their tangents
+  if (is_other(how) && !own_backward_)  // many gradients do not follow their tangents
     if (const auto plain = backwards_.find(as_recorded(how)); plain != backwards_.end())
       for (const auto& p : plain->second)
         if (p->program.types == b->program.types && p->program.batch_dims == b->program.batch_dims &&

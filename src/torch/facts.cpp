@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "torch/slice.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -38,6 +39,9 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   capture::StorageState& s = *f->view->storage;
   if (s.trace != m.trace) return;
   if ((fact == Fact::Offset || fact == Fact::Memory) && s.in_part) refuse();
+  if (const ir::Value of = s.base ? root_of(s.base) : ir::Value();
+      of && is_input(*of.node) && m.inputs[input_index(*of.node)]->kind == ir::InputKind::Tangent)
+    if (fact == Fact::Version || fact == Fact::View || fact == Fact::Offset || fact == Fact::Memory) refuse();  // of each backward's own
   if (fact == Fact::Offset || fact == Fact::Memory) {
     f->specialize_offset();
     if (s.input < 0) m.assume_place(s);

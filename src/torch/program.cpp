@@ -142,7 +142,7 @@ void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vec
     as_mode += outputs[i].is_inference() == mode;
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (p.results[i].path.empty()) continue;
+    if (p.results[i].path.empty() && !p.results[i].viewed) continue;
     auto* view = torch::autograd::impl::get_view_autograd_meta(outputs[i]);
     if (!view || !view->has_bw_view()) continue;
     const auto meta = view->get_creation_meta();

@@ -42,6 +42,7 @@ struct ResultSpec {
   // its gradient is added after the program's. None: at the end.
   std::optional<uint32_t> turn;
   std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
+  bool viewed = false;       // of a value: eager's is a view, and so is what users get: who writes to it or detaches it in place hears of that
 };
 
 // An input written by the program: graph output `output` is its final value.

@@ -294,6 +294,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   const auto is_of_saved = [&](const at::Tensor& t, const View& v) {
     return v.parent && t.requires_grad() && t.is_view() && saved.contains(v.storage.get());
   };
+  // Writes to it raise, and say which of whose results it is.
+  const auto is_one_of_several = [](const at::Tensor& t) {
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
+    return view && view->has_bw_view() && view->get_creation_meta() == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE;
+  };
   std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
@@ -347,6 +352,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (!v.parent) refuse_expanded(v.type);
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
+      r.viewed = v.parent && fakes[i].is_view();
       graph->outputs.push_back(memory_of(v));
       note_root(r.index, fakes[i]);
     };
@@ -376,7 +382,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.index = it->second;
       r.path = path_of(v);
     } else if (it == root_result.end() && v.parent &&
-               (loose[s].size() > 1 || is_of_saved(fakes[i], v) || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg())) {
+               (loose[s].size() > 1 || is_of_saved(fakes[i], v) || is_one_of_several(fakes[i]) || !ops::is_dense(graph->ctx(), v.type) ||
+                f->is_conj() || f->is_neg())) {
       emit_view_of_output();
     } else {
       emit_value();

@@ -14,6 +14,7 @@
 #include "support/counters.h"
 #include "torch/call_sizes.h"
 #include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/graph_task.h"
 #include "torch/learned.h"
 #include "torch/region_node.h"
@@ -74,6 +75,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t i = 0; i < joint_.tape->steps.size(); ++i) {
       if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
       reads_state_ = reads_state_ || joint_.tape->steps[i].python;
+      own_backward_ = own_backward_ || (joint_.tape->steps[i].python && capture::of_python(*joint_.tape->steps[i].node));
     }
     derivative_ = s.derivative;
     for (const ir::Node* n : derivative_->nodes())
@@ -361,8 +363,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
   bool writes_behind_hooks_ = false;
-  bool reads_state_ = false;  // its backward runs Python code
-  bool static_ = true;        // no size in the derivative differs from call to call
+  bool reads_state_ = false;   // its backward runs Python code
+  bool own_backward_ = false;  // that of a derivative of the user's, which may look at how what comes to it lies
+  bool static_ = true;         // no size in the derivative differs from call to call
 };
 
 }  // namespace vitrify

@@ -103,7 +103,7 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
     const c10::AutoGradMode grad(r.grad.value_or(c10::GradMode::is_enabled()));
     switch (r.kind) {
       case ResultSpec::Kind::Value:
-        results[i] = outputs[r.index];
+        results[i] = r.viewed ? outputs[r.index].alias() : outputs[r.index];
         break;
       case ResultSpec::Kind::ViewOfOutput:
         results[i] = view(i, outputs[r.index], calls);

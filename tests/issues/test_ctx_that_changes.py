@@ -132,3 +132,58 @@ def test_what_stays_is_compiled(held, how):
     for _ in range(2):
         for ours, eager in zip(outcomes(compiled, how), outcomes(f, how), strict=True):
             torch.testing.assert_close(ours, eager)
+
+
+def nested(kind, depth):
+    held = kind()
+    for _ in range(depth):
+        held = {"n": held} if kind is dict else [held]
+    return held
+
+
+@pytest.mark.eager("changes attributes of its ctx", some=True)
+@pytest.mark.parametrize("depth", [30, 400, 3000])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_is_nested_deeply(kind, depth):
+    held, grads = nested(kind, depth), []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.held = held
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+    for f in (vitrify.compile(lambda x: Own.apply(x)), Own.apply):
+        x = torch.ones(2, requires_grad=True)
+        f(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+class Closed:
+    @property
+    def __dict__(self):
+        raise ValueError("closed")
+
+
+@pytest.mark.eager("cannot be read (ValueError)")
+def test_what_does_not_let_itself_be_looked_at():
+    held, grads = Closed(), []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.held = held
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+    for f in (vitrify.compile(lambda x: Own.apply(x)), Own.apply):
+        x = torch.ones(2, requires_grad=True)
+        f(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
