@@ -1,6 +1,8 @@
 // Views of lowered tensors and the argument helpers of rules.
 #include "ops/lowering.h"
 
+#include "ops/view.h"
+
 namespace vitrify::ops {
 
 int64_t wrap_dim(int64_t d, size_t rank) {
@@ -55,8 +57,7 @@ Tensor Lowering::view(const Tensor& t, Dims sizes, const std::function<Index(con
   return r;
 }
 
-namespace {
-// A strided window on t's buffer: `at` is recomputed from the new strides, so that indices stay affine.
+// `at` is recomputed from the new strides, so that indices stay affine.
 Tensor restride(const Tensor& t, Dims sizes, Dims strides, Int offset) {
   Tensor r = t;
   r.sizes = std::move(sizes);
@@ -69,7 +70,6 @@ Tensor restride(const Tensor& t, Dims sizes, Dims strides, Int offset) {
   };
   return r;
 }
-}  // namespace
 
 Tensor Lowering::expand(const Tensor& t, const Dims& sizes) {
   const size_t lead = sizes.size() - t.sizes.size();

@@ -1,6 +1,8 @@
 #pragma once
 #include <string_view>
 
+#include "ir/graph.h"
+
 namespace vitrify::ops {
 
 // How much of its operands an op reads, at least.
@@ -15,5 +17,8 @@ Reads reads_of(std::string_view name);
 // from their strides. Such a call gets operands in eager's strides, whatever passes and the schedule have chosen. Views among them are not meant:
 // their rules know elements only.
 bool sees_layout(std::string_view name);
+
+// A call of the program's own code (a custom op). It may look past the edges of the views that it is given, and keep them.
+inline bool is_custom(const ir::Node& n) { return (n.op->flags & ir::kEffect) && sees_layout(n.op->name); }
 
 }  // namespace vitrify::ops

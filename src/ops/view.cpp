@@ -20,6 +20,10 @@ bool lower_reshape(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (x.dtype != a.out().dtype) return false;
   r.push_back(x.sizes == a.out().sizes ? x : a.L.reshape(x, a.out().sizes));
+  // What is known of sizes that are symbols, the record's guards say.
+  if (x.buffer >= 0 && r[0].buffer < 0 && (a.n.op->flags & ir::kView))
+    if (const TensorType& of = std::get<ir::Value>(a.n.args[0]).type(); x.sizes == of.sizes && x.strides == of.strides)
+      if (auto strides = strides_of_view(a.L.ctx(), of, a.out().sizes)) r[0] = restride(x, a.out().sizes, std::move(*strides), x.offset);
   return true;
 }
 bool lower_expand(const Args& a, std::vector<Tensor>& r) { return r.push_back(a.L.expand(a.tensor(0), a.out().sizes)), true; }
@@ -100,6 +104,12 @@ bool lower_unfold(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   if (x.sizes.empty()) return false;
   const int64_t d = a.dim(1, x.sizes.size());
+  if (x.buffer >= 0) {
+    Dims strides = x.strides;
+    strides.push_back(strides[d]);
+    strides[d] = strides[d] * a.integer(3);
+    return r.push_back(restride(x, a.out().sizes, std::move(strides), x.offset)), true;
+  }
   r.push_back(a.L.view(x, a.out().sizes, [d, step = a.integer(3)](const Index& i) {
     Index s(i.begin(), i.end() - 1);
     s[d] = i[d] * step + i.back();
@@ -124,7 +134,15 @@ Diagonal diagonal_of(const Args& a, size_t first, size_t rank) {
 }
 bool lower_diagonal(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
-  r.push_back(a.L.view(x, a.out().sizes, [d = diagonal_of(a, 1, x.sizes.size())](const Index& i) { return d.source(i); }));
+  const Diagonal d = diagonal_of(a, 1, x.sizes.size());
+  if (x.buffer >= 0) {
+    Dims strides;
+    for (size_t k = 0; k < x.sizes.size(); ++k)
+      if (static_cast<int64_t>(k) != d.d1 && static_cast<int64_t>(k) != d.d2) strides.push_back(x.strides[k]);
+    strides.push_back(x.strides[d.d1] + x.strides[d.d2]);
+    return r.push_back(restride(x, a.out().sizes, std::move(strides), x.offset + d.row * x.strides[d.d1] + d.col * x.strides[d.d2])), true;
+  }
+  r.push_back(a.L.view(x, a.out().sizes, [d](const Index& i) { return d.source(i); }));
   return true;
 }
 bool lower_flip(const Args& a, std::vector<Tensor>& r) {
@@ -300,6 +318,7 @@ bool lower_as_strided(const Args& a, std::vector<Tensor>& r) {
   if (x.sizes.size() != 1 || !a.none(3)) return false;
   for (size_t d = 0; d < strides.size(); ++d)
     if (!strides[d].is_const() || !a.out().sizes[d].is_const()) return false;
+  if (x.buffer >= 0 && x.strides[0].is(1)) return r.push_back(restride(x, a.out().sizes, strides, x.offset)), true;
   r.push_back(a.L.view(x, a.out().sizes, [=](const Index& i) { return Index{place_of(i, strides)}; }));
   return true;
 }

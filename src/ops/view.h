@@ -7,6 +7,9 @@ namespace vitrify::ops {
 // lo <= e < hi as a b8 value; constant where it is provable.
 Val within(Body&, Int e, Int lo, Int hi);
 
+// A strided window on x's buffer.
+Tensor restride(const Tensor& x, Dims sizes, Dims strides, Int offset);
+
 // Strides of x's memory seen with other sizes, if there are any.
 std::optional<Dims> strides_of_view(sym::Context&, const TensorType& x, const Dims& sizes);
 

@@ -154,10 +154,11 @@ bool shorten(ir::Graph& g, Node& n) {
   return true;
 }
 
-// The values whose own memory, from its beginning, somebody looks at through views.
+// The values whose own memory, from its beginning, somebody looks at through views, or keeps.
 ir::ValueMap<bool> looked_into(const ir::Graph& g) {
   ir::ValueMap<bool> r(g);
   for (Node* n : std::views::reverse(g.nodes())) {
+    if (n->op->flags & ir::kEffect) ir::for_each_input(*n, [&](Value& v) { r.emplace(v, true); });
     bool looks = n->op->flags & ir::kStartsAligned;
     for (uint32_t i = 0; i < n->outs.size() && n->op->flags & ir::kView; ++i) looks = looks || r.contains({n, i});
     if (const Value of = looks ? tensor_arg(*n, 0) : Value{}) r.emplace(of, true);

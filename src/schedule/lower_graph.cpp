@@ -58,17 +58,18 @@ class GraphLowering final : public Nests {
       bool all = (reads == Reads::All && !none) || may_fault(n);
       for (uint32_t i = 0; i < n.outs.size() && !all && !none; ++i) all = whole_.contains(n.out(i));
       if (all && reads != Reads::Some) ir::for_each_input(n, [&](Value& v) { whole_.insert(v); });
-      // A custom op may look at the strides of a view, which it has where what it is a view of lies in memory as in eager; a view as another dtype is
-      // a call, and has the strides of what it is given.
+      // A custom op may look at how a view lies in the memory that it is of, and keep it: that memory is its own, as in eager. A view as another
+      // dtype is a call, and has the strides of what it is given.
       const auto other_dtype = [&] {
         const Value* x = n.args.empty() ? nullptr : std::get_if<Value>(&n.args[0]);
         return x && *x && (n.op->flags & ir::kView) && n.outs[0].dtype != x->type().dtype;
       };
-      if (((n.op->flags & ir::kEffect) && sees_layout(n.op->name)) || other_dtype())
+      const bool custom = is_custom(n);
+      if (custom || other_dtype())
         ir::for_each_input(n, [&](Value& v) {
           Value root = v;
           while (root.node->op->flags & ir::kView) root = std::get<Value>(root.node->args[0]);
-          if (!(root == v)) in_memory_.insert(root);
+          if (custom || !(root == v)) in_memory_.insert(root);
         });
     }
   }
@@ -186,7 +187,18 @@ class GraphLowering final : public Nests {
       lazies_[rounded.lazy].steps = lazies_[t.lazy].steps;
       t = rounded;
     }
+    if (in_memory_.contains(v) && !(v.node->op->flags & ir::kView)) t = in_own_memory(t, type);
     values_[v] = t;
+  }
+
+  // Eager has made this afresh, and so nothing else lies where it does.
+  Tensor in_own_memory(const Tensor& t, const ir::TensorType& type) {
+    const Dims& strides = is_dense(type) ? type.strides : ir::contiguous_strides(type.sizes);
+    const bool intermediate = t.buffer >= 0 && program_.buffers[t.buffer].role == BufferRole::Intermediate;
+    if (intermediate && t.offset.is(0) && same_strides(t, strides) && looked_at_.insert(t.buffer).second) return t;
+    const Tensor r = realize_as(t, strides);
+    looked_at_.insert(r.buffer);
+    return r;
   }
 
   // Views cost nothing at first; what has gone through many of them may have indices that cost more than the value.
@@ -235,7 +247,7 @@ class GraphLowering final : public Nests {
       const bool here = type.device.kind == DeviceKind::CPU;
       if (here && sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         // Results of ATen's ops follow the order of its dims; a custom op may look at gaps too.
-        const bool gaps = (n.op->flags & ir::kEffect) && std::ranges::none_of(strides, [](Int s) { return s.is(0); });
+        const bool gaps = is_custom(n) && std::ranges::none_of(strides, [](Int s) { return s.is(0); });
         if (!is_dense(type) && is_fixed(type) && !gaps) strides = preserved_strides(*ctx_, type);
         if (is_dense(type) || is_fixed(type)) t = realize_as(t, strides);
       }
@@ -325,6 +337,7 @@ class GraphLowering final : public Nests {
   ir::ValueMap<Tensor> values_;
   ir::NodeMap<ir::UseCounts> uses_;
   std::unordered_set<Value> whole_, in_memory_;
+  std::unordered_set<int32_t> looked_at_;  // buffers that custom ops see whole
 };
 
 }  // namespace

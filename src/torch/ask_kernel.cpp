@@ -59,6 +59,10 @@ Operands look_at(const std::vector<Arg>& args) {
   return r;
 }
 
+bool has_formula(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) || op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU);
+}
+
 bool checks_operands(const capture::OpInfo& info, bool in_backward) {
   if (!info.row || !info.row->shape || info.flags & (ir::kFaults | ir::kDivides | ir::kRandom | ir::kChecksIndex)) return false;
   return !in_backward || ops::is_elementwise(info.name);

@@ -25,6 +25,8 @@ bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results
 // Where a rule of ours has found something odd about what such an op is given, its kernel says whether it takes that, whatever the values: Meta takes
 // more. Losses of mixed types have a derivative that raises where a backward comes to it: that is left to the call.
 bool checks_operands(const capture::OpInfo&, bool in_backward);
+// Whether autograd has been told of the op: otherwise it sees what the op's kernel calls.
+bool has_formula(const c10::OperatorHandle&);
 bool asks_kernel(const capture::OpInfo&, const std::vector<ir::Arg>&);
 
 // Whether ATen's kernel takes operands of these types, sizes and numbers: it is asked once, on zeros. Of what is too large

@@ -106,14 +106,14 @@ class Counted {
   static inline thread_local bool deep_ = false;
   bool below_, changed_ = false;
 };
-// Autograd has not seen the op, since it takes inference tensors only, and would see what its kernel calls: the result may follow from one that needs
-// gradients.
+// Autograd has not seen the op, since it takes inference tensors only or has no formula, and would see what its kernel calls.
 bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue> args) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled() || info.kind == OpKind::View) return false;
+  const bool custom = (info.flags & ir::kEffect) && info.kind != OpKind::Composite && !has_formula(info.op);
   bool needed = false, seen = false;
   for_each_tensor(args, [&](const at::Tensor& t) {
-    needed = needed || (t.is_inference() && t.requires_grad());
-    seen = seen || !t.is_inference();
+    needed = needed || ((custom || t.is_inference()) && t.requires_grad());
+    seen = seen || !(custom || t.is_inference());
   });
   return needed && !seen;
 }
@@ -166,7 +166,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
             fail(fmt::format("makes a view of '{}', a leaf that is a view, in no_grad, and reads it where gradients may follow", s.name));
       });
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
-      fail(fmt::format("calls {} on an inference tensor that needs gradients", info.name));
+      fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
     if (info.kind == OpKind::Composite && !whole) {
       decompose(info, stack);
       return;

@@ -482,14 +482,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   for (auto [k, input] : s.inputs) s.pointers[k] = inputs[input];
   for (auto [k, slot] : s.slots) s.pointers[k] = &tensors_[slot];
   for (auto [k, window] : s.windows) s.pointers[k] = &f.windows[window].tensor;
-  // A custom op with effects may keep what it is given.
-  std::vector<at::Tensor> kept;
-  if ((e.node->op->flags & ir::kEffect) && !s.windows.empty() && !e.node->op->name.starts_with("aten::")) {
-    kept.reserve(s.windows.size());
-    for (auto [k, window] : s.windows)
-      s.pointers[k] = &kept.emplace_back(without_bits(f.windows[window].tensor));  // which may be expanded, or have gaps
-  }
-
+  const std::vector<at::Tensor> views = give_views(f, e, s, inputs);
   if (s.foreign)
     for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
   if (!originals_ || e.node->op->name.starts_with("aten::")) return call_extern(f, i);

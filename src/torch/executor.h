@@ -122,6 +122,7 @@ class PlanRun {
   bool prepare_extern(Frame&, uint32_t ext, bool patch);
   void set_pointer(Frame&, uint32_t slot, void*);
   void point_to(Frame&, const at::Tensor* const* inputs);
+  std::vector<at::Tensor> give_views(const Frame&, const runtime::ExternCall&, ExternState&, const at::Tensor* const* inputs) const;
   Window make_window(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType, bool wrapped, int64_t offset_bytes);
 
   void start_late(Frame&, const std::vector<uint32_t>& slots);

@@ -1,10 +1,13 @@
 // Frames: what of a plan depends on the sizes of a call, kept for the calls that repeat them.
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 
+#include "ops/reads.h"
 #include "torch/executor.h"
+#include "torch/watch.h"
 
 namespace vitrify {
 
@@ -141,6 +144,37 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
     set_pointer(f, r.slot, f.pointers[r.slot]);
   }
   return s.ready = true;
+}
+
+// A custom op may look past the edges of what it is given, and keep it: it gets views of all that the window is on, in memory that lasts.
+std::vector<at::Tensor> PlanRun::give_views(const Frame& f, const ExternCall& e, ExternState& s, const at::Tensor* const* inputs) const {
+  std::vector<at::Tensor> given;
+  if (s.windows.empty() || !ops::is_custom(*e.node)) return given;
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  std::unordered_map<uint32_t, at::Tensor> whole;  // by slot
+  given.reserve(s.windows.size());
+  for (auto [k, window] : s.windows) {
+    const Window& w = f.windows[window];
+    const uint32_t slot = e.operands[k].slot;
+    at::Tensor& base = whole[slot];
+    if (!base.defined()) {
+      const runtime::Slot& p = plan_->slots[slot];
+      const SlotState& memory = f.slots[slot];
+      if (p.kind == SlotKind::Input) {
+        base = *inputs[p.index];
+        if (s.foreign) end_watch(base);
+      } else if (p.kind == SlotKind::Arena) {
+        base = at::empty_strided(memory.sizes, memory.strides, slot_scalar_type(p));
+        if (base.numel()) std::memcpy(base.mutable_data_ptr(), f.pointers[slot], base.storage().nbytes());
+      } else {
+        base = tensors_[slot];
+      }
+    }
+    const int64_t offset = w.offset / static_cast<int64_t>(w.tensor.itemsize());
+    s.pointers[k] = &given.emplace_back(base.as_strided(w.tensor.sizes(), w.tensor.strides(), base.storage_offset() + offset));
+    if (w.tensor.unsafeGetTensorImpl()->is_wrapped_number()) given.back().unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return given;
 }
 
 void PlanRun::place_arena(Frame& f, char* at) {

@@ -68,7 +68,7 @@ FNS = {"clone": lambda x: x.clone(), "sum": lambda x: x + 1, "sine": lambda x: x
        "double": lambda x: x.double()}
 
 
-@pytest.mark.eager("on an inference tensor that needs gradients", some=True)
+@pytest.mark.eager("on a tensor that needs gradients", some=True)
 @pytest.mark.compiled("ATen computes it")
 @pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
 @pytest.mark.parametrize("fn", FNS)

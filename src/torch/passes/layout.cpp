@@ -116,6 +116,11 @@ bool adds_long_sums(const ir::TensorType& weight) {
 ChannelsLast::ChannelsLast(Graph& g) {
   for (Value v : g.outputs)
     if (v) outputs_.insert(v);
+  for (Node* n : g.nodes())
+    if (ops::is_custom(*n))
+      ir::for_each_input(*n, [&](Value& v) {
+        for (Node* of = v.node; of->op->flags & ir::kView; of = std::get<Value>(of->args[0]).node) shown_.insert(of);
+      });
 }
 
 bool ChannelsLast::is_neutral(Value v) const { return !is_image(v.type()) || is_pixel(v.type()) || neutral_.contains(v); }
@@ -152,7 +157,8 @@ void ChannelsLast::changed(Value v, const ir::TensorType& recorded) {
 
 void ChannelsLast::restore(Graph& g, Node& n, const std::function<void(Node*, const Node*)>& made) {
   const std::string& name = n.op->name;
-  if (!ops::sees_layout(name) || !(ops::is_extern(name) || name == "aten::view.dtype" || n.op->flags & kUnordered)) return;
+  const bool sees = ops::sees_layout(name) && (ops::is_extern(name) || name == "aten::view.dtype" || n.op->flags & kUnordered);
+  if (!sees && !shown_.contains(&n)) return;
   ir::for_each_input(n, [&](Value& v) {
     const auto it = recorded_.find(v);
     if (it == recorded_.end()) return;

@@ -38,7 +38,8 @@ class ChannelsLast {
   std::unordered_map<ir::Value, ir::TensorType> recorded_;
   std::unordered_map<ir::Value, ir::Value> restored_;
   std::unordered_set<ir::Value> values_, outputs_;
-  std::unordered_set<ir::Value> neutral_;  // the same number over each image: as good in any layout
+  std::unordered_set<const ir::Node*> shown_;  // views that custom ops are given: they look past them, at what they are views of
+  std::unordered_set<ir::Value> neutral_;      // the same number over each image: as good in any layout
 };
 
 // Convolutions of a graph with static sizes, and their derivatives, in channels-last layout; `made` hears of each copy between layouts and of the
