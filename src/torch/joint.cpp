@@ -770,8 +770,8 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
     if (batched) in_batch_now.emplace();
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
-    Round round(*this, from);
     const Stops stops(level, from, how);
+    Round round(*this, from);  // not of edges that end before a checkpoint
     std::vector<Edge> to = level.to;
     to.insert(to.end(), stops.ends.begin(), stops.ends.end());
     running = {};

@@ -81,6 +81,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (const ir::Node* n : derivative_->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
+    // Gradients that come from other results come to the value itself: users get that, and see them.
+    for (size_t k = 0; k < joint_.places(); ++k)
+      for (uint32_t p : joint_.way(k).behind)
+        for (ResultSpec& r : joint_.program.results) r.viewed = r.viewed && (p >= joint_.roots.size() || joint_.roots[p].output != r.index);
     results_ = ResultMaker(joint_.program.results);
     const Layouts all = all_results();
     std::vector<uint64_t> made(joint_.parts.size());

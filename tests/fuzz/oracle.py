@@ -316,8 +316,9 @@ class Reference:
         wide = self.wide[call][1][index][1]
         if not isinstance(wide, torch.Tensor) or wide.shape != eager.shape or not (eager.is_floating_point() or eager.is_complex()):
             return False
-        beyond = wide.isfinite() & (wide.abs() <= torch.finfo(eager.dtype).max) & ~eager.isfinite()
-        return bool(beyond.any()) and torch.equal(ours.isfinite(), eager.isfinite() | beyond)
+        held = wide.to(eager.dtype)
+        apart = (ours.isfinite() != eager.isfinite()) | (ours.isnan() != eager.isnan()) | (ours.isinf() & eager.isinf() & (ours.sgn() != eager.sgn()))
+        return bool(apart.any()) and not eager[apart].isfinite().any() and bool(wide[apart].isfinite().all()) and torch.equal(ours[apart].isfinite(), held[apart].isfinite()) and not ours[apart].isnan().any()
 
     def decides(self, call, of, eager):
         """Whether a rounding decides about this, of which eager has `eager`: `of` what a run has of the call. A mode alone moves what kernels call under autocast."""

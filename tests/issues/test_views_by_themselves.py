@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 import vitrify
+from torch.utils.checkpoint import checkpoint
 
 
 def under_no_grad(x):
@@ -60,3 +61,23 @@ def test_gradients_and_hooks_of_one():
         return x.grad, t.grad, seen, torch.autograd.grad(f(x).sin().sum(), x)[0]
     fn = lambda x: (x.exp() * 0.1).view(2, 8)  # noqa: E731
     torch.testing.assert_close(run(vitrify.compile(fn)), run(fn))
+
+
+@pytest.mark.parametrize("name, program", {
+    "checkpoint": lambda m, x: (lambda h: (h, torch.tanh(h)))(checkpoint(m, x, use_reentrant=True)), "transposed": lambda m, x: (lambda h: (h, h.sign()))((x * 2).transpose(-1, 0)),
+    "of three": lambda m, x: (lambda h: (h, h.sin(), h.cos()))((x * 2).view(-1)), "one behind another": lambda m, x: (lambda h: (lambda v: (h, v, v.exp()))((h * 3).t()))((x * 2).view(8, 2)),
+}.items())
+def test_gradients_of_a_view_from_which_other_results_follow(name, program):
+    """They passed by the view that users were given."""
+    def run(f):
+        torch.manual_seed(0)
+        m, x, log = torch.nn.Linear(4, 4), torch.randn(4, 4, requires_grad=True), []
+        out = f(m, x)
+        for h in out:
+            h.retain_grad()
+            h.register_hook(lambda g: log.append(g.clone()))
+        out[-1].sum().backward(retain_graph=True)
+        between = torch.autograd.grad(out[-1].sum(), out[0], retain_graph=True)
+        sum((h * h).sum() for h in out).backward()
+        return [h.grad for h in out], *between, log, x.grad
+    torch.testing.assert_close(run(vitrify.compile(program)), run(program))
