@@ -378,13 +378,17 @@ void Call::let_go() {
   if (any && ends_between()) {
     needed.assign(needed.size(), 1);
   } else if (any) {
-    needed = needed_through(live, *derivative_, kept.size());
-    const auto uses = ir::count_uses(*derivative_);  // what that does not read was kept for others
-    for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(derivative_->inputs[k].value.node)[0];
+    const ir::Graph& g = *derivative_->graph;
+    needed = needed_through(live, g, kept.size());
+    const auto uses = ir::count_uses(g);  // what that does not read was kept for others
+    for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(g.inputs[k].value.node)[0];
+    for (const auto& [snapshot, now] : derivative_->now)
+      if (needed[snapshot]) needed[now] = 1;
   }
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
-    const bool has_sizes = kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->inputs[k].value.type());
+    const bool has_sizes =
+        kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->graph->inputs[k].value.type());
     kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : k < behind_hooks.size() ? behind_hooks[k] : Kept();
     kept[k].freed = true;
     if (!hooked.empty()) hooked[k].reset_data();

@@ -62,7 +62,7 @@ class Call {
  public:
   virtual ~Call() = default;
   // `derivative`: inputs are what is kept, then the tangents. `below`: of the call whose gradients this one computes.
-  Call(std::shared_ptr<const Tape> tape, std::shared_ptr<const ir::Graph> derivative, std::shared_ptr<Call> below)
+  Call(std::shared_ptr<const Tape> tape, std::shared_ptr<const Whole> derivative, std::shared_ptr<Call> below)
       : tape_(std::move(tape)), derivative_(std::move(derivative)), below_(std::move(below)) {}
 
   std::vector<Kept> given;                             // by JointProgram::given: for gradients of gradients; undefined where there is none
@@ -90,7 +90,7 @@ class Call {
   void let_go();
   void end_backward(int task);
   std::shared_ptr<const Tape> tape_;
-  std::shared_ptr<const ir::Graph> derivative_;
+  std::shared_ptr<const Whole> derivative_;
   std::shared_ptr<Call> below_;
   struct FromHooks {
     int task;

@@ -238,8 +238,11 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
         values.emplace_back(joint_.given[i], k.tensor.detach());
       }
     for (size_t s = 0; s < saved_.size(); ++s)
-      if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot)
-        values.emplace_back(saved_[s].value, laid_as_recorded(saved_[s], call.unpack(s, node.getptr())).tensor.detach());
+      if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot) {
+        Kept k = call.unpack(s, node.getptr());  // of what was freed no gradient that is asked for is computed: any numbers do, as in origin()
+        k = k.freed ? any_numbers(k, saved_[s].value.type()) : laid_as_recorded(saved_[s], std::move(k));
+        values.emplace_back(saved_[s].value, k.tensor.detach());
+      }
     return values;
   };
   return look;

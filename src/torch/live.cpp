@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "torch/convert.h"
+#include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
 
@@ -57,10 +58,23 @@ std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
   return std::nullopt;
 }
 
+// Of two operands, in which ops take a quotient of sizes as a tensor too; others take its value, of these sizes.
+bool takes_quotient(const c10::FunctionSchema& s, const IValue& v) {
+  return v.isSymFloat() && s.arguments().size() == 2 && !s.overload_name().empty() && capture::quotient_of(v.toSymFloat()) && tensor_form(s);
+}
+
 }  // namespace
 
 // As c10::scalar_to_tensor gives it to ops.
 at::Tensor Tracer::Impl::number_tensor(const IValue& v) {
+  if (const auto q = v.isSymFloat() ? capture::quotient_of(v.toSymFloat()) : std::nullopt) {
+    const TensorType type = number_type();
+    const auto number = [&](sym::Int i) { return append("aten::scalar_tensor", {i, type.dtype, ir::None{}, ir::None{}, ir::None{}}, {type})->out(); };
+    TensorType wrapped = type;
+    wrapped.wrapped_number = true;
+    const Value r = q->second.is(1) ? number(q->first) : append("aten::div.Tensor", {number(q->first), number(q->second)}, {type})->out();
+    return new_tensor(append("aten::clone", {r, ir::MemoryFormat::Contiguous}, {wrapped})->out());
+  }
   if (is_live(v)) return new_tensor(number_value(*capture::step_of(v.toSymFloat())));
   const c10::Scalar s = v.toScalar();
   at::Tensor t = at::detail::scalar_tensor_static(s, s.isFloatingPoint() ? at::kDouble : s.isBoolean() ? at::kBool : at::kLong, at::kCPU);
@@ -216,10 +230,11 @@ std::optional<uint32_t> Tracer::Impl::find_step(Value v) {
 }
 
 bool Tracer::Impl::has_live_number(const OpInfo& info, const Stack& stack) const {
-  if (numbers->steps.empty()) return false;
   const size_t n = info.args.size();
   for (size_t i = 0; i < n; ++i) {
     const IValue& v = stack[stack.size() - n + i];
+    if (takes_quotient(info.op.schema(), v)) return true;
+    if (numbers->steps.empty()) continue;
     if (is_live(v)) return true;
     if (info.args[i] == ArgKind::ScalarList && v.isList())
       for (const IValue& e : v.toListRef())
@@ -344,7 +359,7 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   if (!form) refuse();
   Stack call = a;
   for (size_t i = 0; i < n; ++i)
-    if (is_live(call[i])) call[i] = fills ? fitting(i, a[0].toTensor().scalar_type()) : T(i);
+    if (is_live(call[i]) || takes_quotient(schema, call[i])) call[i] = fills ? fitting(i, a[0].toTensor().scalar_type()) : T(i);
   form->callBoxed(&call);
   finish(call[0].toTensor());
 }

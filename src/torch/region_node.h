@@ -18,7 +18,7 @@ class Training;
 
 // What the nodes of a call have in common.
 struct RegionCall : Call {
-  RegionCall(const JointProgram& j, std::shared_ptr<const ir::Graph> derivative, std::shared_ptr<Call> below)
+  RegionCall(const JointProgram& j, std::shared_ptr<const Whole> derivative, std::shared_ptr<Call> below)
       : Call(j.tape, std::move(derivative), std::move(below)), joint(j) {}
   // Eager has saved it: it may not change, whether it is kept here or not.
   void watch(const at::Tensor&, int64_t expected, bool is_output, uint32_t index);

@@ -193,7 +193,8 @@ struct Splitter {
   ir::ValueMap<Value> memories;   // of what is given, where eager reads it as it is by then and by way of views of what it was: those
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
-  std::vector<Value> others;  // of the trace: what the derivative through all does not need, and others may
+  std::vector<std::pair<uint32_t, uint32_t>> now;  // Whole::now
+  std::vector<Value> others;                       // of the trace: what the derivative through all does not need, and others may
 
   size_t num_given() const { return j.given.size(); }
   Value given(size_t i) const { return joint->inputs[i].value; }
@@ -565,6 +566,11 @@ struct Splitter {
       out.saved.push_back(s);
       saved_values.push_back(v);
     }
+    for (uint32_t k = 0; k < parts.saved.size(); ++k) {
+      const Value *memory = memories.find(parts.saved[k]), *of = memory ? memory : snapshots.find(parts.saved[k]);
+      const auto at = of ? std::ranges::find(parts.saved, *of) : parts.saved.end();
+      if (at != parts.saved.end()) now.emplace_back(k, static_cast<uint32_t>(at - parts.saved.begin()));
+    }
     if (!ends_between(j)) return;
     for (const JointProgram::Root& r : j.roots) {
       const Value v = joint->outputs[r.output];
@@ -622,17 +628,18 @@ struct Splitter {
     for (size_t k = 0; k < j.roots.size(); ++k) given.push_back(tangent(k));
     ir::ValueMap<Value> copies;
     out.backward.graph = extract(*joint, grads, given, unordered(true), &copies);
-    out.derivative = out.backward.graph;
+    std::shared_ptr<const ir::Graph> whole = out.backward.graph;
     out.backward.saved.resize(saved_values.size());
     std::iota(out.backward.saved.begin(), out.backward.saved.end(), 0);
     if (!others.empty()) {
-      const std::vector<Value> needed = needed_of(*out.derivative, given, saved_values.size(), saved_values.size(), out.backward.saved);
+      const std::vector<Value> needed = needed_of(*whole, given, saved_values.size(), saved_values.size(), out.backward.saved);
       out.backward.graph = extract(*joint, grads, needed, unordered(true), &copies);
       std::vector<Value> all = grads;
       for (size_t o = j.outputs.size(); o < joint->outputs.size(); ++o)
         if (parts.backward[joint->outputs[o].node->id]) all.push_back(joint->outputs[o]);
-      out.derivative = extract(*joint, all, given, unordered(true));
+      whole = extract(*joint, all, given, unordered(true));
     }
+    out.whole = std::make_shared<Whole>(std::move(whole), std::move(now));
     ir::NodeSet again(*out.backward.graph);
     for (auto& [from, to] : copies)
       if (!parts.backward[from.node->id]) again.insert(to.node);

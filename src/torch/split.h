@@ -1,6 +1,7 @@
 // Cuts a joint program into what runs forward, what runs backward, and what the one keeps for the other.
 #pragma once
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "support/options.h"
@@ -30,14 +31,19 @@ struct BackwardProgram {
   std::vector<uint32_t> reads_given, reads_outputs;
 };
 
+// The derivative through all results, of all that is kept: also what comes to places behind which nothing reads it.
+struct Whole {
+  std::shared_ptr<const ir::Graph> graph;
+  std::vector<std::pair<uint32_t, uint32_t>> now;  // of Split::saved: a snapshot, and what users have in its place, which its own derivatives read
+};
+
 struct Split {
   Program
       forward;  // results: a value for each output of the joint program's forward (undefined where only a write needs it), then the private values
   std::vector<Saved> saved;
   int64_t kept_bytes = 0;    // of the private ones
   BackwardProgram backward;  // for all tangents
-  // Through all results, of all that is kept: also what comes to places behind which nothing reads it.
-  std::shared_ptr<const ir::Graph> derivative;
+  std::shared_ptr<const Whole> whole;
 };
 
 Split split(const JointProgram&, const Options&);

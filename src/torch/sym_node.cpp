@@ -27,8 +27,8 @@ double compute(Numbers::Op op, double x, double y) {
   return n.seen[*r];
 }
 
-// An integer expression, a comparison of two, or a number. Whatever is asked beyond integer arithmetic is answered with the value, guarded: sound,
-// merely static.
+// An integer expression, a comparison of two, a number, or the quotient of two integer expressions as a float: what formulas scale gradients by.
+// Whatever is asked beyond integer arithmetic is answered with the value, guarded: sound, merely static.
 class Node final : public c10::SymNodeImpl {
  public:
   enum class Kind { Int, Eq, Ne, Lt, Le, Bool, Float };
@@ -37,7 +37,7 @@ class Node final : public c10::SymNodeImpl {
   Ctx ctx;
   Kind kind;
   sym::Int a, b;
-  double number;
+  double number;                // Float: unless a / b are not known
   std::optional<double> whole;  // of a quotient of floats: what Python's // gives
 
   bool is_int() override { return kind == Kind::Int; }
@@ -52,7 +52,35 @@ class Node final : public c10::SymNodeImpl {
     return n->guard_int(__FILE__, __LINE__);
   }
   static bool integral(const SymNode& n) { return n->is_int(); }
-  double real() { return is_int() ? double(ctx->specialize(a)) : is_bool() ? double(decide()) : number; }
+  bool is_quotient() const { return kind == Kind::Float && !(a.is_const() && b.is_const()); }
+  void settle() {
+    if (!is_quotient()) return;
+    const double x = double(ctx->specialize(a)), y = double(ctx->specialize(b));
+    if (!b.is(1)) whole = compute(Numbers::Op::FloorDiv, x, y);
+    number = compute(Numbers::Op::Div, x, y);
+    a = b = 0;
+  }
+  double real() {
+    settle();
+    return is_int() ? double(ctx->specialize(a)) : is_bool() ? double(decide()) : number;
+  }
+  // An integer, also as a float, and no negative zero.
+  static std::optional<sym::Int> integer_in(const SymNode& n) {
+    auto* o = dynamic_cast<Node*>(n.get());
+    if (!o || o->is_bool()) return {};
+    if (o->kind == Kind::Int) return counts(o->a, 52) ? std::optional(o->a) : std::nullopt;
+    if (o->is_quotient()) return o->b.is(1) ? std::optional(o->a) : std::nullopt;
+    const double x = o->number;
+    return std::floor(x) == x && std::abs(x) < 0x1p52 && !(x == 0 && std::signbit(x)) ? std::optional(sym::Int(static_cast<int64_t>(x)))
+                                                                                      : std::nullopt;
+  }
+  // Of two of which one depends on sizes, and arithmetic of floats is exact.
+  std::optional<std::pair<sym::Int, sym::Int>> integers(const SymNode& o) {
+    if (is_int() && integral(o)) return std::pair(a, expr(o));
+    const auto x = integer_in(SymNode::reclaim_copy(this)), y = integer_in(o);
+    return x && y && !(x->is_const() && y->is_const()) ? std::optional(std::pair(*x, *y)) : std::nullopt;
+  }
+  SymNode quotient(sym::Int x, sym::Int y) const { return x.is_const() && y.is(1) ? make(double(x.value())) : make(Kind::Float, x, y); }
   static double real(const SymNode& n) {
     if (n->is_bool()) return double(n->guard_bool(__FILE__, __LINE__));
     return n->is_int() ? double(n->guard_int(__FILE__, __LINE__)) : n->guard_float(__FILE__, __LINE__);
@@ -67,9 +95,15 @@ class Node final : public c10::SymNodeImpl {
   ARITHMETIC(sym_max, Max, sym::max(a, expr(o)))
   ARITHMETIC(floordiv, FloorDiv, sym::floordiv(a, nonzero(o)))
   ARITHMETIC(mod, Mod, sym::mod(a, nonzero(o)))
-  SymNode floats(Numbers::Op op, const SymNode& o) { return make(compute(op, real(), real(o))); }
+  SymNode floats(Numbers::Op op, const SymNode& o) {
+    if (op == Numbers::Op::Add || op == Numbers::Op::Sub)
+      if (const auto i = integers(o)) return quotient(op == Numbers::Op::Add ? i->first + i->second : i->first - i->second, 1);
+    return make(compute(op, real(), real(o)));
+  }
   SymNode int_floordiv(const SymNode& o) override { return floordiv(o); }
   SymNode truediv(const SymNode& o) override {
+    if (const auto i = integers(o); i && counts(i->first, 52) && counts(i->second, 52) && !(i->first.is_const() && i->second.is_const()))
+      if (!ctx->guard_eq(i->second, 0)) return quotient(i->first, i->second);
     const double x = real(), y = real(o), limit = 0x1p53;  // of larger integers Python rounds the quotient only
     if (is_int() && integral(o) && (std::abs(x) > limit || std::abs(y) > limit)) refuse("divides integers that no float holds");
     return make(compute(Numbers::Op::Div, x, y), compute(Numbers::Op::FloorDiv, x, y));
@@ -100,30 +134,33 @@ class Node final : public c10::SymNodeImpl {
     if (r != static_cast<int64_t>(r)) refuse("computes with an integer of more than 64 bits");
     return static_cast<int64_t>(r);
   }
-  SymNode neg() override { return is_int() ? make(-a) : make(-number); }
+  SymNode neg() override { return is_int() ? make(-a) : make(-real()); }
   static sym::Int integer(double x) {
     if (!(x >= -0x1p63 && x < 0x1p63)) refuse("computes with an integer of more than 64 bits");
     return static_cast<int64_t>(x);
   }
-  SymNode ceil() override { return is_int() ? make(a) : make(integer(std::ceil(number))); }
+  SymNode ceil() override { return is_int() ? make(a) : make(integer(std::ceil(real()))); }
   // torch writes x // y of floats as floor(x / y), which is another number where the quotient was rounded up to it, and has no negative zero.
   SymNode floor() override {
     if (is_int()) return make(a);
-    const double r = std::floor(number);
+    const double r = std::floor(real());
     if (whole && (*whole != r || std::signbit(*whole) != std::signbit(r) || (r == 0 && std::signbit(r))))
       refuse("divides floats that sizes make, rounding down");
     return make(integer(r));
   }
-  SymNode sym_float() override { return make(real()); }
+  SymNode sym_float() override { return is_quotient() ? clone() : is_int() && counts(a, 52) ? quotient(a, 1) : make(real()); }
 
-#define COMPARE(name, integer, op) \
-  SymNode name(const SymNode& o) override { return is_int() && integral(o) ? integer : truth(real() op real(o)); }
-  COMPARE(eq, make(Kind::Eq, a, expr(o)), ==)
-  COMPARE(ne, make(Kind::Ne, a, expr(o)), !=)
-  COMPARE(lt, make(Kind::Lt, a, expr(o)), <)
-  COMPARE(le, make(Kind::Le, a, expr(o)), <=)
-  COMPARE(gt, make(Kind::Lt, expr(o), a), >)
-  COMPARE(ge, make(Kind::Le, expr(o), a), >=)
+#define COMPARE(name, integer, op)                 \
+  SymNode name(const SymNode& o) override {        \
+    const auto i = integers(o);                    \
+    return i ? integer : truth(real() op real(o)); \
+  }
+  COMPARE(eq, make(Kind::Eq, i->first, i->second), ==)
+  COMPARE(ne, make(Kind::Ne, i->first, i->second), !=)
+  COMPARE(lt, make(Kind::Lt, i->first, i->second), <)
+  COMPARE(le, make(Kind::Le, i->first, i->second), <=)
+  COMPARE(gt, make(Kind::Lt, i->second, i->first), >)
+  COMPARE(ge, make(Kind::Le, i->second, i->first), >=)
   SymNode truth(bool x) const { return make(Kind::Bool, int64_t(x)); }
   SymNode sym_and(const SymNode& o) override { return truth(decide() && o->guard_bool(__FILE__, __LINE__)); }
   SymNode sym_or(const SymNode& o) override { return truth(decide() || o->guard_bool(__FILE__, __LINE__)); }
@@ -196,7 +233,7 @@ class Node final : public c10::SymNodeImpl {
   std::string _graph_repr() override {
     if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
     if (kind != Kind::Float) return decide() ? "True" : "False";
-    const std::string text = fmt::format("{}", number);
+    const std::string text = fmt::format("{}", real());
     return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
   }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
@@ -214,6 +251,8 @@ class Node final : public c10::SymNodeImpl {
   }
 };
 
+Node* node_of(const c10::SymFloat& f) { return f.is_symbolic() ? dynamic_cast<Node*>(f.toSymNodeImplUnowned()) : nullptr; }
+
 int64_t number_of(const c10::SymInt& s, bool specialize) {
   sym::Int e = from_sym_int(s);
   if (e.is_const()) return e.value();
@@ -230,6 +269,11 @@ c10::SymInt to_sym_int(const Ctx& ctx, sym::Int i) {
 sym::Int from_sym_int(const c10::SymInt& s) {
   if (auto i = s.maybe_as_int()) return *i;
   return Node::expr(s.toSymNode());
+}
+
+std::optional<std::pair<sym::Int, sym::Int>> quotient_of(const c10::SymFloat& f) {
+  const Node* n = node_of(f);
+  return n && n->is_quotient() ? std::optional(std::pair(n->a, n->b)) : std::nullopt;
 }
 
 std::vector<sym::Int> ints_of(const c10::IValue& v) {

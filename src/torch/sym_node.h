@@ -1,6 +1,7 @@
 // Our symbolic integers as torch's: what a program sees of a dynamic size.
 #pragma once
 #include <c10/core/SymBool.h>
+#include <c10/core/SymFloat.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymNodeImpl.h>
 
@@ -12,6 +13,8 @@ namespace vitrify::capture {
 c10::SymInt to_sym_int(const std::shared_ptr<sym::Context>&, sym::Int);
 // The expression of one of our SymInts; any other is asked for its value (which guards it).
 sym::Int from_sym_int(const c10::SymInt&);
+// Of a float that is the quotient of two integers which differ from call to call.
+std::optional<std::pair<sym::Int, sym::Int>> quotient_of(const c10::SymFloat&);
 std::vector<sym::Int> ints_of(const c10::IValue& list);  // of an int or SymInt list
 bool is_static(const ir::TensorType&);
 bool is_static(const c10::IValue&);

@@ -87,7 +87,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   out.clear();
   results_.make(values, given, out, 0);
 
-  auto call = std::make_shared<RegionCall>(joint_, derivative_, origin ? origin->call : nullptr);
+  auto call = std::make_shared<RegionCall>(joint_, whole_, origin ? origin->call : nullptr);
   std::vector<compat::NodePtr> nodes;
   const auto set_history = [&](size_t k, const compat::NodePtr& node) {
     if (k >= joint_.roots.size()) {

@@ -77,8 +77,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       reads_state_ = reads_state_ || joint_.tape->steps[i].python;
       own_backward_ = own_backward_ || (joint_.tape->steps[i].python && capture::of_python(*joint_.tape->steps[i].node));
     }
-    derivative_ = s.derivative;
-    for (const ir::Node* n : derivative_->nodes())
+    whole_ = s.whole;
+    for (const ir::Node* n : whole_->graph->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     // Gradients that come from other results come to the value itself: users get that, and see them.
@@ -351,7 +351,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<uint32_t> reshaped_;                             // of given: calls change how they lie, not what they hold
   std::vector<uint32_t> kept_given_;                           // that gradients follow from, as they were
   std::vector<char> needs_;                                    // by given: its elements are read
-  std::shared_ptr<const ir::Graph> derivative_;                // through all results
+  std::shared_ptr<const Whole> whole_;
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
   mutable std::map<std::pair<Layouts, std::vector<uint32_t>>, std::vector<std::shared_ptr<Backward>>> of_assigned_;  // by results as in Next

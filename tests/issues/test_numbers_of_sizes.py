@@ -101,3 +101,33 @@ def test_matrices_and_steps_of_sizes():
     for dtype in None, torch.float64, torch.int32:
         same(lambda x: torch.linspace(-1, 1, x.shape[1], dtype=dtype) * x, *SHAPES)
         same(lambda x: torch.linspace(0.5, x.shape[0], 5, dtype=dtype) * x[0, 0], *SHAPES)
+
+
+SCALED = {
+    "var": lambda x: x.var(0), "std": lambda x: x.std(0), "all": lambda x: x.var(), "biased": lambda x: x.std(0, unbiased=False), "var_mean": lambda x: torch.var_mean(x, 0)[0],
+    "correction": lambda x: x.var(0, correction=2), "scores": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-5), "half": lambda x: x.double().std(1),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_formulas_that_scale_gradients_by_sizes(name):
+    """One plan is for all sizes."""
+    def run(f, n):
+        torch.manual_seed(n)
+        x = torch.randn(n, 4, requires_grad=True)
+        y = f(x)
+        g, = torch.autograd.grad(y.sum() * 3, x, create_graph=True)
+        return y, g, torch.autograd.grad(g.square().sum(), x)
+    compiled = vitrify.compile(SCALED[name], dynamic=True)
+    before = dict(vitrify.counters)
+    for n in (5, 3, 8, 13, 4, 9, 7, 11, 6, 10):
+        torch.testing.assert_close(run(compiled, n), run(SCALED[name], n))
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["captures"] == 1 and did["recompiles"] == did["eager_calls"] == 0 and did["kernels_launched"]
+
+
+def test_no_elements_to_scale_by():
+    compiled = vitrify.compile(lambda x: x.var(0, correction=3), dynamic=True)
+    for n in (5, 3, 2, 4):
+        x = torch.randn(n, 4, requires_grad=True)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(x.var(0, correction=3).sum(), x), equal_nan=True)
