@@ -1,4 +1,5 @@
 // Ops that write to their arguments are recorded as pure ones, and the writes as values that the memory has then.
+
 #include "ops/shapes.h"
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
