@@ -46,20 +46,21 @@ bool kernel_counts_writes(const c10::OperatorHandle& op) {
 void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stack) {
   constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
   struct Counted {
-    ~Counted() {
+    ~Counted() {  // also where it has raised: it counts before it writes
+      for (const auto& [t, version] : before) {
+        c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
+        counter.set_version(std::max(version, version_of(t) - 1));
+      }
       if (was) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
     }
+    std::vector<std::pair<at::Tensor, int64_t>> before;
     bool was = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  } const counted;
+  } counted;
   c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-  std::vector<at::Tensor> written;
-  if (op.hasKernelForDispatchKey(kKey)) written = written_by(op.schema(), stack);
+  if (op.hasKernelForDispatchKey(kKey))
+    for (const at::Tensor& t : written_by(op.schema(), stack))
+      if (counts_versions(t)) counted.before.emplace_back(t, version_of(t));
   op.callBoxed(stack);
-  for (const at::Tensor& t : written)
-    if (counts_versions(t)) {
-      c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
-      counter.set_version(version_of(t) - 1);
-    }
 }
 
 uint64_t effects_begun() { return begun; }
@@ -97,7 +98,7 @@ void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compa
   size_t fresh = 0;
   for (const c10::Argument& r : schema.returns()) fresh += !r.alias_info();
   const size_t n = written.size(), all = one.results.size();
-  const bool counted = !one.error && n && all == fresh + 2 * n;
+  const bool counted = n && all == (one.error ? 0 : fresh) + 2 * n;
   const size_t made = all - std::min(all, counted ? 2 * n : n);
   for (size_t k = 0; k < n && made + k < all; ++k) {
     written[k].copy_(one.results[made + k]);

@@ -85,17 +85,21 @@ void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vecto
   const bool counts = !copies.empty() && n.outs.size() == given_back + 2 * copies.size();
   std::vector<int64_t> before;
   for (const at::Tensor& t : copies) before.push_back(version_of(t));
+  const auto add_counts = [&] {
+    for (size_t i = 0; counts && i < copies.size(); ++i)
+      results.push_back(at::detail::scalar_tensor_static(version_of(copies[i]) - before[i], at::kLong, at::kCPU));
+  };
   try {
     counts ? call_counting(op, stack) : op.callBoxed(stack);
   } catch (...) {
-    results = std::move(copies);  // what it has written by then
+    results = copies;  // what it has written by then
+    add_counts();
     throw;
   }
   for (size_t i = 0; i < returns.size(); ++i)
     if (!returns[i].alias_info()) flatten_results({stack[i]}, results);
   for (const at::Tensor& t : copies) results.push_back(c10::InferenceMode::is_enabled() && t.defined() ? of_inference(t) : t);
-  for (size_t i = 0; counts && i < copies.size(); ++i)
-    results.push_back(at::detail::scalar_tensor_static(version_of(copies[i]) - before[i], at::kLong, at::kCPU));
+  add_counts();
   stack.clear();
 }
 

@@ -159,3 +159,36 @@ def test_what_the_program_finds(fn, place, how):
             late.backward()
         return counts
     assert told(vitrify.compile) == told(lambda f: f)
+
+
+lib.define("raises(Tensor(a!) x, int n) -> Tensor")
+lib.impl("raises", lambda x, n: (times(x, n), x.sum().item() > 100 and torch.cholesky_inverse(x), x * 2)[2], "CPU")
+lib.impl("raises", lambda x, n: torch.empty_like(x), "Meta")
+
+
+@torch.library.custom_op("versions_of_custom_ops::own_raises", mutates_args=["x"])
+def own_raises(x: torch.Tensor) -> torch.Tensor:
+    times(x, 2)
+    if x.sum() > 100:
+        raise ValueError("too much")
+    return x * 2
+
+
+own_raises.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("fn", [lambda x: ops.raises(x, 3) + 1, lambda x: own_raises(x) + 1], ids=["counted by the kernel", "counted by the op"])
+def test_one_that_raises_behind_its_write(fn):
+    compiled, told = vitrify.compile(fn), []
+    for f in (fn, compiled):
+        told.append([])
+        for value in (0., 1000., 0.):
+            x, raised = torch.full((3,), value), None
+            before = x._version
+            try:
+                with torch.no_grad():
+                    f(x)
+            except (RuntimeError, ValueError) as e:
+                raised = type(e)
+            told[-1].append((raised, x.tolist(), x._version - before))
+    assert told[0] == told[1] and told[0][1][0]
