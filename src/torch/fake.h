@@ -3,6 +3,7 @@
 #pragma once
 #include "ir/graph.h"
 #include "torch/compat.h"
+#include "torch/program.h"
 
 namespace vitrify::capture {
 
@@ -66,8 +67,9 @@ struct View {
   uint64_t generation = 0;
   const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
   bool own_versions = false;         // .data: writes to it count for nothing else
-  bool apart = false;                // autograd takes it for no view: so do writes to this
-  uint32_t round = InRound::now();   // the backward that has made it
+  ViewMode mode = view_mode();
+  bool apart = false;               // autograd takes it for no view: so do writes to this
+  uint32_t round = InRound::now();  // the backward that has made it
 };
 
 class FakeImpl final : public c10::TensorImpl {

@@ -271,7 +271,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       const uint32_t made = todo.back();
       todo.pop_back();
       ResultSpec& r = j.program.results[made];
-      if (r.turn == turn || r.kind == ResultSpec::Kind::Value) continue;
+      if (r.turn == turn || (r.kind == ResultSpec::Kind::Value && r.path.empty())) continue;
       r.turn = turn;
       if (r.kind == ResultSpec::Kind::ViewOfValue) todo.push_back(r.index);
       for (uint32_t other = 0; other < j.program.results.size(); ++other) {  // of one call

@@ -21,6 +21,11 @@ namespace vitrify {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
+ViewMode view_mode() {
+  if (c10::InferenceMode::is_enabled()) return ViewMode::Inference;
+  return c10::GradMode::is_enabled() ? ViewMode::Grad : ViewMode::NoGrad;
+}
+
 namespace {
 
 // Of a result whose graph the program's own backward() has freed.
@@ -141,15 +146,9 @@ void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vec
     ++made;
     as_mode += outputs[i].is_inference() == mode;
   }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (p.results[i].path.empty() && !p.results[i].viewed) continue;
-    auto* view = torch::autograd::impl::get_view_autograd_meta(outputs[i]);
-    if (!view || !view->has_bw_view()) continue;
-    const auto meta = view->get_creation_meta();
-    if (meta != torch::autograd::CreationMeta::DEFAULT && meta != torch::autograd::CreationMeta::NO_GRAD_MODE) continue;
-    const bool grad = meta == torch::autograd::CreationMeta::DEFAULT;
-    if (grad != c10::GradMode::is_enabled()) p.results[i].grad = grad;
-  }
+  for (ResultSpec& r : p.results)
+    for (ResultSpec::ViewOp& v : r.path)
+      if (v.mode == view_mode()) v.mode.reset();
   if (made && !as_mode) p.inference = !mode;
   if (made && as_mode && as_mode != made) capture::fail("returns both inference tensors and others");
 

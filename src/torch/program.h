@@ -17,10 +17,14 @@ struct Edge;
 
 namespace vitrify {
 
+// Where a view is made: autograd takes it for another, and lets nobody write to some.
+enum class ViewMode : uint8_t { Grad, NoGrad, Inference };
+ViewMode view_mode();  // of this place
+
 // How one tensor result of the user's program is made from the graph's outputs and the caller's tensors.
 struct ResultSpec {
   enum class Kind : uint8_t {
-    Value,        // graph output `index`
+    Value,        // graph output `index`; by `path` it is a view, as eager's is: who writes to it or detaches it in place hears of that
     Input,        // the very object that input `index` is (identity kept)
     ViewOfInput,  // a view of input `index`, made by running `path` on it
     ViewOfValue,  // a view of result `index`, made by running `path` on it
@@ -32,17 +36,17 @@ struct ResultSpec {
   struct ViewOp {
     std::string op;
     std::vector<c10::IValue> args;
-    int32_t result = -1;       /* which of a multi-view op's results */
-    uint64_t call = 0;         /* of such an op, which one: its results are made together, as the program did */
-    bool own_versions = false; /* no op: .data, which counts its writes by itself */
+    int32_t result = -1;               /* which of a multi-view op's results */
+    uint64_t call = 0;                 /* of such an op, which one: its results are made together, as the program did */
+    bool own_versions = false;         /* no op: .data, which counts its writes by itself */
+    std::optional<ViewMode> mode = {}; /* made in this mode, which is not the call's */
+    int8_t creation = -1;              /* autograd is told that it was made so (CreationMeta): what eager's is a view of has no tensor here */
   };
   std::vector<ViewOp> path;
   uint32_t order = 0;  // of a view that gradients follow: made in this order, so that they come back in their turn
   // Of a view: made once autograd knows so many parts of the program (JointProgram::parts). 0, of an input's: before it hears of the program, so that
   // its gradient is added after the program's. None: at the end.
   std::optional<uint32_t> turn;
-  std::optional<bool> grad;  // of a view: made in this grad mode, which is not the call's; its writers will hear of it
-  bool viewed = false;       // of a value: eager's is a view, and so is what users get: who writes to it or detaches it in place hears of that
 };
 
 // An input written by the program: graph output `output` is its final value.

@@ -20,8 +20,10 @@ namespace vitrify {
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
+using capture::View;
 using ir::TensorType;
 using ir::Value;
+using torch::autograd::CreationMeta;
 
 // A graph output must be memory of its own: not an input's, a constant's, or another output's (unless eager shares it as well).
 Value Tracer::Impl::own_storage(Value v, const StorageState* storage, ir::ValueMap<const StorageState*>& roots) {
@@ -110,10 +112,15 @@ void make_strided_again(const at::Tensor& t, std::vector<ResultSpec::ViewOp>& pa
   const capture::View* v = as_fake(t)->view.get();
   for (size_t k = path.size(); k-- > 0 && n && v;) {
     if (path[k].op == "aten::alias" && dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n) && capture::is_static(v->type))
-      path[k] = {"aten::as_strided", {values_of(v->type.sizes), values_of(v->type.strides), c10::IValue()}};
+      path[k] = {.op = "aten::as_strided", .args = {values_of(v->type.sizes), values_of(v->type.strides), c10::IValue()}, .mode = path[k].mode};
     n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
     v = v->parent.get();
   }
+}
+
+// The last steps of `path` lead to `v`.
+void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path) {
+  for (auto step = path.rbegin(); step != path.rend() && v->parent; ++step, v = v->parent.get()) step->mode = v->mode;
 }
 
 // In eager's history a view of memory that was written to since is made again, from the whole of it and by its strides: so many views of `path` that
@@ -159,7 +166,7 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
   std::vector<std::pair<std::vector<uint64_t>, uint32_t>> turns;
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec& r = results[i];
-    if (r.path.empty() || !fakes[i].requires_grad()) continue;
+    if (r.path.empty() || r.kind == ResultSpec::Kind::Value || !fakes[i].requires_grad()) continue;
     if (std::ranges::any_of(r.path, [](const ResultSpec::ViewOp& v) { return v.op == "aten::detach"; }))
       fail("returns a detached tensor that gradients come back through");  // one with a history of its own, in the memory of another
     if (fakes[i].grad_fn()) turns.emplace_back(turn_of(i), i);
@@ -184,8 +191,9 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
       for (size_t s = 0; s < *since; ++s) whole = whole->parent.get();
       if (capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
         r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(*since));
-        r.path.insert(r.path.begin(),
-                      {"aten::as_strided", {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset}});
+        r.path.insert(r.path.begin(), {.op = "aten::as_strided",
+                                       .args = {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset},
+                                       .mode = whole->mode});
       }
     }
     make_strided_again(fakes[i], r.path);
@@ -292,12 +300,15 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   // What users write to a view of memory that eager has saved is read by the derivative, whichever view of it that is: then it is a view here too.
   const std::unordered_set<const StorageState*> saved = root_tensors ? memory_saved(fakes, options) : std::unordered_set<const StorageState*>();
   const auto is_of_saved = [&](const at::Tensor& t, const View& v) {
-    return v.parent && t.requires_grad() && t.is_view() && saved.contains(v.storage.get());
+    const auto counts_apart = [](const View* q) {
+      while (q && !q->own_versions) q = q->parent.get();
+      return q != nullptr;
+    };
+    return saved.contains(v.storage.get()) && (t.is_view() || counts_apart(&v));
   };
-  // Writes to it raise, and say which of whose results it is.
-  const auto is_one_of_several = [](const at::Tensor& t) {
+  const auto creation_of = [](const at::Tensor& t) -> std::optional<CreationMeta> {
     const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
-    return view && view->has_bw_view() && view->get_creation_meta() == torch::autograd::CreationMeta::MULTI_OUTPUT_NODE;
+    return view && view->has_bw_view() ? std::optional(view->get_creation_meta()) : std::nullopt;
   };
   std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
@@ -347,12 +358,31 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       else  // older than its base's shape
         r.path.insert(r.path.begin(), {"aten::as_strided", {values_of(s->type.sizes), values_of(s->type.strides), int64_t{0}}, -1});
     };
+    // Eager's is a view of a tensor that nobody is given: so is what users get, where that is all of the memory and calls of any sizes have one path.
+    const auto can_be_made = [&](const at::Tensor& t, View& v) {
+      const auto creation = creation_of(t);
+      const TensorType& whole = whole_of(v).type;
+      if (!creation || creation == CreationMeta::IN_CUSTOM_FUNCTION || went_back || !capture::is_static(v.type) || !capture::is_static(whole) ||
+          !ops::is_dense(graph->ctx(), whole))
+        return false;
+      if (!t.requires_grad()) return true;
+      at::Tensor base;
+      base = t._base();
+      const FakeImpl* of = as_fake(base);
+      if (!root_tensors || !of || of->view->parent || of->view->storage != v.storage || base.is_leaf()) return false;
+      try {
+        return t.is_leaf() || !capture::views_between(torch::autograd::impl::gradient_edge(base), t).empty();
+      } catch (const c10::Error&) {  // eager raises it when gradients come (chain_views)
+        return false;
+      }
+    };
     auto emit_value = [&] {
       if (f->is_neg() && v.type.dtype != DType::Opaque) fail("returns a negative tensor that is a view of nothing");
       if (!v.parent) refuse_expanded(v.type);
       r.kind = ResultSpec::Kind::Value;
       r.index = static_cast<uint32_t>(graph->outputs.size());
-      r.viewed = v.parent && fakes[i].is_view();
+      if (v.parent && creation_of(fakes[i]))
+        r.path.push_back({.op = "aten::alias", .args = {}, .creation = static_cast<int8_t>(*creation_of(fakes[i]))});
       graph->outputs.push_back(memory_of(v));
       note_root(r.index, fakes[i]);
     };
@@ -382,12 +412,14 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.index = it->second;
       r.path = path_of(v);
     } else if (it == root_result.end() && v.parent &&
-               (loose[s].size() > 1 || is_of_saved(fakes[i], v) || is_one_of_several(fakes[i]) || !ops::is_dense(graph->ctx(), v.type) ||
-                f->is_conj() || f->is_neg())) {
+               (loose[s].size() > 1 || is_of_saved(fakes[i], v) || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg() ||
+                creation_of(fakes[i]) == CreationMeta::MULTI_OUTPUT_NODE || can_be_made(fakes[i], v))) {
       emit_view_of_output();
     } else {
       emit_value();
     }
+    note_modes(&v, r.path);
+    if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
     p.results.push_back(std::move(r));
   }
   chain_views(fakes, p.results);

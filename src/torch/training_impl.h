@@ -81,10 +81,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (const ir::Node* n : whole_->graph->nodes())
       for (const ir::TensorType& t : n->outs) static_ = static_ && (is_undefined(t) || capture::is_static(t));
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
-    // Gradients that come from other results come to the value itself: users get that, and see them.
     for (size_t k = 0; k < joint_.places(); ++k)
-      for (uint32_t p : joint_.way(k).behind)
-        for (ResultSpec& r : joint_.program.results) r.viewed = r.viewed && (p >= joint_.roots.size() || joint_.roots[p].output != r.index);
+      for (uint32_t p : joint_.way(k).behind) find_viewed(p);
     results_ = ResultMaker(joint_.program.results);
     const Layouts all = all_results();
     std::vector<uint64_t> made(joint_.parts.size());
@@ -256,7 +254,24 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       return Edge(nodes[part], input);
     }
     const JointProgram::Root& r = joint_.roots[place];
+    if (const auto view = viewed_.find(place); view != viewed_.end()) return torch::autograd::impl::gradient_edge(results[view->second]);
     return torch::autograd::impl::gradient_edge(r.written < 0 ? values[r.output] : *given[static_cast<size_t>(r.written)]);
+  }
+
+  // Users have a view of what is there: gradients that come from other results come to that, which is made before those are.
+  void find_viewed(uint32_t place) {
+    if (place >= joint_.roots.size() || joint_.roots[place].written >= 0) return;
+    for (uint32_t i = 0; i < joint_.program.results.size(); ++i) {
+      ResultSpec& r = joint_.program.results[i];
+      if (r.kind != ResultSpec::Kind::Value || r.path.empty() || r.index != joint_.roots[place].output) continue;
+      const auto part = std::ranges::find_if(joint_.parts, [&](const auto& p) { return std::ranges::find(p.places, place) != p.places.end(); });
+      if (part == joint_.parts.end() || r.path[0].creation == static_cast<int8_t>(torch::autograd::CreationMeta::DEFAULT)) {
+        r.path.clear();  // what is written to it goes on from the value itself
+        continue;
+      }
+      r.turn = static_cast<uint32_t>(part - joint_.parts.begin()) + 1;
+      viewed_[place] = i;
+    }
   }
 
   void forget(const std::shared_ptr<const Backward>& b, bool counted = false) const {
@@ -342,10 +357,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<CompiledGraph> forward_;
   ResultMaker results_{{}};
   std::vector<Saved> saved_;
-  std::vector<uint32_t> in_turn_;                              // parts in the order in which eager's nodes are made: the last made runs first
-  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;   // by place: the part whose node has it, and as which input
-  std::vector<uint32_t> read_given_, read_outputs_;            // that steps of eager's backward have saved and users can change
-  std::vector<int32_t> written_;                               // by output of the forward: which of `given` it is written to, or -1
+  std::vector<uint32_t> in_turn_;                             // parts in the order in which eager's nodes are made: the last made runs first
+  std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
+  std::map<size_t, uint32_t> viewed_;                         // by place to which others lead: the result by which users have a view of what is there
+  std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
+  std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
   std::vector<std::pair<uint32_t, uint32_t>> written_beside_;  // of given: one that is written, and one that gradients have to do with
   std::vector<size_t> raising_;                                // steps of eager's backward that raise
   std::vector<uint32_t> reshaped_;                             // of given: calls change how they lie, not what they hold

@@ -1,6 +1,8 @@
 #include "torch/view_path.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -20,12 +22,26 @@ c10::OperatorHandle must_find(const std::string& name) {
 }  // namespace
 
 ViewCall::ViewCall(const ResultSpec::ViewOp& v)
-    : op_(must_find(v.op)), args_(v.args), result_(v.result), call_(v.call), own_versions_(v.own_versions) {
+    : op_(must_find(v.op)), args_(v.args), result_(v.result), call_(v.call), own_versions_(v.own_versions), mode_(v.mode), creation_(v.creation) {
   const auto& schema = op_.schema().arguments();
   for (size_t i = args_.size() + 1; i < schema.size(); ++i) args_.push_back(schema[i].default_value().value_or(c10::IValue()));
 }
 
+at::Tensor ViewCall::operator()(const at::Tensor& self) const {
+  if (own_versions_) return self.variable_data();
+  at::Tensor t = all(self).at(result());
+  if (auto* view = creation_ < 0 ? nullptr : torch::autograd::impl::get_view_autograd_meta(t); view && view->has_bw_view())
+    view->set_creation_meta(static_cast<torch::autograd::CreationMeta>(creation_));
+  return t;
+}
+
 std::vector<at::Tensor> ViewCall::all(const at::Tensor& self) const {
+  std::optional<c10::InferenceMode> inference;
+  std::optional<c10::AutoGradMode> grad;
+  if (mode_) {
+    if ((mode_ == ViewMode::Inference) != c10::InferenceMode::is_enabled()) inference.emplace(mode_ == ViewMode::Inference);
+    if (mode_ != ViewMode::Inference) grad.emplace(mode_ == ViewMode::Grad);
+  }
   compat::Stack stack{self};
   stack.insert(stack.end(), args_.begin(), args_.end());
   op_.callBoxed(stack);
@@ -57,12 +73,12 @@ ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
 }
 
 void ResultMaker::keep_calls() {
-  using Key = std::tuple<ResultSpec::Kind, uint32_t, std::optional<bool>, size_t, uint64_t>;  // what it is a view of, when, and the call
-  std::map<Key, std::pair<size_t, int32_t>> calls;                                            // how many results come from it; where it is kept
+  using Key = std::tuple<ResultSpec::Kind, uint32_t, size_t, uint64_t>;  // what it is a view of, when, and the call
+  std::map<Key, std::pair<size_t, int32_t>> calls;                       // how many results come from it; where it is kept
   const auto each = [&](auto&& f) {
     for (size_t i = 0; i < specs_.size(); ++i)
       for (size_t k = 0; k < paths_[i].size(); ++k)
-        if (const uint64_t call = paths_[i][k].call()) f(i, k, calls[Key{specs_[i].kind, specs_[i].index, specs_[i].grad, k, call}]);
+        if (const uint64_t call = paths_[i][k].call()) f(i, k, calls[Key{specs_[i].kind, specs_[i].index, k, call}]);
   };
   each([](size_t, size_t, auto& call) { ++call.first, call.second = -1; });
   if (calls.empty()) return;
@@ -100,11 +116,8 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
   for (uint32_t i : order_) {
     const ResultSpec& r = specs_[i];
     if (turn ? r.turn != turn : r.turn && results[i].defined()) continue;
-    const c10::AutoGradMode grad(r.grad.value_or(c10::GradMode::is_enabled()));
     switch (r.kind) {
       case ResultSpec::Kind::Value:
-        results[i] = r.viewed ? outputs[r.index].alias() : outputs[r.index];
-        break;
       case ResultSpec::Kind::ViewOfOutput:
         results[i] = view(i, outputs[r.index], calls);
         break;
@@ -113,7 +126,8 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
         results[i] = view(i, *inputs[r.index], calls);
         break;
       case ResultSpec::Kind::ViewOfValue:
-        if (turn && specs_[r.index].kind == ResultSpec::Kind::Value) results[r.index] = outputs[specs_[r.index].index];
+        if (turn && specs_[r.index].kind == ResultSpec::Kind::Value && specs_[r.index].path.empty())
+          results[r.index] = outputs[specs_[r.index].index];
         results[i] = view(i, results[r.index], calls);
         break;
       case ResultSpec::Kind::Undefined:

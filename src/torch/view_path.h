@@ -12,7 +12,7 @@ namespace vitrify {
 class ViewCall {
  public:
   explicit ViewCall(const ResultSpec::ViewOp&);
-  at::Tensor operator()(const at::Tensor& self) const { return own_versions_ ? self.variable_data() : all(self).at(result()); }
+  at::Tensor operator()(const at::Tensor& self) const;
   std::vector<at::Tensor> all(const at::Tensor& self) const;
   size_t result() const { return result_ < 0 ? 0 : static_cast<size_t>(result_); }
   uint64_t call() const { return call_; }
@@ -23,6 +23,8 @@ class ViewCall {
   int32_t result_;
   uint64_t call_;
   bool own_versions_;
+  std::optional<ViewMode> mode_;
+  int8_t creation_;
 };
 using ViewPath = std::vector<ViewCall>;
 ViewPath resolve(const std::vector<ResultSpec::ViewOp>&);
@@ -32,7 +34,7 @@ at::Tensor follow(const ViewPath&, at::Tensor);
 class ResultMaker {
  public:
   explicit ResultMaker(const std::vector<ResultSpec>&);
-  // Under the grad mode of the call: views are made with it, unless the program made them in another.
+  // In the mode of the call: views are made in it, unless the program made them in another.
   // turn: those of that ResultSpec::turn, which are not made again.
   void make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
             std::optional<uint32_t> turn = {}) const;
