@@ -53,6 +53,39 @@ Shape shape_logcumsumexp(sym::Context& ctx, ArgSpan args) {
   if (!x || !dims_arg(ctx, args, 1, x->sizes.size())) return {};
   return one(contiguous_type(x->dtype, x->device, x->sizes));
 }
+Shape shape_cummax(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = native_on_cpu(args, 0);
+  if (!x || !dims_arg(ctx, args, 1, x->sizes.size())) return {};
+  return Types{contiguous_type(x->dtype, x->device, x->sizes), contiguous_type(DType::I64, x->device, x->sizes)};
+}
+
+// --- sums and norms
+
+Shape shape_nansum(sym::Context& ctx, ArgSpan args) {
+  if (!float_on_cpu(args, 0)) return {};
+  return reduction_shape(ctx, args, ReductionDType::Sum, 1, 2, 3, 1);
+}
+Shape shape_trace(sym::Context&, ArgSpan args) {
+  const TensorType* x = float_on_cpu(args, 0);
+  if (!x || x->sizes.size() != 2) return {};
+  return one(contiguous_type(x->dtype, x->device, {}));
+}
+Shape shape_renorm(sym::Context& ctx, ArgSpan args) {  // self, p, dim, maxnorm
+  const TensorType* x = float_on_cpu(args, 0);
+  if (!x || x->sizes.size() < 2 || !dims_arg(ctx, args, 2, x->sizes.size())) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
+Shape shape_pdist(sym::Context& ctx, ArgSpan args) {
+  const TensorType* x = float_on_cpu(args, 0);
+  if (!x || x->sizes.size() != 2 || ctx.guard_le(x->sizes[0], 1)) return {};
+  const Int n = x->sizes[0];
+  return one(contiguous_type(x->dtype, x->device, Dims{sym::floordiv(n * (n - 1), 2)}));
+}
+Shape shape_pdist_backward(sym::Context& ctx, ArgSpan args) {  // gradient, self, p, distances
+  const TensorType* x = float_on_cpu(args, 1);
+  if (!x || x->sizes.size() != 2 || ctx.guard_le(x->sizes[0], 1) || ctx.guard_eq(x->sizes[1], 0)) return {};
+  return one(contiguous_type(x->dtype, x->device, x->sizes));
+}
 
 // --- search
 

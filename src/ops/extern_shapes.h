@@ -7,6 +7,12 @@ namespace vitrify::ops {
 Shape shape_median(sym::Context&, ArgSpan);
 Shape shape_median_dim(sym::Context&, ArgSpan);
 Shape shape_logcumsumexp(sym::Context&, ArgSpan);
+Shape shape_cummax(sym::Context&, ArgSpan);  // cummin too
+Shape shape_nansum(sym::Context&, ArgSpan);
+Shape shape_trace(sym::Context&, ArgSpan);
+Shape shape_renorm(sym::Context&, ArgSpan);
+Shape shape_pdist(sym::Context&, ArgSpan);
+Shape shape_pdist_backward(sym::Context&, ArgSpan);
 Shape shape_searchsorted(sym::Context&, ArgSpan);
 Shape shape_bucketize(sym::Context&, ArgSpan);
 Shape shape_trilinear(sym::Context&, ArgSpan);

@@ -59,12 +59,6 @@ std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
   return results;
 }
 
-// Behind the lazy bits of `like`, or with them again.
-at::Tensor turned(at::Tensor t, const at::Tensor& like) {
-  if (like.is_conj()) t = t._conj();
-  return like.is_neg() ? t._neg_view() : t;
-}
-
 // The others are tangents or their views, as eager's are: what is done to the one is done to the other.
 class Finish {
  public:
@@ -79,7 +73,8 @@ class Finish {
       }
       const ir::TensorType& type = j.tangent(r.index).type();
       const at::Tensor whole = how[r.index].batch ? at::maybeGetBatchedImpl(tangents[r.index])->value() : tangents[r.index];
-      const at::Tensor t = any_bits(r.path) ? whole : whole.resolve_conj().resolve_neg();
+      const bool shown = how[r.index].conj || how[r.index].neg;
+      const at::Tensor t = shown || any_bits(r.path) ? whole : whole.resolve_conj().resolve_neg();
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
       made_.emplace_back(g,
                          follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
@@ -298,7 +293,7 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
   Finish finish(b.program, b.tangents, tangents, joint_, sizes);
   for (size_t k = 0; k < tangents.size(); ++k)
     if (const at::Tensor& t = tangents[k]; t.defined())
-      inputs.push_back(is_plain(t) && !b.tangents[k].strides.empty() ? laid_out(t, type_of_tangent(k), b.tangents[k]) : t);
+      inputs.push_back(is_plain(t) && b.tangents[k].is_own() ? laid_out(t, type_of_tangent(k), b.tangents[k]) : t);
   for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
   variable_list grads;
   ResultMaker(made_by_graph(b.program.results)).make(interpret(*b.program.graph, inputs), addresses_of(inputs), grads);
@@ -348,7 +343,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
 Layouts Training::batches_of(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = layouts_as_asked(tangents, node);
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k]);
+    if (how[k].defined && !take_batch(tangents[k], how[k])) take_strides(tangents[k], type_of_tangent(k), how[k], own_backward_);
   return how;
 }
 
@@ -380,7 +375,7 @@ Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& no
                       ((k < joint_.roots.size() && joint_.roots[k].views.size() > 1) || !is_recorded(tangents[k], type_of_tangent(k), true)));
   if (!other || !(own_backward_ || strides_show(node, node.edges_shown()) || strides_of_ones_show(node))) return how;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k]);
+    if (how[k].defined) take_strides(tangents[k], type_of_tangent(k), how[k], own_backward_);
   node.call().find_views(how);
   for (size_t k = 0; k < joint_.roots.size(); ++k)
     if (how[k].view + 1 == static_cast<int32_t>(joint_.roots[k].views.size())) how[k].view = -1;
@@ -390,15 +385,14 @@ Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& no
 void Training::take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const {
   std::vector<size_t> other;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (const at::Tensor& t = tangents[k]; t.defined() && how[k].strides.empty() && lies_otherwise(turned(t, t), type_of_tangent(k)))
-      other.push_back(k);
+    if (const at::Tensor& t = tangents[k]; t.defined() && !how[k].is_own() && lies_otherwise(turned(t, t), type_of_tangent(k))) other.push_back(k);
   if (other.empty()) return;
   std::lock_guard lock(mutex_);
   const auto recorded = backward_known(as_recorded(how), sizes);
   if (!recorded) return;
   Layouts taken = how;
   for (size_t k : other)
-    if (may_be_viewed(recorded->program, how, k)) take_strides(tangents[k], type_of_tangent(k), taken[k]);
+    if (may_be_viewed(recorded->program, how, k)) take_strides(tangents[k], type_of_tangent(k), taken[k], false);
   if (taken == how) return;
   try {
     const auto b = backward_known(taken, sizes);

@@ -40,6 +40,18 @@ at::Tensor once(at::Tensor t, const TangentLayout& how) {
   return narrows ? t.clone() : t;
 }
 
+// As the caller has the tangent of which `t` is what lies in memory.
+at::Tensor as_it_comes(at::Tensor t, const ir::TensorType& type, const TangentLayout& how, const std::shared_ptr<sym::Context>& ctx) {
+  const at::AutoDispatchBelowADInplaceOrView no_view;  // it is no view to autograd
+  std::vector<c10::SymInt> sizes;
+  for (sym::Int n : type.sizes) sizes.push_back(capture::to_sym_int(ctx, n));
+  if (how.batch) sizes.insert(sizes.begin() + how.batch_dim, how.batch);
+  if (!how.expanded.empty()) t = once(std::move(t), how).expand_symint(sizes);
+  if (how.conj) t = t._conj();
+  if (how.neg) t = t._neg_view();
+  return how.batch ? at::addBatchDim(std::move(t), 1, how.batch_dim) : t;
+}
+
 // Of what cannot be differentiated again: nothing is behind it, so that only a whole backward comes there.
 std::string refusal_behind(const Edge& from) {
   std::vector<const Node*> todo{from.function.get()};
@@ -191,12 +203,7 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     tangents = m.tangents_for(j, how);
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
-      given.push_back(tangents[k] ? m.new_tensor(tangents[k]) : at::Tensor());
-      std::vector<c10::SymInt> sizes;
-      for (sym::Int n : j.tangent(k).type().sizes) sizes.push_back(capture::to_sym_int(m.graph->shared_ctx(), n));
-      if (how[k].batch) sizes.insert(sizes.begin() + how[k].batch_dim, how[k].batch);
-      if (!how[k].expanded.empty()) given.back() = once(given.back(), how[k]).expand_symint(sizes);
-      if (how[k].batch) given.back() = at::addBatchDim(std::move(given.back()), 1, how[k].batch_dim);
+      given.push_back(tangents[k] ? as_it_comes(m.new_tensor(tangents[k]), j.tangent(k).type(), how[k], m.graph->shared_ctx()) : at::Tensor());
     }
     std::vector<std::pair<uint32_t, Value>> other;
     m.assign(j, assigned, other);
@@ -246,7 +253,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     level.of = base.of;
     for (size_t k = 0; k < tangents.size(); ++k) {
       if (!given[k]) continue;
-      tangents[k] = m.new_tensor(given[k]);
+      tangents[k] = as_it_comes(m.new_tensor(given[k]), below.tangent(k).type(), how[k], m.graph->shared_ctx());
       j.given.push_back(given[k]);
       if (!how[k].needs_grad) continue;
       tangents[k].set_requires_grad(true);
@@ -296,6 +303,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
           if (!r.path.empty()) r = {.kind = ResultSpec::Kind::ViewOfValue, .index = same->second};
         } else if (tangent != tangents.end()) {  // the caller's own, or a view of it
           r.path = m.path_of(v);
+          r.path.erase(r.path.begin(), r.path.begin() + static_cast<std::ptrdiff_t>(m.path_of(*as_fake(*tangent)->view).size()));
           r.kind = r.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
           r.index = j.place_of(given[static_cast<size_t>(tangent - tangents.begin())]);
         } else if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of

@@ -1,5 +1,7 @@
 // A captured program and its derivative, in one graph.
 #pragma once
+#include <c10/core/DefaultDtype.h>
+
 #include <algorithm>
 #include <compare>
 #include <exception>
@@ -25,15 +27,18 @@ struct Gradient {
 struct TangentLayout {
   bool defined = true;
   std::vector<int64_t> strides;    // empty: those recorded
+  bool conj = false, neg = false;  // lazy bits: where something looks at them, or at strides that it loses without them
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
   bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
   int8_t autocast = 0;             // the backward is called under autocast, to this dtype: its number plus one
+  int8_t default_dtype = -1;       // what is made by default is of this one by then, and was of another when the program was captured
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
   std::vector<uint32_t> unasked;   // gradients that nobody asks for, and what leads to them draws
   bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
+  bool is_own() const { return !strides.empty() || conj || neg; }
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
 };
@@ -42,6 +47,7 @@ struct TangentLayout {
 // gradients are its gradients.
 struct JointProgram {
   size_t level = 0;
+  c10::ScalarType default_dtype = c10::get_default_dtype_as_scalartype();
   Program program;               // inputs count `given`; `graph` is as recorded and may still grow
   std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
   std::vector<ir::Value> results;  // of `given`: what the programs of the levels below have returned, and users can change

@@ -18,17 +18,20 @@ bool saved_hooks_may_change() {
 namespace {
 
 // Gradients that are tangents, or views of them, are of those that came, and not of how they were laid out. The last that is given are those.
-void give_tangents(variable_list& grads, const JointProgram& j, const variable_list& tangents, const std::vector<at::Tensor>& given) {
-  variable_list came;
-  std::ranges::copy_if(tangents, std::back_inserter(came), [](const at::Tensor& t) { return t.defined(); });
+void give_tangents(variable_list& grads, const JointProgram& j, const variable_list& tangents, const Layouts& how,
+                   const std::vector<at::Tensor>& given) {
+  std::vector<size_t> came;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (tangents[k].defined()) came.push_back(k);
   const size_t first = given.size() - came.size();
   for (size_t g = 0; g < grads.size(); ++g) {
     const ResultSpec& r = j.program.results[g];
     if (r.kind == ResultSpec::Kind::ViewOfValue) grads[g] = grads[r.index];  // the same again
     if (!is_of_tangent(r) || r.index < first) continue;
-    const at::Tensor& t = came[r.index - first];
-    const bool bits = any_bits(r.path) || !(t.is_conj() || t.is_neg());
-    if (bits && (given[r.index].strides() == t.strides() || any_strides(r.path))) grads[g] = follow(resolve(r.path), t);
+    const size_t k = came[r.index - first];
+    const at::Tensor& t = tangents[k];
+    const bool shown = how[k].conj || how[k].neg, bits = shown || any_bits(r.path) || !(t.is_conj() || t.is_neg());
+    if (bits && (shown || given[r.index].strides() == t.strides() || any_strides(r.path))) grads[g] = follow(resolve(r.path), t);
   }
 }
 
@@ -64,7 +67,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
     try {
       variable_list all;
       next->run(given, all, &origin);
-      give_tangents(all, next->joint_, tangents, given);
+      give_tangents(all, next->joint_, tangents, how, given);
       return all;
     } catch (const capture::PlanRefused& e) {  // as in backward()
       why = e.what();
@@ -140,9 +143,8 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
       continue;
     }
     while (!how[k].defined) ++k;
-    const at::Tensor t = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
-    o.given[i] = Kept(t);
-    if (t.requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(t);
+    o.given[i] = Kept(laid_out(tangents[k], below.type_of_tangent(k), how[k]));
+    if (tangents[k].requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(tangents[k]);
     ++k;
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -186,11 +188,12 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
   std::string why;
   {
     std::lock_guard lock(mutex_);
-    for (TangentLayout& l : how)  // the gradient of each of its elements is another
-      if (!l.expanded.empty())
-        l = {.needs_grad = l.needs_grad, .past_checkpoints = l.past_checkpoints, .autocast = l.autocast, .unasked = l.unasked};  // it is defined
-    if (is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts) how = as_recorded(how);
-    std::vector<Next>& all = next_[how];
+    for (TangentLayout& l : how)  // views of such a one have sizes that no call says
+      if (!l.expanded.empty() && !static_ && !own_backward_) l.strides.clear(), l.expanded.clear();
+    const bool too_many = is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts;
+    if (too_many && !own_backward_) how = as_recorded(how);
+    std::vector<Next> none;
+    std::vector<Next>& all = too_many && own_backward_ ? none : next_[how];
     const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));
     const bool stale = is_stale(node.call());
     if (stale) all.clear();

@@ -141,9 +141,12 @@ torch::autograd::variable_list RegionNode::by_place(torch::autograd::variable_li
 Layouts RegionNode::layouts(const torch::autograd::variable_list& tangents) const {
   Layouts how(tangents.size());
   const auto autocast = at::autocast::is_autocast_enabled(at::kCPU) ? static_cast<int8_t>(at::autocast::get_autocast_dtype(at::kCPU)) + 1 : 0;
+  const c10::ScalarType now = c10::get_default_dtype_as_scalartype();
+  const auto default_dtype = now == call_->joint.default_dtype ? int8_t{-1} : static_cast<int8_t>(now);
   for (size_t k = 0; k < how.size(); ++k) {
     how[k].defined = tangents[k].defined();
     how[k].autocast = static_cast<int8_t>(how[k].defined ? autocast : 0);
+    how[k].default_dtype = how[k].defined ? default_dtype : int8_t{-1};
     how[k].stops = !stops_.empty() && stops_[k];
   }
   return how;

@@ -12,12 +12,13 @@
 namespace vitrify {
 
 bool is_other(const Layouts& how) {
-  return std::any_of(how.begin(), how.end(), [](const TangentLayout& l) { return !l.strides.empty() || l.view >= 0; });
+  return std::any_of(how.begin(), how.end(), [](const TangentLayout& l) { return l.is_own() || l.view >= 0; });
 }
 
 Layouts as_recorded(Layouts how) {
   for (TangentLayout& l : how) {
     l.strides.clear();
+    l.conj = l.neg = false;
     l.expanded.clear();
     l.view = -1;
   }
@@ -91,14 +92,23 @@ bool lies_otherwise(const at::Tensor& t, const ir::TensorType& type) {
   return !is_recorded(t, type) && (all_known(type.strides) || !lies_in(t, dense_in_order(values_of(type.strides), t.sizes())));
 }
 
-void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how) {
-  if (t.layout() != at::kStrided || t._is_zerotensor() || ((t.is_conj() || t.is_neg()) && !t.is_non_overlapping_and_dense())) return;
+at::Tensor turned(at::Tensor t, const at::Tensor& like) {
+  if (like.is_conj()) t = t._conj();
+  return like.is_neg() ? t._neg_view() : t;
+}
+
+void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout& how, bool looked_at) {
+  if (t.layout() != at::kStrided || t._is_zerotensor()) return;
+  if (looked_at || !t.is_non_overlapping_and_dense()) how.conj = t.is_conj(), how.neg = t.is_neg();
   if (all_known(type.sizes)) {
     if (!is_recorded(t, type, true)) how.strides = t.strides().vec();
   } else {  // where sizes differ from call to call, strides do with them
     const std::vector<int64_t> recorded = dense_in_order(values_of(type.strides), t.sizes());
     if (t.strides() != at::IntArrayRef(recorded)) how.strides = places_of(t, true);
-    if (how.strides.empty() && !lies_in(t, recorded)) how.strides = places_of(t, false);
+    if (how.strides.empty() && !lies_in(turned(t, t), recorded)) {
+      how.strides = places_of(t, false);
+      if (how.strides.empty() && looked_at) how.strides = t.strides().vec();
+    }
   }
   for (uint32_t d = 0; d < how.strides.size(); ++d)
     if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
@@ -133,12 +143,18 @@ at::Tensor batch_of(const std::vector<at::Tensor>& each) {
   return all;
 }
 
+static TangentLayout without_bits(TangentLayout how) {
+  how.conj = how.neg = false;
+  return how;
+}
+
 at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
   if (how.batch) {
     at::Tensor r = at::maybeGetBatchedImpl(t)->value();
     for (uint32_t d : how.expanded) r = r.narrow(d, 0, 1);
     return r;
   }
+  if (how.conj || how.neg) return laid_out(turned(t, t), type, without_bits(how));
   if (!how.strides.empty()) {
     at::Tensor r = t.resolve_conj().resolve_neg();
     if (all_known(type.sizes))  // else its sizes may be what says them

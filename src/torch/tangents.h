@@ -21,8 +21,11 @@ bool all_plain(const std::vector<at::Tensor>&);  // that are defined
 bool is_recorded(const at::Tensor&, const ir::TensorType& recorded, bool exactly = false);
 // Neither as recorded nor, where sizes differ from call to call, without gaps in that order: plans for that layout are given a copy.
 bool lies_otherwise(const at::Tensor&, const ir::TensorType& recorded);
-// Notes strides that were not recorded.
-void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&);
+// Behind the lazy bits of `like`, or with them again.
+at::Tensor turned(at::Tensor, const at::Tensor& like);
+// Notes strides that were not recorded. Where sizes differ from call to call, those that do not follow from the sizes are left as recorded, but for
+// what looks at them: that needs them as they are, and the lazy bits too.
+void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&, bool looked_at);
 // How one comes that is_grads_batched made of several; false: it is something else than memory.
 bool take_batch(const at::Tensor&, TangentLayout&);
 // Of gradients alike, laid out as they are: an expanded one has its elements once.

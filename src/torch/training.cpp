@@ -336,10 +336,11 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
                        w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
       });
     }
-    // Before it begins: also what raises where other nodes of the call go on with the gradients.
+    // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
+    // stop at a result.
     const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
     for (const RegionCall::Raised& r : call_->raised) {
-      if (!on(all, r.step)) continue;
+      if (!on(all, r.step) && !on(path, r.step)) continue;
       note(r.step, [this, &r = r, &tape] {
         const Tape::Step& step = tape.steps[r.step];
         const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;

@@ -126,6 +126,31 @@ def test_formulas_that_scale_gradients_by_sizes(name):
     assert did["captures"] == 1 and did["recompiles"] == did["eager_calls"] == 0 and did["kernels_launched"]
 
 
+OF_ANY_SIZE = {
+    "nansum": lambda x: x.nansum(0), "nanmean": lambda x: x.nanmean(0), "nansum of all": lambda x: x.t().nansum(), "nansum in double": lambda x: x.nansum(1, keepdim=True, dtype=torch.float64),
+    "cummax": lambda x: x.cummax(0).values, "cummin": lambda x: (x.t() * 2).cummin(0).values, "which": lambda x: x * x.cummax(1).indices, "renorm": lambda x: x.renorm(2, 0, 1.0), "renorm of columns": lambda x: x.t().renorm(1, 1, 0.5), "pdist": lambda x: torch.pdist(x),
+}
+
+
+@pytest.mark.no_kernels("calls of libraries", some=True)
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_calls_that_have_one_plan_for_all_sizes(name):
+    def run(f, n):
+        torch.manual_seed(n)
+        x = torch.randn(n, 4)
+        x[0, 1] = float("nan") if "nan" in name else 0
+        x.requires_grad_()
+        y = f(x)
+        g, = torch.autograd.grad(y.sum() * 3, x)
+        return y, y.stride(), g, g.stride()
+    compiled = vitrify.compile(OF_ANY_SIZE[name], dynamic=True)
+    before = dict(vitrify.counters)
+    for n in (5, 3, 8, 13, 4, 9, 7, 11, 6, 10):
+        torch.testing.assert_close(run(compiled, n), run(OF_ANY_SIZE[name], n), equal_nan=True)
+    did = {k: v - before[k] for k, v in vitrify.counters.items()}
+    assert did["captures"] == 1 and did["recompiles"] == did["eager_calls"] == 0
+
+
 def test_no_elements_to_scale_by():
     compiled = vitrify.compile(lambda x: x.var(0, correction=3), dynamic=True)
     for n in (5, 3, 2, 4):

@@ -284,3 +284,55 @@ def test_the_first_of_eagers_nodes_that_cannot_run(name):
     assert [t for t in told[0] if isinstance(t, str)] == [t for t in told[1] if isinstance(t, str)] and any(isinstance(t, str) for t in told[0])
     for a, b in zip(*told):
         assert isinstance(a, str) or a is None or torch.allclose(a, b)
+
+
+def saved_is_written(x):
+    h = x * 2
+    s = h.sigmoid()
+    s.add_(1)
+    return h, s
+
+
+def between_two(x):
+    h = x * 2
+    s = h.sigmoid()
+    t = s + 1
+    s.mul_(2)
+    return h, t, t.exp()
+
+
+def in_front(x):
+    h = x * 2
+    t = h * h
+    h.add_(1)
+    return t, (t**2).sum(), t.exp() * 3
+
+
+BETWEEN = {"behind": saved_is_written, "between two": between_two, "in front": in_front}
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("again", [False, True], ids=["once", "create_graph"])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_gradients_of_results_for_others(name, again):
+    """What lies between two of them without the node that raises is ordinary; the way through it raises, where nobody was told."""
+    told = []
+    for run in (BETWEEN[name], vitrify.compile(BETWEEN[name])):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        found = []
+        for ask in ("grad", "backward", "input too"):
+            for i in range(len(run(x))):
+                for k in range(i):
+                    results = run(x)
+                    try:
+                        if ask == "backward":
+                            results[i].sum().backward(inputs=[results[k]], create_graph=again)
+                            found.append(results[k].grad)
+                        else:
+                            found += torch.autograd.grad(results[i].sum(), [results[k], x][: 1 + (ask != "grad")], create_graph=again, allow_unused=True)
+                    except RuntimeError as e:
+                        found.append(str(e))
+        told.append(found)
+    assert any(isinstance(t, str) for t in told[0])
+    for a, b in zip(*told, strict=True):
+        assert a is b is None or (a == b if isinstance(a, str) else isinstance(b, torch.Tensor) and torch.allclose(a, b))
