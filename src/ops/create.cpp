@@ -240,7 +240,9 @@ Shape arange_type(sym::Context& ctx, ArgSpan args, const ir::Arg& start, const i
   }
   if (!is_number(start) || !is_number(end) || !is_number(step) || (d && !is_float(*d))) return {};
   const auto x = value_of(ctx, start), y = value_of(ctx, end), by = value_of(ctx, step);
-  if (!x || !y || !by || !(static_cast<float>(*by) > 0) || !(static_cast<float>(*y) >= static_cast<float>(*x)) || !(*y >= *x)) return {};
+  if (!x || !y || !by || static_cast<float>(*by) == 0) return {};
+  const double from = *by > 0 ? *x : *y, to = *by > 0 ? *y : *x;
+  if (!(static_cast<float>(to) >= static_cast<float>(from)) || !(to >= from)) return {};
   const double length = std::ceil((*y - *x) / *by);
   if (!(length < 0x1p53)) return {};
   return one(with_options(args, options, default_float(), {}, Dims{static_cast<int64_t>(length)}));

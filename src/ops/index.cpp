@@ -358,7 +358,8 @@ Shape shape_index(sym::Context& ctx, ArgSpan args) {
   contiguous = contiguous || source.sizes.size() == 1;
   for (size_t k = 1; k < source.sizes.size(); ++k)  // of the first dim no stride depends
     if (ctx.guard_eq(source.sizes[k], 0)) contiguous = false;
-  for (size_t k = 0; k < x->sizes.size(); ++k)
+  const auto surely_some = [](const Dims& sizes) { return std::ranges::all_of(sizes, [](Int s) { return s.is_const() && s.value() > 0; }); };
+  for (size_t k = 0; k < x->sizes.size() && surely_some(shape); ++k)
     if (index_at(k) && x->sizes[k].is(0)) return {};  // every index is out of range; of a size that is not known yet the run sees that
   if (contiguous) return one(contiguous_type(x->dtype, x->device, source.sizes));
 

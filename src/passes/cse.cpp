@@ -1,6 +1,7 @@
 #include "passes/cse.h"
 
 #include <bit>
+#include <unordered_set>
 
 #include "ir/faults.h"
 #include "ir/node_map.h"
@@ -69,10 +70,24 @@ bool same_node(const Node& x, const Node& y) {
   return true;
 }
 
+// The nodes whose memory custom ops are shown. In eager each has its own, which such an op may keep and write to.
+std::unordered_set<const Node*> shown_to_custom_ops(const ir::Graph& g) {
+  std::unordered_set<const Node*> r;
+  for (Node* n : g.nodes())
+    if (n->op->flags & ir::kEffect)
+      ir::for_each_input(*n, [&](Value& v) {
+        const Node* root = v.node;
+        while (root->op->flags & ir::kView) root = std::get<Value>(root->args[0]).node;
+        r.insert(root);
+      });
+  return r;
+}
+
 }  // namespace
 
 bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>& group) {
   OutputStorage storage(g);
+  std::unordered_set<const Node*> shown = shown_to_custom_ops(g);
   std::unordered_multimap<uint64_t, Node*> seen;
   seen.reserve(g.nodes().size());
   ir::ValueMap<Value> merged(g);
@@ -95,6 +110,7 @@ bool cse(ir::Graph& g, const Options&, const std::function<int(const ir::Node&)>
       seen.emplace(hash, n);
       continue;
     }
+    if (shown.contains(n) && !shown.insert(found).second) continue;
     for (uint32_t i = 0; i < n->outs.size(); ++i) {
       if (!storage.replace(n->out(i), found->out(i))) continue;
       merged.emplace(n->out(i), found->out(i));

@@ -1,6 +1,7 @@
 #include "schedule/lower_graph.h"
 
 #include <algorithm>
+#include <ranges>
 #include <unordered_set>
 
 #include "ir/faults.h"
@@ -68,7 +69,8 @@ class GraphLowering final : public Nests {
       if (custom || other_dtype())
         ir::for_each_input(n, [&](Value& v) {
           Value root = v;
-          while (root.node->op->flags & ir::kView) root = std::get<Value>(root.node->args[0]);
+          for (; root.node->op->flags & ir::kView; root = std::get<Value>(root.node->args[0]))
+            if (custom) shown_.insert(root);
           if (custom || !(root == v)) in_memory_.insert(root);
         });
     }
@@ -105,6 +107,7 @@ class GraphLowering final : public Nests {
     if (row && row->lower && empty && !(row->flags & ir::kChecksIndex) &&
         !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
       if (!(n.op->flags & ir::kView) && (!is_elementwise(n.op->name) || may_fault(n))) return lower_extern(n);  // eager may refuse it
+      if (shows_none(n, *row)) return;
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
       return;
     }
@@ -121,6 +124,29 @@ class GraphLowering final : public Nests {
       }
     }
     lower_extern(n);
+  }
+
+  // A view of no elements lies somewhere too, where a custom op sees it: in the memory of what has elements, or where something without any lies.
+  bool shows_none(const ir::Node& n, const OpRow& row) {
+    std::vector<Tensor> results;
+    const Value* of = std::get_if<Value>(&n.args[0]);
+    const bool shown = of && *of && std::ranges::any_of(std::views::iota(0u, static_cast<uint32_t>(n.outs.size())), [&](uint32_t i) {
+                         return shown_.contains(Value{const_cast<ir::Node*>(&n), i});
+                       });
+    if (!shown) return false;
+    const Tensor base = get(*of);
+    if (base.buffer < 0) return false;
+    if (known_empty(base.sizes)) {
+      for (auto& o : n.outs) {
+        Tensor& t = results.emplace_back(base);
+        t.sizes = o.sizes, t.strides = o.strides;
+        t.at = full(o.dtype, o.sizes, 0).at;
+      }
+    } else if (!lowers(row, n, results) || results.size() != n.outs.size()) {
+      return false;
+    }
+    for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, results[i]);
+    return true;
   }
 
   bool lowers(const OpRow& row, const ir::Node& n, std::vector<Tensor>& results) {
@@ -237,6 +263,18 @@ class GraphLowering final : public Nests {
     return std::ranges::any_of(graph_.inputs, [&](const ir::Input& i) { return i.value.node == v.node; });
   }
 
+  // The plan reads a copy of a view that is a call. A custom op gets the view.
+  Tensor where_it_shows(const Tensor& t) const {
+    const auto it = copied_.find(t.buffer);
+    if (it == copied_.end()) return t;
+    const Tensor& view = it->second;
+    const bool whole = t.offset.is(0) && t.sizes == view.sizes;
+    if (!whole && !(program_.buffers[t.buffer].strides == view.strides)) return t;
+    Tensor r = view;
+    if (!whole) r.sizes = t.sizes, r.strides = t.strides, r.offset = t.offset;
+    return r;
+  }
+
   void lower_extern(const ir::Node& n) {
     ExternNode e;
     e.node = &n;
@@ -259,6 +297,7 @@ class GraphLowering final : public Nests {
         t = realize(map(t.dtype, t.sizes, t.at, t.cost, t.reads));
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
         if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
+      if (is_custom(n)) t = where_it_shows(t);
       e.operands.push_back(t);
     });
     const bool view = n.op->flags & ir::kView;
@@ -280,6 +319,7 @@ class GraphLowering final : public Nests {
         t = realize_as(t, is_dense(n.outs[i]) ? n.outs[i].strides : ir::contiguous_strides(n.outs[i].sizes));
         if (auto& copy = program_.items.back().loop)  // of no elements there is none
           for (auto& o : operands) copy->reads.push_back(static_cast<uint32_t>(o.buffer));
+        if (shown_.contains({const_cast<ir::Node*>(&n), i})) copied_.emplace(t.buffer, buffer_tensor(raw[i]));
       }
       values_[{const_cast<ir::Node*>(&n), i}] = t;
     }
@@ -336,8 +376,9 @@ class GraphLowering final : public Nests {
   const ir::Graph& graph_;
   ir::ValueMap<Tensor> values_;
   ir::NodeMap<ir::UseCounts> uses_;
-  std::unordered_set<Value> whole_, in_memory_;
-  std::unordered_set<int32_t> looked_at_;  // buffers that custom ops see whole
+  std::unordered_set<Value> whole_, in_memory_, shown_;  // shown: views on the way to a custom op
+  std::unordered_map<int32_t, Tensor> copied_;           // views that are calls, by the buffer of the copy
+  std::unordered_set<int32_t> looked_at_;                // buffers that custom ops see whole
 };
 
 }  // namespace

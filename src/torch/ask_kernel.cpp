@@ -190,19 +190,39 @@ bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::
          std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); }) && kernel_takes(g, info, args);
 }
 
-bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
-  if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return false;
+// Ones and unit matrices stand for what it is given. Lengths and the like are neither.
+bool may_stand_for(const capture::OpInfo& info, const std::vector<Arg>& args) {
+  if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return false;
-  const auto counts = [](const Arg& a) { return std::holds_alternative<Value>(a) && std::get<Value>(a) && is_int(std::get<Value>(a).type().dtype); };
-  if (std::ranges::any_of(args, counts)) return false;  // lengths and the like are no unit matrices
   const Operands o = look_at(args);
-  if (!o.here || o.places || o.elements > kMostZeros) return false;
+  return o.here && !o.places && o.elements <= kMostZeros;
+}
+
+struct Kinds {
+  bool ints = false, others = false;
+};
+Kinds kinds_of(const std::vector<Arg>& args) {
+  Kinds r;
+  for (const Arg& a : args)
+    if (auto* v = std::get_if<Value>(&a); v && *v) (is_int(v->type().dtype) ? r.ints : r.others) = true;
+  return r;
+}
+
+bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  if (!may_stand_for(info, args)) return false;
+  const Kinds kinds = kinds_of(args);
+  const bool lengths = kinds.ints && kinds.others;
   const Asking asking;
+  const KeepsDraws keeps(info.flags & ir::kRandom);
   const auto says = [&](const auto& make) -> std::string {
     try {
       ask(g, info, args, INT64_MAX, {}, make);
-    } catch (const c10::Error& e) {
+    } catch (const c10::NotImplementedError& e) {  // of a type
       return e.what_without_backtrace();
+    } catch (const c10::IndexError& e) {  // of a place: zero is one of all that have any
+      return lengths ? "no such place" : e.what_without_backtrace();
+    } catch (const c10::Error& e) {
+      return lengths ? std::string() : e.what_without_backtrace();
     } catch (const std::exception&) {
       rethrow_interrupt();
     }
@@ -213,6 +233,32 @@ bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std
 }
 
 }  // namespace
+
+bool answers_others(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, compat::Stack* results) {
+  if (!may_stand_for(info, args) || kinds_of(args).ints) return false;
+  const Asking asking;
+  const KeepsDraws keeps(info.flags & ir::kRandom);
+  for (const auto& make : {ones, units}) {
+    const auto lies_so = [&](const Value& v) {
+      const TensorType& t = v.type();
+      at::Tensor r = at::empty_strided(values_of(t.sizes), values_of(t.strides), at::TensorOptions(scalar_type_of(t)));
+      r.copy_(make(r.sizes(), r.options()));
+      if (t.wrapped_number) r.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return r;
+    };
+    compat::Stack stack;
+    for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], lies_so));
+    try {
+      info.op.callBoxed(stack);
+    } catch (const std::exception&) {
+      rethrow_interrupt();
+      continue;
+    }
+    *results = std::move(stack);
+    return true;
+  }
+  return false;
+}
 
 bool refuses_for_good(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args, bool in_backward) {
   return refuses_layout(g, info, args) || (!in_backward && refuses_contents(g, info, args));

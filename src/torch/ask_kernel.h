@@ -35,6 +35,8 @@ bool kernel_takes(const ir::Graph&, const capture::OpInfo&, const std::vector<ir
 // Of an op that has refused zeros which lie as its operands do: it takes them row-major, or says the same of ones, and of unit matrices. What an op
 // of a backward says is said when that runs.
 bool refuses_for_good(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&, bool in_backward);
+// What it gives of ones or of unit matrices that lie as its operands do. A factor of zeros does not exist.
+bool answers_others(const ir::Graph&, const capture::OpInfo&, const std::vector<ir::Arg>&, compat::Stack* results);
 
 // The default generator of the CPU is as it was, afterwards.
 struct KeepsDraws {

@@ -16,6 +16,7 @@
 #include "torch/bits.h"
 #include "torch/composites.h"
 #include "torch/convert.h"
+#include "torch/custom_memory.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
 #include "torch/passes/layout.h"
@@ -24,7 +25,6 @@
 #include "torch/slice.h"
 #include "torch/stack.h"
 #include "torch/sym_node.h"
-#include "torch/tracer_impl.h"
 
 namespace vitrify {
 
@@ -357,7 +357,7 @@ ir::Node* Tracer::Impl::append(std::string_view name, std::vector<Arg> args, Typ
 std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   std::vector<Arg> r;
   r.reserve(args.size());
-  auto resolve = [this](const at::Tensor& t) { return value_of_tensor(t); };
+  auto resolve = [&](const at::Tensor& t) { return check_written_memory(*this, info, t), value_of_tensor(t); };
   for (size_t i = 0; i < args.size(); ++i) r.push_back(to_arg(*graph, args[i], info.args[i], resolve));
   return r;
 }
@@ -424,10 +424,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     }
   }
   bool factory = !first;
-  if (factory) {
-    for (size_t i = 0; i < args.size(); ++i)
-      if (info.args[i] == ArgKind::Device) metas[i] = c10::Device(c10::kMeta);
-  }
+  for (size_t i = 0; factory && i < args.size(); ++i)
+    if (info.args[i] == ArgKind::Device) metas[i] = c10::Device(real && (!named || named->is_cpu()) ? c10::kCPU : c10::kMeta);
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);
   // The Meta kernels of products take any two dtypes, the real ones raise or make another than they say.
@@ -508,8 +506,8 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       } catch (const std::exception&) {  // perhaps it takes no zeros
         rethrow_interrupt();
         if (!asks || checks_operands(info, in_backward) || refuses_for_good(*graph, info, converted, in_backward)) throw;
-        asked = false;
-        call.metas = run_meta(info, args, &device, !ruled);
+        asked = answers_others(*graph, info, converted, &call.metas);
+        if (!asked) call.metas = run_meta(info, args, &device, !ruled);
       }
     } catch (const NoMeta& e) {
       if (info.flags & ir::kEffect) throw capture::Undescribed(e.what());

@@ -75,6 +75,7 @@ class PlanRun {
     Window result;         // over memory of the plan, when the call writes there
     bool relaid = false;   // a pass may have chosen the layout: the record knows eager's strides
     bool foreign = false;  // a kernel of another library: it may ask for a mutable pointer to read, in a parallel region, where torch refuses it
+    bool shown = false;    // unknown code sees where its operands lie, or where views of them do
     bool ready = false;
   };
   // Everything that follows from one set of symbol values.

@@ -102,6 +102,21 @@ bool PlanRun::prepare_launch(Frame& f, uint32_t i, bool patch) {
   return s.ready = true;
 }
 
+namespace {
+
+// To a custom op, itself or as views of other dtypes.
+bool shows_memory(const runtime::Plan& p, const ExternCall& e) {
+  if (ops::is_custom(*e.node)) return true;
+  if (!(e.node->op->flags & ir::kView)) return false;
+  return std::ranges::any_of(p.externs, [&](const ExternCall& o) {
+    return &o != &e && std::ranges::any_of(o.operands, [&](const runtime::TensorRef& r) {
+      return std::ranges::find(e.results, static_cast<int32_t>(r.slot)) != e.results.end();
+    }) && shows_memory(p, o);
+  });
+}
+
+}  // namespace
+
 bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   const ExternCall& e = plan_->externs[i];
   ExternState& s = f.externs[i];
@@ -111,6 +126,7 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
   VT_CHECK(wrapped.size() == e.operands.size(), "{} has {} operands, the plan {}", e.node->op->name, wrapped.size(), e.operands.size());
   s.relaid = !e.node->op->name.starts_with("aten::") || e.node->op->name.starts_with("aten::convolution");
   s.foreign = std::ranges::none_of(kNamespacesOfTorch, [&](const char* n) { return e.node->op->name.starts_with(n); });
+  s.shown = shows_memory(*plan_, e);
   s.pointers.resize(e.operands.size());
   for (uint32_t k = 0; k < e.operands.size(); ++k) {
     const runtime::TensorRef& r = e.operands[k];
@@ -149,7 +165,7 @@ bool PlanRun::prepare_extern(Frame& f, uint32_t i, bool patch) {
 // A custom op may look past the edges of what it is given, and keep it: it gets views of all that the window is on, in memory that lasts.
 std::vector<at::Tensor> PlanRun::give_views(const Frame& f, const ExternCall& e, ExternState& s, const at::Tensor* const* inputs) const {
   std::vector<at::Tensor> given;
-  if (s.windows.empty() || !ops::is_custom(*e.node)) return given;
+  if (s.windows.empty() || !s.shown) return given;
   const at::AutoDispatchBelowADInplaceOrView plain;
   std::unordered_map<uint32_t, at::Tensor> whole;  // by slot
   given.reserve(s.windows.size());

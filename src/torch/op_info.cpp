@@ -96,7 +96,8 @@ void OpTable::classify(OpInfo& info) {
   info.row = ops::find_op(info.name);
   if (info.row) info.flags |= info.row->flags;
   if (info.op.hasTag(at::Tag::nondeterministic_seeded)) info.flags |= ir::kRandom;
-  if (info.op.hasTag(at::Tag::dynamic_output_shape)) info.flags |= ir::kDataDependent;
+  // Masks become places before an index is run.
+  if (info.op.hasTag(at::Tag::dynamic_output_shape) && info.name != "aten::index.Tensor") info.flags |= ir::kDataDependent;
   bool aten = ns == "aten" || ns == "prims";
   if (!aten && ns != "mkldnn" && ns != "quantized" && ns != "vitrify") info.flags |= ir::kEffect;
 

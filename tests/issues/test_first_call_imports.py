@@ -20,6 +20,8 @@ ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(
        lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x), lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x.mT, left=False), lambda x: torch.ormqr(*torch.geqrf(x), x),
        lambda x: torch.hann_window(x.shape[0]), lambda x: torch.hamming_window(5, False), lambda x: torch.blackman_window(6), lambda x: torch.bartlett_window(6, dtype=torch.float64), lambda x: torch.kaiser_window(6),
        lambda x: torch.triu_indices(4, 6), lambda x: torch.tril_indices(3, x.shape[1], -1), lambda x: 0 * torch.multinomial(x.abs() + 1, 2), lambda x: 0 * torch.normal(0.0, 1.0, (2, 3)), lambda x: 0 * F.rrelu(x, .1, .3, training=True),
+       lambda x: x[:0][x[:0] > 0], lambda x: x[:0][x[:0, 0] > 0], lambda x: x[:, :0][:, x[0, :0] > 0], lambda x: torch.arange(0.0, -8.5, -4), lambda x: torch.arange(False, True, True, dtype=torch.float32),
+       lambda x: torch.cholesky(A, upper=True), lambda x: torch.cholesky_inverse(A + 0 * x.sum()),
        lambda x: 0 * torch.randn(33, generator=own), lambda x: 0 * torch.rand(2, 3, generator=own)]
 for mode in (torch.no_grad, torch.inference_mode):
     with mode():
@@ -36,3 +38,36 @@ def test_a_first_call_imports_no_other_compiler():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+REFUSED = {
+    "float_index": "x[x]", "double_index": "x[x[:2, 0].double()]", "float_index_of_nothing": "x[:0][x[:0, 0]]", "cauchy": "(x > 0).cauchy_()", "normal": "x.int().normal_(0, 5)", "geometric": "x.clone().geometric_(0)",
+    "vdot": "torch.vdot(x[0, 0].int(), x[0, 0].int())", "median": "x[:, :0].median(-1)", "arange": "torch.arange(99, 2, 2, dtype=torch.float32)", "matrix_exp": "torch.linalg.matrix_exp(x[:, :4].int())",
+}
+REFUSING = """
+import sys, os, torch, vitrify
+x = torch.rand(4, 6)
+def outcome(f):
+    try: return str(f(x))
+    except Exception as e: return type(e).__name__ + str(e)
+known = set(sys.modules)
+for name, program in %r.items():
+    sys.stdout.flush()
+    if os.fork():
+        assert not os.wait()[1], name
+        continue
+    f = eval("lambda x: " + program)
+    ours = outcome(vitrify.compile(f))
+    imported = [m for m in set(sys.modules) - known if m.startswith(("torch", "sympy"))]
+    print(name, imported, ours == outcome(f))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.no_kernels("another process compiles")
+def test_what_a_kernel_refuses_imports_no_other_compiler():
+    """The kernel itself has refused it, whatever the values."""
+    done = subprocess.run([sys.executable, "-c", REFUSING % REFUSED], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [f"{name} [] True" for name in REFUSED]
