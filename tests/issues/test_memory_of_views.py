@@ -20,7 +20,7 @@ def image():
 
 PROGRAMS = {
     "conv": lambda x: CONV1(x).as_strided((2, 8), (8, 1), 3) + 0,
-    "conv, returned": lambda x: CONV1(x).relu().as_strided((2, 8), (8, 1), 3),
+    "conv, returned": lambda x: CONV1(x).sin().as_strided((2, 8), (8, 1), 3),
     "pad": lambda x: F.pad(CONV1(x), [2] * 4).as_strided((4, 5), (5, 2), 7) + 0,
     "pool": lambda x: F.max_pool2d(CONV1(x), 2).as_strided((3, 4), (4, 1)) * 2,
     "norm": lambda x: BN(CONV1(x)).as_strided((3, 4), (4, 1)) * 2,
