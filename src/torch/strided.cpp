@@ -146,8 +146,17 @@ void check_written_memory(Tracer::Impl& m, const capture::OpInfo& info, const at
   if (!real.defined() || !real.has_storage()) return;
   if (real.storage_offset() || real.storage().nbytes() > static_cast<size_t>(real.numel()) * real.itemsize())
     fail(fmt::format("{} sees '{}' once it is written, which is a part of its memory", info.name, source.name));
-  m.assume_offset(input);
-  m.assume_end(input);
+  if (!m.options.python_mode) {  // no guards compare what memory is like
+    m.assume_offset(input);
+    m.assume_end(input);
+    return;
+  }
+  f->specialize_offset();
+  const capture::StorageState& s = *f->view->storage;
+  for (const ir::Dims* dims : {&s.type.sizes, &s.type.strides})
+    for (const sym::Int& i : *dims) s.ctx->specialize(i);
+  if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == input && o.fact == Fact::Memory; }))
+    m.facts.push_back({input, Fact::Memory});
 }
 
 // What `child` looks at.

@@ -51,7 +51,7 @@ def test_a_written_argument_that_is_a_part(f):
     both(f)
 
 
-@pytest.mark.eager("memory", some=True)
+@pytest.mark.eager("once it is written, which is a part of its memory")
 def test_a_later_argument_is_a_part():
     f = lambda x: ops.look(x.add_(1)) * 2
     g = vitrify.compile(f)
@@ -59,3 +59,12 @@ def test_a_later_argument_is_a_part():
         for make in (lambda: torch.arange(6.0), lambda: torch.arange(12.0)[:6], lambda: torch.arange(12.0)[3:9], lambda: torch.arange(6.0)):
             x, y = make(), make()
             assert g(x).tolist() == f(y).tolist() and torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_written_argument_of_other_sizes(dynamic):
+    f = lambda x: ops.look(x.add_(1)) * 2
+    g = vitrify.compile(f, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (6, 7, 6, 9):
+            assert g(torch.arange(float(n))).tolist() == f(torch.arange(float(n))).tolist()
