@@ -16,7 +16,6 @@
 #include "torch/bits.h"
 #include "torch/composites.h"
 #include "torch/convert.h"
-#include "torch/custom_memory.h"
 #include "torch/learned.h"
 #include "torch/overlap.h"
 #include "torch/passes/layout.h"
@@ -25,6 +24,7 @@
 #include "torch/slice.h"
 #include "torch/stack.h"
 #include "torch/sym_node.h"
+#include "torch/tracer_impl.h"
 
 namespace vitrify {
 
@@ -357,7 +357,7 @@ ir::Node* Tracer::Impl::append(std::string_view name, std::vector<Arg> args, Typ
 std::vector<Arg> Tracer::Impl::convert_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   std::vector<Arg> r;
   r.reserve(args.size());
-  auto resolve = [&](const at::Tensor& t) { return check_written_memory(*this, info, t), value_of_tensor(t); };
+  auto resolve = [this](const at::Tensor& t) { return value_of_tensor(t); };
   for (size_t i = 0; i < args.size(); ++i) r.push_back(to_arg(*graph, args[i], info.args[i], resolve));
   return r;
 }

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "torch/custom_memory.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/sym_node.h"
+#include "torch/tracer_impl.h"
 
 namespace vitrify {
 
@@ -136,29 +136,6 @@ void Tracer::Impl::note_memory(const OpInfo& info, uint32_t result, const at::Te
   s.in_part = (meta.defined() && shows_part(meta)) || capture::is_known(info.name, result, capture::Given::Part);
 }
 
-void check_written_memory(Tracer::Impl& m, const capture::OpInfo& info, const at::Tensor& operand) {
-  if (!(info.flags & ir::kEffect) || !operand.defined() || operand.unsafeGetTensorImpl()->is_wrapped_number()) return;
-  const capture::FakeImpl* f = capture::as_fake(m.fake_of(operand));
-  if (!f || f->view->storage->input < 0 || !f->view->storage->generation) return;
-  const auto input = static_cast<uint32_t>(f->view->storage->input);
-  const Tracer::Impl::Source& source = *m.inputs[input];
-  const at::Tensor& real = source.real;
-  if (!real.defined() || !real.has_storage()) return;
-  if (real.storage_offset() || real.storage().nbytes() > static_cast<size_t>(real.numel()) * real.itemsize())
-    fail(fmt::format("{} sees '{}' once it is written, which is a part of its memory", info.name, source.name));
-  if (!m.options.python_mode) {  // no guards compare what memory is like
-    m.assume_offset(input);
-    m.assume_end(input);
-    return;
-  }
-  f->specialize_offset();
-  const capture::StorageState& s = *f->view->storage;
-  for (const ir::Dims* dims : {&s.type.sizes, &s.type.strides})
-    for (const sym::Int& i : *dims) s.ctx->specialize(i);
-  if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == input && o.fact == Fact::Memory; }))
-    m.facts.push_back({input, Fact::Memory});
-}
-
 // What `child` looks at.
 Value Tracer::Impl::read_strided(View& child) {
   const View& parent = *child.parent;
@@ -246,7 +223,7 @@ TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   });
   m.def("assume_end(Tensor x) -> ()", [](const at::Tensor& x) {
     if (x.storage().nbytes() > static_cast<size_t>(x.storage_offset() + x.numel()) * x.itemsize())
-      throw capture::RunRefused("reads of an argument that has more memory than elements");
+      throw capture::RunRefused("aten::resize_ of an argument that has more memory than elements");
   });
 }
 

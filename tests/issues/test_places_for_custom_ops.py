@@ -1,4 +1,4 @@
-"""What a custom op is given lies where eager's lies: views of other dtypes, views of no elements, equal values, and arguments that the program has written."""
+"""What a custom op is given lies where eager's lies: views of other dtypes, views of no elements and equal values."""
 import pytest
 import torch
 import vitrify
@@ -10,6 +10,9 @@ lib.impl("look", lambda x: x.new_empty(2 + x.dim(), dtype=torch.int64), "Meta")
 lib.define("together(Tensor[] x) -> Tensor")
 lib.impl("together", lambda x: torch.tensor([t.untyped_storage().data_ptr() == x[0].untyped_storage().data_ptr() for t in x]), "CPU")
 lib.impl("together", lambda x: x[0].new_empty(len(x), dtype=torch.bool), "Meta")
+lib.define("doubled(Tensor x) -> Tensor")
+lib.impl("doubled", lambda x: x * 2, "CPU")
+lib.impl("doubled", lambda x: x.new_empty(x.shape), "Meta")
 ops = torch.ops.places_for_custom_ops
 
 
@@ -45,20 +48,17 @@ def test_a_written_argument_that_is_whole():
     both(lambda x: ops.look(x.add_(1)[1:]), lambda: torch.arange(6.0))
 
 
-@pytest.mark.eager("once it is written, which is a part of its memory")
-@pytest.mark.parametrize("f", [lambda x: ops.look(x.add_(1)), lambda x: ops.look(x.add_(1)[1:]), lambda x: (x[1:].add_(1), ops.look(x[2:]))[1]], ids=["whole", "view", "other view"])
-def test_a_written_argument_that_is_a_part(f):
-    both(f)
-
-
-@pytest.mark.eager("once it is written, which is a part of its memory")
-def test_a_later_argument_is_a_part():
-    f = lambda x: ops.look(x.add_(1)) * 2
-    g = vitrify.compile(f)
+@pytest.mark.parametrize("part", [lambda x: x[2:], lambda x: x[:4], lambda x: x.view(6, 2)[:, 1]], ids=["rows", "front", "columns"])
+def test_values_of_a_written_argument_that_is_a_part(part):
+    """Where it lies is not as in eager (docs/differences.md), what it holds and how is: a cache that is written and then given to an op, say."""
+    def f(x):
+        x.add_(1)
+        return ops.doubled(x) + 1
     with torch.no_grad():
-        for make in (lambda: torch.arange(6.0), lambda: torch.arange(12.0)[:6], lambda: torch.arange(12.0)[3:9], lambda: torch.arange(6.0)):
-            x, y = make(), make()
-            assert g(x).tolist() == f(y).tolist() and torch.equal(x, y)
+        x, y = part(torch.arange(12.0)), part(torch.arange(12.0))
+        for _ in range(2):
+            assert torch.equal(vitrify.compile(f)(x), f(y)) and torch.equal(x, y)
+    assert vitrify.counters["eager_calls"] == 0
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
