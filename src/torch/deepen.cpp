@@ -342,10 +342,23 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     m.find_checkpoints(j, level);
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
-    std::vector<Value> values;
     m.past_checkpoints = false;  // a backward of these gradients comes to checkpoints that theirs went round
-    try {
-      auto gradients = m.differentiate(level, level.tangents, values);
+    std::vector<at::Tensor> all = level.tangents;
+    const auto tries = [&](auto&& run) -> std::exception_ptr {
+      try {
+        run();
+        return {};
+      } catch (const CaptureError&) {
+        throw;
+      } catch (...) {
+        rethrow_interrupt();
+        if (m.failure) throw CaptureError(*m.failure);  // Python code on its way has made another exception of it
+        return std::current_exception();
+      }
+    };
+    const auto differentiate = [&] {
+      std::vector<Value> values;
+      auto gradients = m.differentiate(level, all, values);
       m.take_gradients(j, std::move(gradients), values);
       m.find_past_raising(j, level);
       if (!j.inner.empty()) {
@@ -354,14 +367,20 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
         for (uint32_t e = 0; e < j.edge_to(0); ++e) all.edges.push_back(e);
       }
       j.tape = m.tape_of(j, level);
-    } catch (const CaptureError&) {
-      throw;
-    } catch (...) {
-      rethrow_interrupt();
-      if (m.failure) throw CaptureError(*m.failure);  // Python code on its way has made another exception of it
-      j.failed = std::current_exception();
-      j.inner.clear();
+    };
+    if (!tries(differentiate)) return;
+    // One of eager's formulas cannot be differentiated. The others can: what raises is what gradients come to.
+    for (size_t k = 0; k < j.roots.size(); ++k) {
+      std::vector<at::Tensor> one(all.size());
+      one[k] = level.tangents[k];
+      if ((j.roots[k].failed = tries([&] { m.run_backward(level, one, false); }))) all[k].reset();
     }
+    const bool none = std::ranges::all_of(j.roots, [](const auto& r) { return static_cast<bool>(r.failed); });
+    if (const std::exception_ptr left = none ? nullptr : tries(differentiate))
+      for (auto& r : j.roots) r.failed = left;
+    if (j.tape) return;
+    m.find_past_raising(j, level);
+    j.inner.clear();
   });
   j.program.graph = m.graph;
   j.program.num_args = static_cast<uint32_t>(j.given.size());

@@ -71,6 +71,7 @@ struct JointProgram {
     std::vector<uint32_t> views;  // results that are its views, if it is none: gradients come first through the last
     int32_t written = -1;         // which of `given`
     std::string refuses;          // what a backward() through it raises, which grad() does not come to
+    std::exception_ptr failed;    // it has no gradients to give: what eager's backward raises (above level 0)
     bool added = false;           // all that is done with the tangent is adding it to another gradient (torch/absent.h)
   };
   // An input of one of eager's nodes of which nobody was given the result, or
@@ -94,7 +95,6 @@ struct JointProgram {
   std::vector<Gradient> gradients;           // only where eager has one
   std::vector<uint32_t> past_raising;        // of `given`: steps lead to them that give them none, or raise
   std::string no_grad;                       // what grad() raises where it is barred
-  std::exception_ptr failed;                 // there are none to be had: what eager's backward raises (above level 0)
   std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
   std::vector<std::pair<uint32_t, ir::Value>> assigned;  // of Tape::views, those whose .data it found assigned to: what of `given` it reads for them

@@ -44,7 +44,7 @@ at::Tensor as_traced(const RegionCall::Other& o) {
 }  // namespace
 
 variable_list Training::differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
-  if (joint_.failed) std::rethrow_exception(joint_.failed);
+  raise_failed(tangents);
   if (!all_plain(tangents)) {
     if (!is_batch(tangents)) give_up("they come by tangents that are no plain tensors");
     std::vector<variable_list> each;

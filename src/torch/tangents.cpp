@@ -131,16 +131,19 @@ at::Tensor batch_of(const std::vector<at::Tensor>& each) {
   std::vector<int64_t> sizes = each[0].sizes().vec(), strides = each[0].strides().vec();
   int64_t span = 1;
   for (size_t d = 0; d < sizes.size(); ++d) span += std::max<int64_t>(0, sizes[d] - 1) * strides[d];
+  std::vector<int64_t> full = sizes;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (strides[d] == 0) sizes[d] = std::min<int64_t>(sizes[d], 1);
   sizes.insert(sizes.begin(), static_cast<int64_t>(each.size()));
   strides.insert(strides.begin(), span);
+  full.insert(full.begin(), static_cast<int64_t>(each.size()));
   at::Tensor all = at::empty_strided(sizes, strides, each[0].options());
   for (size_t i = 0; i < each.size(); ++i) {
-    at::Tensor to = all.select(0, static_cast<int64_t>(i)), from = each[i];
-    for (int64_t d = 0; d < to.dim(); ++d)
-      if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
-    to.copy_(from);
+    at::Tensor from = each[i];
+    for (int64_t d = 0; d < from.dim(); ++d) from = from.narrow(d, 0, sizes[static_cast<size_t>(d) + 1]);
+    all.select(0, static_cast<int64_t>(i)).copy_(from);
   }
-  return all;
+  return all.expand(full);  // what each repeats, once: gradients of what is made here are as of any copies
 }
 
 static TangentLayout without_bits(TangentLayout how) {

@@ -55,9 +55,6 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   torch::autograd::edge_list edges;
   for (const Gradient& g : joint_.gradients) edges.push_back(edge_of(g.given));
   for (uint32_t i : joint_.past_raising) edges.push_back(edge_of(i));
-  if (joint_.failed)  // it is raised when autograd comes here on its way to any of them
-    for (size_t i = 0; i < given.size(); ++i)
-      if (origin ? origin->edges[i].is_valid() : given[i]->defined() && given[i]->requires_grad()) edges.push_back(edge_of(i));
   std::vector<Edge> before(joint_.roots.size());
   for (size_t k = 0; k < before.size(); ++k)
     if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
