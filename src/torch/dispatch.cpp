@@ -14,6 +14,7 @@
 #include "support/budget.h"
 #include "torch/ask_kernel.h"
 #include "torch/bits.h"
+#include "torch/composite_state.h"
 #include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/learned.h"
@@ -84,27 +85,6 @@ std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) 
 // Nothing says what the op gives.
 struct NoMeta : CaptureError {
   using CaptureError::CaptureError;
-};
-// In inference mode autograd takes no composite apart: it arrives here, below where views and versions are counted, and what it calls would count
-// none. Those that call from further down stay there.
-class Counted {
- public:
-  explicit Counted(bool composite) : below_(std::exchange(deep_, deep_ || !composite)) {
-    if (deep_ || !c10::InferenceMode::is_enabled() || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
-    c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-    changed_ = true;
-  }
-  ~Counted() {
-    if (changed_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-    deep_ = below_;
-  }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-
- private:
-  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  static inline thread_local bool deep_ = false;
-  bool below_, changed_ = false;
 };
 // Autograd has not seen the op, since it takes inference tensors only or has no formula, and would see what its kernel calls.
 bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue> args) {
@@ -258,9 +238,13 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  const Counted counted(key == c10::DispatchKey::CompositeImplicitAutograd && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView));
+  const bool whole = key == c10::DispatchKey::CompositeImplicitAutograd && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
+  bool seen = false;  // by autograd, which has taken it apart if it is called from above
+  for_each_tensor(given, [&](const at::Tensor& t) { seen = seen || !t.is_inference(); });
+  const Counted counted(whole);
+  const Cast cast(whole && (!seen || c10::InferenceMode::is_enabled()), info.op.hasKernelForDispatchKey(Cast::kKey));
   const size_t nodes = graph->nodes().size();
   // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.
   if (info.flags & ir::kGivesContiguous && !(c10::GradMode::is_enabled() && given[0].toTensor().requires_grad()) &&

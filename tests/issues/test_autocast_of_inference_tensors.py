@@ -1,0 +1,57 @@
+"""Autocast casts what a composite op is made of also where autograd does not take it apart: in inference mode, and for tensors that were made there."""
+import expects
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+
+PROGRAMS = {
+    "einsum": lambda x, w: torch.einsum("ij,kj->ik", x, w), "batched": lambda x, w: torch.einsum("bij,bkj->bik", x[None], w[None]),
+    "tensordot": lambda x, w: torch.tensordot(x, w, dims=([1], [1])), "inner": lambda x, w: torch.inner(x, w),
+    "multi_dot": lambda x, w: torch.linalg.multi_dot([x, w.t(), x]), "chain_matmul": lambda x, w: torch.chain_matmul(x, w.t(), x),
+    "attention": lambda x, w: torch.einsum("qk,kd->qd", torch.einsum("qd,kd->qk", x, w).softmax(-1), w),
+    "matmul": lambda x, w: x @ w.t(), "linear": lambda x, w: F.linear(x, w), "bilinear": lambda x, w: F.bilinear(x, w, torch.ones(2, 4, 4)),
+    "conv": lambda x, w: F.conv1d(x[None], w[:, :3, None]), "power": lambda x, w: torch.linalg.matrix_power(x.t() @ w, 3),
+    # Autocast has kernels for these, to float32: what they are made of is not cast again.
+    "norm": lambda x, w: torch.linalg.matrix_norm(x @ w.t()), "pinv": lambda x, w: torch.linalg.pinv(x + w), "cond": lambda x, w: torch.linalg.cond(x + w),
+    "rank": lambda x, w: torch.linalg.matrix_rank(x @ w.t()), "distances": lambda x, w: torch.cdist(x, w), "off": lambda x, w: without(x, w),
+}
+
+
+def without(x, w):
+    with torch.autocast("cpu", enabled=False):
+        y = torch.einsum("ij,kj->ik", x, w)
+    return y, torch.einsum("ij,kj->ik", x, w)
+
+
+def flat(y):
+    return list(y) if isinstance(y, tuple) else [y]
+
+
+def made(mode):
+    g = torch.Generator().manual_seed(0)
+    with torch.inference_mode(mode == "tensors"):
+        return torch.randn(3, 4, generator=g).clone(), torch.randn(3, 4, generator=g).clone()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mode", ["inference", "no_grad", "tensors"])
+def test_casts(mode, inside, name):
+    program = PROGRAMS[name]
+    expects.compiled("library calls")
+
+    def f(x, w):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
+            return program(x, w)
+
+    compiled = vitrify.compile(f)
+    x, w = made(mode)
+    results = []
+    for g in (f, compiled, compiled):
+        with torch.inference_mode(mode == "inference"), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            results.append(flat(g(x, w)))
+    for got in results[1:]:
+        assert [t.dtype for t in got] == [t.dtype for t in results[0]]
+        for a, b in zip(got, results[0]):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
