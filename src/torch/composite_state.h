@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/PythonFallbackKernel.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <utility>
@@ -14,7 +13,7 @@ namespace vitrify {
 class Counted {
  public:
   explicit Counted(bool composite) : below_(std::exchange(deep_, deep_ || !composite)) {
-    if (deep_ || !c10::InferenceMode::is_enabled() || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
+    if (deep_ || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
     c10::impl::tls_set_dispatch_key_excluded(kKey, false);
     changed_ = true;
   }
@@ -31,7 +30,8 @@ class Counted {
   bool below_, changed_ = false;
 };
 
-// Casts. An op that autocast has a kernel for calls all that it is made of without it; any other leaves it on, but a mode is called without it.
+// Casts; also of those that lie below autograd. An op that autocast has a kernel for calls all that it is made of without it; any other leaves it on,
+// but a mode is called without it.
 class Cast {
  public:
   Cast(bool composite, bool has_kernel) : outer_(std::exchange(off_, off_ || !composite || has_kernel)) {

@@ -238,13 +238,15 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
   const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
-  const bool whole = key == c10::DispatchKey::CompositeImplicitAutograd && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
   bool seen = false;  // by autograd, which has taken it apart if it is called from above
   for_each_tensor(given, [&](const at::Tensor& t) { seen = seen || !t.is_inference(); });
+  const bool explicit_kernel = key == c10::DispatchKey::CompositeExplicitAutograd;
+  const bool whole =
+      !explicit_kernel && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) && (!seen || c10::InferenceMode::is_enabled());
   const Counted counted(whole);
-  const Cast cast(whole && (!seen || c10::InferenceMode::is_enabled()), info.op.hasKernelForDispatchKey(Cast::kKey));
+  const Cast cast(whole || explicit_kernel, info.op.hasKernelForDispatchKey(Cast::kKey));
   const size_t nodes = graph->nodes().size();
   // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.
   if (info.flags & ir::kGivesContiguous && !(c10::GradMode::is_enabled() && given[0].toTensor().requires_grad()) &&
@@ -297,6 +299,7 @@ void Tracer::Impl::check_surroundings(const OpInfo& info) const {
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
   if (info.flags & ir::kEffect) return append_custom(info, std::move(args), std::move(outs));
+  if (info.sees_autocast) check_surroundings(info);
   if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) {
     check_surroundings(info);
     if (generators_moved()) fail("sets the state of a random number generator");  // prims draw and do not say so

@@ -38,6 +38,9 @@ const std::unordered_set<std::string_view>& refused() {
 // Its functional form gives other strides than it does.
 bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_noise"; }
 
+// No composite to us, since its kernel is not one for all purposes, and no op that autocast has a kernel for.
+bool sees_autocast(std::string_view name) { return name == "aten::linalg_pinv.atol_rtol_tensor"; }
+
 // Composites that stay whole: one library call, and what they decompose to hides it.
 bool keep_whole(std::string_view name) { return name == "aten::linear" || name == "aten::one_hot"; }
 
@@ -95,6 +98,7 @@ void OpTable::classify(OpInfo& info) {
   info.args = arg_kinds(s);
   info.row = ops::find_op(info.name);
   if (info.row) info.flags |= info.row->flags;
+  info.sees_autocast = sees_autocast(info.name);
   if (info.op.hasTag(at::Tag::nondeterministic_seeded)) info.flags |= ir::kRandom;
   // Masks become places before an index is run.
   if (info.op.hasTag(at::Tag::dynamic_output_shape) && info.name != "aten::index.Tensor") info.flags |= ir::kDataDependent;

@@ -27,6 +27,7 @@ struct OpInfo {
   uint32_t flags = 0;
   const ops::OpRow* row = nullptr;
   bool multi_result_view = false;
+  bool sees_autocast = false;     // its kernel calls ops that autocast casts
   bool taken_apart_seen = false;  // Composite: with no mode to be seen it would do its work without ops
   // Write: positions of written arguments, and the op that computes the new values. Its results: those of this op that are not written arguments,
   // then (or only) one per written argument.
