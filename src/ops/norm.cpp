@@ -162,8 +162,8 @@ Tensor scaled(const Args& a, const Tensor& x, const Tensor& mean, const Tensor& 
       [=](Body& b, const Index& i) {
         Val scale = cast(s.at(b, i), t);
         if (w) scale = scale * cast(w.at(b, i), t);
-        Val shift = -scale * cast(m.at(b, i), t);
-        if (c) shift = shift + cast(c.at(b, i), t);
+        const Val at = cast(m.at(b, i), t);
+        Val shift = c ? fma(-scale, at, cast(c.at(b, i), t)) : -scale * at;
         return cast(fma(scale, cast(x.at(b, i), t), shift), compute_type(out));
       },
       x.cost + m.cost + s.cost + 5, reads);
@@ -196,10 +196,11 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
     return;
   }
   x = reused(a.L, x);
-  // Of float32 in other layouts eager squares in double precision.
-  const DType wide = dense || x.dtype != DType::F32 ? t : DType::F64;
+  // Of float32 eager sums in double precision, but for channels-last images.
+  const bool contiguous = is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous);
+  const DType wide = x.dtype == DType::F32 && (contiguous || !dense) ? DType::F64 : t;
   auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, wide, wide, AccumKind::Moments);
-  if (!is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous)) m = overflowing(a.L, m, t);
+  m = contiguous ? Moments{as_type(a.L, m.mean, t), as_type(a.L, m.m2, t), m.count} : overflowing(a.L, m, t);  // squares overflow as float32
   Tensor rstd = rstd_of(a.L, m, p.eps);
   if (p.eps == 0) rstd = map2(a.L, m.m2, rstd, t, [](Body&, Val v, Val s) { return where(eq(v, v.lit(0)), v.lit(0), s); });  // as eager has it
   // Eager applies half statistics as it rounds them, which cancel exactly where the mean is large: so does what is centred first.

@@ -212,7 +212,7 @@ PyObject* new_error(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     if (!says)
       PyErr_Clear();
     else if (capture::reads_placeholder({says, static_cast<size_t>(n)}))
-      t->note_failure(std::string(says, static_cast<size_t>(n)).substr(0, std::string_view(says).find('\n')));
+      t->note_failure("it looks into the memory of a tensor, as tolist() does, where its data cannot be read");
   }
   return make_error(type, args, kwargs);
 }

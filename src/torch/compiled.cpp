@@ -219,6 +219,7 @@ class Compiled final : public CompiledGraph {
       if (!written_.empty()) note_effect();
       write_back(c);
     }
+    mode.reset();
     results_.make(c.outputs, c.inputs, out);
     if (reshapes_) change_shapes(c);
     if (!program_.grad_writes.empty() || !program_.spent.empty()) take_grads(program_, c.inputs.data(), out);

@@ -755,7 +755,7 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
     v->offset = results[k].storage_offset();
     v->cached = node->out(k);
     v->generation = v->storage->generation;
-    auto keys = compat::dense_keys(to_torch_device(v->type.device), results[k].scalar_type(), fake->is_inference());
+    auto keys = compat::dense_keys(to_torch_device(v->type.device), results[k].scalar_type(), results[k].is_inference());
     if (results[k].is_conj()) keys = keys.add(c10::DispatchKey::Conjugate);
     if (results[k].is_neg()) keys = keys.add(c10::DispatchKey::Negative);
     made.push_back(capture::make_fake(std::move(v), keys));

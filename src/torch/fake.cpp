@@ -1,5 +1,6 @@
 #include "torch/fake.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
@@ -235,7 +236,10 @@ c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(c10::Varia
   std::shared_ptr<View> detached = detached_view(view);
   // detach() shares its tensor's. So does what a node of autograd has saved, which is given them once it is made.
   detached->own_versions = version.enabled() && version.unique() && !torch::autograd::get_current_node();
-  auto copy = c10::make_intrusive<FakeImpl>(std::move(detached), key_set(), dtype());
+  // Made outside of inference mode it counts writes, whatever it is a copy of.
+  const auto keys = key_set() | compat::dense_keys(device(), c10::typeMetaToScalarType(dtype()), c10::InferenceMode::is_enabled());
+  auto copy = c10::make_intrusive<FakeImpl>(std::move(detached), keys, dtype());
+  copy->key_set_ = key_set();
   if (!copy->is_inference()) copy->set_version_counter(std::move(version));
   copy->set_allow_tensor_metadata_change(allow);
   return copy;

@@ -118,9 +118,15 @@ void make_strided_again(const at::Tensor& t, std::vector<ResultSpec::ViewOp>& pa
   }
 }
 
-// The last steps of `path` lead to `v`.
-void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path) {
-  for (auto step = path.rbegin(); step != path.rend() && v->parent; ++step, v = v->parent.get()) step->mode = v->mode;
+// The last steps of `path` lead to `v`. A detached tensor counts writes, and its views have it for their base: all that is made of one has one.
+void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path, std::unordered_map<const View*, uint64_t>& detached, uint64_t& calls) {
+  for (auto step = path.rbegin(); step != path.rend() && v->parent; ++step, v = v->parent.get()) {
+    step->mode = v->mode;
+    if (v->step.op) continue;
+    const auto [at, fresh] = detached.try_emplace(v, calls + 1);
+    if (fresh) ++calls;
+    step->call = at->second;
+  }
 }
 
 // In eager's history a view of memory that was written to since is made again, from the whole of it and by its strides: so many views of `path` that
@@ -310,6 +316,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
     return view && view->has_bw_view() ? std::optional(view->get_creation_meta()) : std::nullopt;
   };
+  // .data of an inference tensor, taken outside of that mode, is one that counts writes all the same.
+  const auto counts_in_inference = [](FakeImpl& f) { return f.is_inference() && f.version_counter().enabled(); };
+  std::unordered_map<const View*, uint64_t> detached;
   std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
@@ -362,8 +371,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     const auto can_be_made = [&](const at::Tensor& t, View& v) {
       const auto creation = creation_of(t);
       const TensorType& whole = whole_of(v).type;
-      if (!creation || creation == CreationMeta::IN_CUSTOM_FUNCTION || went_back || !capture::is_static(v.type) || !capture::is_static(whole) ||
-          !ops::is_dense(graph->ctx(), whole))
+      if (!creation || (creation == CreationMeta::IN_CUSTOM_FUNCTION && t.requires_grad()) || went_back || !capture::is_static(v.type) ||
+          !capture::is_static(whole) || !ops::is_dense(graph->ctx(), whole))
         return false;
       if (!t.requires_grad()) return true;
       at::Tensor base;
@@ -413,16 +422,19 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       r.path = path_of(v);
     } else if (it == root_result.end() && v.parent &&
                (loose[s].size() > 1 || is_of_saved(fakes[i], v) || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg() ||
-                creation_of(fakes[i]) == CreationMeta::MULTI_OUTPUT_NODE || can_be_made(fakes[i], v))) {
+                counts_in_inference(*f) || creation_of(fakes[i]) == CreationMeta::MULTI_OUTPUT_NODE || can_be_made(fakes[i], v))) {
       emit_view_of_output();
     } else {
       emit_value();
     }
-    note_modes(&v, r.path);
+    note_modes(&v, r.path, detached, view_calls);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
     p.results.push_back(std::move(r));
   }
   chain_views(fakes, p.results);
+  for (uint32_t i = 0; i < fakes.size(); ++i)  // no mode says so
+    if (auto& path = p.results[i].path; !path.empty() && creation_of(fakes[i]) == CreationMeta::IN_CUSTOM_FUNCTION && fakes[i].is_leaf())
+      path.back().creation = static_cast<int8_t>(CreationMeta::IN_CUSTOM_FUNCTION);
 
   for (uint32_t i = 0; i < inputs.size(); ++i) {
     Source& src = *inputs[i];

@@ -245,8 +245,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     if (t.dtype != DType::Opaque && v.parent) t.strides = ir::contiguous_strides(t.sizes);  // scattered into place anyway
     if (t.strides == ir::contiguous_strides(t.sizes) && t.dtype != DType::Opaque)
       value = append("aten::full", {to_ints(t.sizes), number, t.dtype, ir::None{}, t.device, ir::None{}}, {t})->out();
-    else
+    else {
+      t.strides = ops::preserved_strides(graph->ctx(), t);
       value = append("aten::fill.Scalar", {read(v), number}, {t})->out();
+    }
     write(v, value, name);
     return finish(args[0]);
   }

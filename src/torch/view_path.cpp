@@ -28,7 +28,6 @@ ViewCall::ViewCall(const ResultSpec::ViewOp& v)
 }
 
 at::Tensor ViewCall::operator()(const at::Tensor& self) const {
-  if (own_versions_) return self.variable_data();
   at::Tensor t = all(self).at(result());
   if (auto* view = creation_ < 0 ? nullptr : torch::autograd::impl::get_view_autograd_meta(t); view && view->has_bw_view())
     view->set_creation_meta(static_cast<torch::autograd::CreationMeta>(creation_));
@@ -42,6 +41,7 @@ std::vector<at::Tensor> ViewCall::all(const at::Tensor& self) const {
     if ((mode_ == ViewMode::Inference) != c10::InferenceMode::is_enabled()) inference.emplace(mode_ == ViewMode::Inference);
     if (mode_ != ViewMode::Inference) grad.emplace(mode_ == ViewMode::Grad);
   }
+  if (own_versions_) return {self.variable_data()};
   compat::Stack stack{self};
   stack.insert(stack.end(), args_.begin(), args_.end());
   op_.callBoxed(stack);

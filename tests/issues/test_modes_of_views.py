@@ -111,6 +111,57 @@ NO_VIEWS_OF_ANY_SIZE = ("followed", "of a linear layer's")
 USES = [backward, write, write_unseen, write_without_gradients, write_what_needs_gradients, detach_, turn, gradient_of_one]
 MODES = {"": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
+def in_turn(*steps):
+    """Each step under its own mode, from x on; the last gives what is returned."""
+    def program(x):
+        for mode, step in steps:
+            with mode():
+                x = step(x)
+        return x
+    return program
+
+
+plain, no_grad, inference = contextlib.nullcontext, torch.no_grad, torch.inference_mode
+# What counts writes by itself, in whatever mode it is made, is one tensor to all that is made of it.
+PROGRAMS_APART = {
+    "two views of what is detached": in_turn((plain, lambda x: (x * 2).detach()), (torch.enable_grad, lambda d: (d[1:], d.view(-1)))),
+    "two views of one made without gradients": in_turn((no_grad, lambda x: (x * 2).detach()[1:]), (plain, lambda v: (v[:, :2], v.t()))),
+    "two views of .data": in_turn((no_grad, lambda x: x.exp()), (plain, lambda y: y.data), (plain, lambda d: (d.view(-1), d[2:]))),
+    "two views of an argument's .data": in_turn((plain, lambda x: x.data), (plain, lambda d: (d.view(-1), d[2:]))),
+    "bits, in inference mode": in_turn((plain, lambda x: x.exp()), (inference, lambda y: y.view(torch.int32))),
+    "bits of a value made in inference mode": in_turn((inference, lambda x: x.exp()), (no_grad, lambda y: y.view(torch.int32))),
+    "pairs of a value made in inference mode": in_turn((inference, lambda x: x.exp()), (no_grad, lambda y: torch.view_as_complex(y.view(2, 4, 2)))),
+    ".data of a value made in inference mode": in_turn((inference, lambda x: x.exp()), (no_grad, lambda y: y.data)),
+    ".data of one, twice": in_turn((inference, lambda x: x * 2), (torch.enable_grad, lambda y: y.data), (plain, lambda d: (d, d))),
+    ".data, in inference mode": in_turn((no_grad, lambda x: x * 2), (inference, lambda y: y.data)),
+    "a Function's, of a value made without gradients": in_turn((no_grad, lambda x: x.exp()), (plain, Flat.apply)),
+    "a Function's, without gradients, and a view of it": in_turn((plain, lambda x: x.exp().detach()), (no_grad, Flat.apply), (plain, lambda v: (v, v[2:]))),
+    "a Function's, of an argument": in_turn((no_grad, Flat.apply), (plain, lambda v: (v, (v * 3).sum()))),
+}
+
+
+def base_of(x, out):
+    bases = [t._base for t in out]
+    return [None if b is None else tuple(b.shape) for b in bases], [bases[0] is b for b in bases]
+
+
+def versions(x, out):
+    with torch.no_grad():
+        out[-1].add_(1)
+    return [t._version for t in out]
+
+
+@pytest.mark.compiled("some programs make views and compute nothing")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PROGRAMS_APART)
+def test_what_counts_by_itself(name, mode):
+    compiled = vitrify.compile(PROGRAMS_APART[name])
+    for use in [*USES[:6], base_of, versions]:
+        for needs in (True, False):
+            eager, ours = told(PROGRAMS_APART[name], use, MODES[mode], needs), told(compiled, use, MODES[mode], needs)
+            assert same(ours, eager), (use.__name__, needs, ours, eager)
+    assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["eager_calls"] == 0
+
 
 @pytest.mark.compiled("some programs make views and compute nothing")
 @pytest.mark.parametrize("mode", MODES)

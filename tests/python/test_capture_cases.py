@@ -104,7 +104,7 @@ REFUSED = [
     ("return x + x.data_ptr() * 0", {"reason": "data cannot be read"}),
     ("return x + len(repr(x))", {"reason": "data cannot be read"}),
     ("return x + float(x.numpy()[0, 0])", {"reason": "data cannot be read"}),
-    ("return x + x.tolist()[0][0]", {"reason": "data cannot be read"}),
+    ("return x + x.tolist()[0][0]", {"reason": "looks into the memory of a tensor, as tolist() does"}),
     ("return torch.from_dlpack(x) + 1", {"reason": "data cannot be read"}),
     ("return pickle.loads(pickle.dumps(x)) + 1", {"reason": "looks at those it has"}),
     ("return copy.deepcopy(x) + 1", {"reason": "data cannot be read"}),
