@@ -311,13 +311,13 @@ def clipped_through_a_view(x, w):
 
 def one_of_two(x, w):
     y = OneOfTwo.apply(x)[0]
-    return y, y.sin(), torch.conv1d(y.view(1, 4, 3), w[:4].view(1, 4, 3))
+    return y, y.sin(), torch.conv1d(y, w)
 
 
 @pytest.mark.parametrize("program", [clipped_itself, clipped_behind, clipped_through_a_view, one_of_two])
 def test_a_second_derivative_comes_to_it_with_all_gradients_at_once(program):
     def run(f):
-        x, w = torch.linspace(-1, 1, 12).requires_grad_(), torch.ones(12, 3)
+        x, w = torch.linspace(-1, 1, 12).view(1, 4, 3).requires_grad_(), torch.ones(2, 4, 3).requires_grad_()
         out = f(x, w)
         first = torch.autograd.grad(out, x, [torch.full_like(o, 0.3) for o in out], create_graph=True)[0]
         return first, torch.autograd.grad(first.pow(2).mul(3).sum(), x)[0]
