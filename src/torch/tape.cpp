@@ -63,6 +63,15 @@ std::vector<char> Tape::gives_gradients() const {
   return r;
 }
 
+std::vector<char> Tape::take_whole() const {
+  std::vector<char> calls_python(steps.size()), whole(steps.size());
+  for (size_t i = steps.size(); i-- > 0;) {
+    calls_python[i] = steps[i].python || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return calls_python[n]; });
+    whole[i] = steps[i].draws || calls_python[i];
+  }
+  return whole;
+}
+
 std::optional<size_t> Tape::first(const Path& path, const std::function<bool(const Step&)>& is) const {
   std::optional<size_t> r;
   for (size_t i = 0; i < steps.size(); ++i)

@@ -67,6 +67,8 @@ struct Tape {
   std::vector<char> edges_on(const Path&, size_t edges) const;
   // By step: whether a gradient of the program's follows from it. Not on the way to a leaf that the program makes.
   std::vector<char> gives_gradients() const;
+  // By step: whether all gradients have to come to it at once. A user's derivative, there or behind it, need not be linear.
+  std::vector<char> take_whole() const;
   // The first on the way for which that holds.
   std::optional<size_t> first(const Path&, const std::function<bool(const Step&)>& is) const;
   std::optional<size_t> first_reading(const Path&, bool is_output, uint32_t index) const;

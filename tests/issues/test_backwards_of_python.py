@@ -267,3 +267,59 @@ def test_sparse_gradients_that_are_differentiable(function):
     out = vitrify.compile(lambda x: function.apply(x).sin(), fullgraph=True)(x)
     with pytest.raises(RuntimeError, match="tangents that are no plain tensors"):
         torch.autograd.grad(out, x, torch.eye(3).to_sparse(), create_graph=True)
+
+
+class Clipped(torch.autograd.Function):
+    """Not linear in its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-1, 1)
+
+
+class OneOfTwo(torch.autograd.Function):
+    """Raises where it has no gradient of the first result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x.sin()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2 if h is None else g * 2 + h
+
+
+def clipped_itself(x, w):
+    y = Clipped.apply(x)
+    return y, y.sin(), y.exp()
+
+
+def clipped_behind(x, w):
+    y = Clipped.apply(x) * 0.7
+    return y, y.sin(), y.exp()
+
+
+def clipped_through_a_view(x, w):
+    y = Clipped.apply(x).view(6, 2)
+    return y, y.sin(), y.exp(), y.t()
+
+
+def one_of_two(x, w):
+    y = OneOfTwo.apply(x)[0]
+    return y, y.sin(), torch.conv1d(y, w)
+
+
+@pytest.mark.parametrize("program", [clipped_itself, clipped_behind, clipped_through_a_view, one_of_two])
+def test_a_second_derivative_comes_to_it_with_all_gradients_at_once(program):
+    def run(f):
+        x, w = torch.linspace(-1, 1, 12).view(1, 4, 3).requires_grad_(), torch.ones(2, 4, 3).requires_grad_()
+        out = f(x, w)
+        first = torch.autograd.grad(out, x, [torch.full_like(o, 0.3) for o in out], create_graph=True)[0]
+        return first, torch.autograd.grad(first.pow(2).mul(3).sum(), x)[0]
+    for ours, eager in zip(run(vitrify.compile(program)), run(program)):
+        torch.testing.assert_close(ours, eager)
