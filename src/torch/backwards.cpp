@@ -22,33 +22,6 @@ namespace {
 
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 
-bool has_sizes(const std::vector<ResultSpec::ViewOp>& path) {  // that differ from call to call
-  return std::ranges::any_of(
-      path, [](const ResultSpec::ViewOp& v) { return !std::ranges::all_of(v.args, [](const auto& a) { return capture::is_static(a); }); });
-}
-
-std::vector<sym::Int> sizes_in(const c10::IValue& a) {
-  if (a.isSymInt()) return {capture::from_sym_int(a.toSymInt())};
-  return a.isIntList() || a.isSymIntList() ? capture::ints_of(a) : std::vector<sym::Int>();
-}
-
-// With the sizes of a call in it.
-std::vector<ResultSpec::ViewOp> path_in(std::vector<ResultSpec::ViewOp> path, const CallSizes& sizes) {
-  for (ResultSpec::ViewOp& v : path)
-    for (c10::IValue& a : v.args) {
-      if (capture::is_static(a)) continue;
-      std::vector<int64_t> now;
-      for (sym::Int i : sizes_in(a))
-        now.push_back(sym::eval(i, [&](uint32_t id) {
-          const auto& known = sizes.by_symbol();
-          VT_CHECK(id < known.size() && known[id], "a gradient has a size that the call does not say");
-          return *known[id];
-        }));
-      a = a.isSymInt() ? c10::IValue(now[0]) : c10::IValue(now);
-    }
-  return path;
-}
-
 // What the graph makes of them: views in sizes of the call are made of it by then.
 std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
   for (ResultSpec& r : results)
@@ -390,14 +363,18 @@ Layouts Training::layouts_of(const variable_list& tangents, const RegionNode& no
 void Training::take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const {
   std::vector<size_t> other;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (const at::Tensor& t = tangents[k]; t.defined() && !how[k].is_own() && lies_otherwise(turned(t, t), type_of_tangent(k))) other.push_back(k);
+    if (const at::Tensor& t = tangents[k]; t.defined() && how[k].strides.empty() && lies_otherwise(turned(t, t), type_of_tangent(k)))
+      other.push_back(k);
   if (other.empty()) return;
   std::lock_guard lock(mutex_);
   const auto recorded = backward_known(as_recorded(how), sizes);
   if (!recorded) return;
   Layouts taken = how;
   for (size_t k : other)
-    if (may_be_viewed(recorded->program, how, k)) take_strides(tangents[k], type_of_tangent(k), taken[k], false);
+    if (may_be_viewed(recorded->program, how, k)) {
+      take_strides(tangents[k], type_of_tangent(k), taken[k], false);
+      if (taken[k].strides.empty()) take_numbers(tangents[k], taken[k]);
+    }
   if (taken == how) return;
   try {
     const auto b = backward_known(taken, sizes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sym/holds.h"
+#include "torch/sym_node.h"
 
 namespace vitrify {
 
@@ -36,6 +37,32 @@ bool CallSizes::hold(const Assumed& assumed, const sym::Known& before) const {
     if (std::ranges::any_of(symbols, nobody_knows) || !sym::holds(guards[i], size).value_or(true)) return false;
   }
   return true;
+}
+
+bool has_sizes(const std::vector<ResultSpec::ViewOp>& path) {
+  return std::ranges::any_of(
+      path, [](const ResultSpec::ViewOp& v) { return !std::ranges::all_of(v.args, [](const auto& a) { return capture::is_static(a); }); });
+}
+
+std::vector<sym::Int> sizes_in(const c10::IValue& a) {
+  if (a.isSymInt()) return {capture::from_sym_int(a.toSymInt())};
+  return a.isIntList() || a.isSymIntList() ? capture::ints_of(a) : std::vector<sym::Int>();
+}
+
+std::vector<ResultSpec::ViewOp> path_in(std::vector<ResultSpec::ViewOp> path, const CallSizes& sizes) {
+  for (ResultSpec::ViewOp& v : path)
+    for (c10::IValue& a : v.args) {
+      if (capture::is_static(a)) continue;
+      std::vector<int64_t> now;
+      for (sym::Int i : sizes_in(a))
+        now.push_back(sym::eval(i, [&](uint32_t id) {
+          const auto& known = sizes.by_symbol();
+          VT_CHECK(id < known.size() && known[id], "a gradient has a size that the call does not say");
+          return *known[id];
+        }));
+      a = a.isSymInt() ? c10::IValue(now[0]) : c10::IValue(now);
+    }
+  return path;
 }
 
 }  // namespace vitrify

@@ -8,6 +8,7 @@
 
 #include "ir/graph.h"
 #include "sym/known.h"
+#include "torch/program.h"
 
 namespace vitrify {
 
@@ -31,5 +32,10 @@ class CallSizes {
   std::function<void(const Note&)> each_;
   mutable std::optional<std::vector<std::optional<int64_t>>> found_;
 };
+
+// Whether its arguments hold some that differ from call to call; with those of a call in their place.
+bool has_sizes(const std::vector<ResultSpec::ViewOp>&);
+std::vector<sym::Int> sizes_in(const c10::IValue&);  // of an argument that is an integer or several
+std::vector<ResultSpec::ViewOp> path_in(std::vector<ResultSpec::ViewOp>, const CallSizes&);
 
 }  // namespace vitrify

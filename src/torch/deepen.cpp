@@ -15,6 +15,7 @@
 #include "torch/overlap.h"
 #include "torch/slice.h"
 #include "torch/sym_node.h"
+#include "torch/tangents.h"
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -66,19 +67,17 @@ std::string refusal_behind(const Edge& from) {
   return {};
 }
 
-// It is `of` itself, or a view of it by views that can be made again, which is all of its history.
-bool is_view_of(const at::Tensor& t, const at::Tensor& of) {
+// The views that make it of `of`, or none where it is that itself, if they are all of its history and can be made again.
+std::optional<std::vector<ResultSpec::ViewOp>> views_from(const at::Tensor& of, const at::Tensor& t, const std::unordered_set<uint32_t>& said) {
   const FakeImpl *view = as_fake(t), *from = as_fake(of);
-  if (t.is_same(of)) return true;
-  if (view->view->storage != from->view->storage || t.requires_grad() != of.requires_grad()) return false;
-  for (const capture::View* at = view->view.get(); at != from->view.get(); at = at->parent.get())
-    if (!at || at->in_place || !at->parent || !std::ranges::all_of(at->step.args, [](const c10::IValue& a) { return capture::is_static(a); }))
-      return false;
-  if (view->view == from->view || !t.requires_grad()) return view->view != from->view;
+  if (t.is_same(of)) return std::vector<ResultSpec::ViewOp>();
+  if (view->view->storage != from->view->storage || view->view == from->view || t.requires_grad() != of.requires_grad()) return {};
+  auto path = path_between(from->view.get(), *view->view, said);
+  if (!path || !t.requires_grad()) return path;
   const compat::NodePtr end = torch::autograd::impl::gradient_edge(of).function;
   for (compat::NodePtr n = t.grad_fn(); n != end; n = n->next_edge(0).function)
-    if (!n || capture::of_python(*n) || n->num_outputs() != 1) return false;
-  return true;
+    if (!n || capture::of_python(*n) || n->num_outputs() != 1) return {};
+  return path;
 }
 
 // Without where the gradients leave that nobody asks for: what leads to those alone does not run.
@@ -290,22 +289,28 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     std::vector<std::pair<uint32_t, at::Tensor>> roots;
     std::unordered_map<const c10::TensorImpl*, uint32_t> made;
     auto owners = m.output_roots;
+    std::vector<const ir::TensorType*> types;  // of what each call says the sizes of
+    for (const Value& v : below.given) types.push_back(&v.type());
+    for (size_t k = 0; k < how.size(); ++k)
+      if (how[k].defined) types.push_back(&below.tangent(k).type());
+    const std::unordered_set<uint32_t> said = said_by(types);
     for (const at::Tensor& t : results) {
       ResultSpec r;
       r.kind = ResultSpec::Kind::Undefined;
       if (t.defined()) {
         at::Tensor root = m.fake_of(t);
         capture::View& v = *as_fake(root)->view;
-        const auto tangent = std::ranges::find_if(tangents, [&](const at::Tensor& of) { return of.defined() && is_view_of(root, of); });
         Value value;
+        std::optional<std::vector<ResultSpec::ViewOp>> views;
+        size_t tangent = 0;
+        while (tangent < tangents.size() && !(tangents[tangent].defined() && (views = views_from(tangents[tangent], root, said)))) ++tangent;
         if (const auto same = made.find(t.unsafeGetTensorImpl()); same != made.end()) {
           r = j.program.results[same->second];
           if (!r.path.empty()) r = {.kind = ResultSpec::Kind::ViewOfValue, .index = same->second};
-        } else if (tangent != tangents.end()) {  // the caller's own, or a view of it
-          r.path = m.path_of(v);
-          r.path.erase(r.path.begin(), r.path.begin() + static_cast<std::ptrdiff_t>(m.path_of(*as_fake(*tangent)->view).size()));
+        } else if (views) {  // the caller's own, or a view of it
+          r.path = std::move(*views);
           r.kind = r.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
-          r.index = j.place_of(given[static_cast<size_t>(tangent - tangents.begin())]);
+          r.index = j.place_of(given[tangent]);
         } else if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of
           if (!v.parent) fail("a gradient is a conjugate or negative view of nothing");
           r.path = m.path_of(v);

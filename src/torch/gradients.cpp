@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "torch/call_sizes.h"
 #include "torch/convert.h"
 #include "torch/joint.h"
 #include "torch/overlap.h"
@@ -19,9 +20,6 @@ using capture::fail;
 using capture::FakeImpl;
 using ir::Value;
 
-namespace {
-
-// The sizes that each call says (CallSizes), by symbol.
 std::unordered_set<uint32_t> said_by(const std::vector<const ir::TensorType*>& types) {
   std::unordered_set<uint32_t> r;
   for (const ir::TensorType* t : types)
@@ -30,14 +28,12 @@ std::unordered_set<uint32_t> said_by(const std::vector<const ir::TensorType*>& t
   return r;
 }
 
-// The steps from `of`, or from all of its memory, where they can be made again: each call says the sizes that are among their arguments, so that no
-// guard has to. Eager's have made views.
 std::optional<std::vector<ResultSpec::ViewOp>> path_between(const capture::View* of, const capture::View& v,
                                                             const std::unordered_set<uint32_t>& said) {
   const auto is_said = [&](const c10::IValue& a) {
     if (capture::is_static(a)) return true;
     std::vector<sym::Int> symbols;
-    for (sym::Int i : a.isSymInt() ? std::vector{capture::from_sym_int(a.toSymInt())} : capture::ints_of(a)) sym::free_symbols(i, symbols);
+    for (sym::Int i : sizes_in(a)) sym::free_symbols(i, symbols);
     return std::ranges::all_of(symbols, [&](sym::Int s) { return said.contains(sym::view(s).symbol->id); });
   };
   std::vector<ResultSpec::ViewOp> path;
@@ -53,8 +49,6 @@ std::optional<std::vector<ResultSpec::ViewOp>> path_between(const capture::View*
   std::ranges::reverse(path);
   return path;
 }
-
-}  // namespace
 
 void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, const std::vector<Value>& values) {
   for (Grad& g : grads) {

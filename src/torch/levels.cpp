@@ -17,12 +17,34 @@ bool saved_hooks_may_change() {
 
 namespace {
 
+std::vector<size_t> places_given(const variable_list& tangents) {
+  std::vector<size_t> r;
+  for (size_t k = 0; k < tangents.size(); ++k)
+    if (tangents[k].defined()) r.push_back(k);
+  return r;
+}
+
+// Where sizes differ from call to call, strides that do not follow from them are left as recorded: a gradient that is a view of such a tangent needs
+// them. Whether there is one whose layout has them now.
+bool take_viewed_strides(Layouts& how, const JointProgram& j, const variable_list& tangents, const std::vector<at::Tensor>& given) {
+  const std::vector<size_t> came = places_given(tangents);
+  const size_t first = given.size() - came.size();
+  bool taken = false;
+  for (const ResultSpec& r : j.program.results) {
+    if (!is_of_tangent(r) || r.index < first || any_strides(r.path)) continue;
+    const at::Tensor& t = tangents[came[r.index - first]];
+    TangentLayout& l = how[came[r.index - first]];
+    if (!l.strides.empty() || t.layout() != at::kStrided || given[r.index].strides() == t.strides()) continue;
+    take_numbers(t, l);
+    taken = true;
+  }
+  return taken;
+}
+
 // Gradients that are tangents, or views of them, are of those that came, and not of how they were laid out. The last that is given are those.
 void give_tangents(variable_list& grads, const JointProgram& j, const variable_list& tangents, const Layouts& how,
-                   const std::vector<at::Tensor>& given) {
-  std::vector<size_t> came;
-  for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined()) came.push_back(k);
+                   const std::vector<at::Tensor>& given, const CallSizes& sizes) {
+  const std::vector<size_t> came = places_given(tangents);
   const size_t first = given.size() - came.size();
   for (size_t g = 0; g < grads.size(); ++g) {
     const ResultSpec& r = j.program.results[g];
@@ -31,7 +53,11 @@ void give_tangents(variable_list& grads, const JointProgram& j, const variable_l
     const size_t k = came[r.index - first];
     const at::Tensor& t = tangents[k];
     const bool shown = how[k].conj || how[k].neg, bits = shown || any_bits(r.path) || !(t.is_conj() || t.is_neg());
-    if (bits && (shown || given[r.index].strides() == t.strides() || any_strides(r.path))) grads[g] = follow(resolve(r.path), t);
+    const bool as_is = bits && (shown || given[r.index].strides() == t.strides() || any_strides(r.path));
+    if (has_sizes(r.path))
+      grads[g] = follow(resolve(path_in(r.path, sizes)), as_is ? t : given[r.index]);
+    else if (as_is)
+      grads[g] = follow(resolve(r.path), t);
   }
 }
 
@@ -57,17 +83,19 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
   for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
   const CallSizes sizes = sizes_of(*call, tangents);
   std::vector<std::shared_ptr<Training>> refused;  // by what they look at in this call
+  bool viewed = static_ || !strides_show(node, node.edges_shown());
   for (int times = 0;;) {
     const std::shared_ptr<Training> next = next_level(how, *call, tangents, node, sizes, refused);
     const Origin origin = next->origin(*this, call, tangents, how, node);
     std::vector<at::Tensor> given;
     for (const Kept& k : origin.given) given.push_back(k.tensor);
     if (!take_given(origin, given, next->joint_, next->needs_)) give_up("what they read has another size or dtype than in the forward");
+    if (!std::exchange(viewed, true) && take_viewed_strides(how, next->joint_, tangents, given)) continue;
     std::string why;
     try {
       variable_list all;
       next->run(given, all, &origin);
-      give_tangents(all, next->joint_, tangents, how, given);
+      give_tangents(all, next->joint_, tangents, how, given, sizes);
       return all;
     } catch (const capture::PlanRefused& e) {  // as in backward()
       why = e.what();
@@ -188,8 +216,6 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
   std::string why;
   {
     std::lock_guard lock(mutex_);
-    for (TangentLayout& l : how)  // views of such a one have sizes that no call says
-      if (!l.expanded.empty() && !static_ && !own_backward_) l.strides.clear(), l.expanded.clear();
     const bool too_many = is_other(how) && !next_.contains(how) && layouts_++ >= kMaxLayouts;
     if (too_many && !own_backward_) how = as_recorded(how);
     std::vector<Next> none;

@@ -367,12 +367,17 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       else  // older than its base's shape
         r.path.insert(r.path.begin(), {"aten::as_strided", {values_of(s->type.sizes), values_of(s->type.strides), int64_t{0}}, -1});
     };
+    const auto of_any_size = [](const View& v) {
+      for (const View* p = &v; p->parent; p = p->parent.get())
+        if (!std::ranges::all_of(p->step.args, [](const c10::IValue& a) { return capture::is_static(a); })) return false;
+      return true;
+    };
     // Eager's is a view of a tensor that nobody is given: so is what users get, where that is all of the memory and calls of any sizes have one path.
     const auto can_be_made = [&](const at::Tensor& t, View& v) {
       const auto creation = creation_of(t);
       const TensorType& whole = whole_of(v).type;
-      if (!creation || (creation == CreationMeta::IN_CUSTOM_FUNCTION && t.requires_grad()) || went_back || !capture::is_static(v.type) ||
-          !capture::is_static(whole) || !ops::is_dense(graph->ctx(), whole))
+      if (!creation || (creation == CreationMeta::IN_CUSTOM_FUNCTION && t.requires_grad()) || went_back || !of_any_size(v) ||
+          !ops::is_dense(graph->ctx(), whole))
         return false;
       if (!t.requires_grad()) return true;
       at::Tensor base;

@@ -82,6 +82,11 @@ std::vector<int64_t> places_of(const at::Tensor& t, bool ones) {
   return places;
 }
 
+void note_expanded(const at::Tensor& t, TangentLayout& how) {
+  for (uint32_t d = 0; d < how.strides.size(); ++d)
+    if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
+}
+
 bool all_known(const ir::Dims& d) {
   return std::ranges::all_of(d, [](sym::Int i) { return i.is_const(); });
 }
@@ -110,8 +115,13 @@ void take_strides(const at::Tensor& t, const ir::TensorType& type, TangentLayout
       if (how.strides.empty() && looked_at) how.strides = t.strides().vec();
     }
   }
-  for (uint32_t d = 0; d < how.strides.size(); ++d)
-    if (how.strides[d] == 0 && t.size(d) > 1) how.expanded.push_back(d);
+  note_expanded(t, how);
+}
+
+void take_numbers(const at::Tensor& t, TangentLayout& how) {
+  how.conj = t.is_conj(), how.neg = t.is_neg();
+  how.strides = t.strides().vec();
+  note_expanded(t, how);
 }
 
 bool take_batch(const at::Tensor& t, TangentLayout& how) {
@@ -122,8 +132,7 @@ bool take_batch(const at::Tensor& t, TangentLayout& how) {
   how.batch_dim = static_cast<int32_t>(batch->bdims()[0].dim());
   how.batch = all.size(how.batch_dim);
   how.strides = all.strides().vec();
-  for (uint32_t d = 0; d < how.strides.size(); ++d)
-    if (how.strides[d] == 0 && all.size(d) > 1) how.expanded.push_back(d);
+  note_expanded(all, how);
   return how.batch > 0 && !how.strides.empty();
 }
 

@@ -2,14 +2,27 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <unordered_set>
+
 #include "torch/joint.h"
 
 namespace vitrify {
+
+namespace capture {
+struct View;
+}
 
 using Layouts = std::vector<TangentLayout>;
 
 // Of a gradient: it is the tangent of place ResultSpec::index itself, or a view of it.
 inline bool is_of_tangent(const ResultSpec& how) { return how.kind == ResultSpec::Kind::Input || how.kind == ResultSpec::Kind::ViewOfInput; }
+
+// The sizes that each call says (CallSizes), by symbol.
+std::unordered_set<uint32_t> said_by(const std::vector<const ir::TensorType*>&);
+// The steps from `of`, or from all of its memory, where they can be made again: each call says the sizes that are among their arguments, so that no
+// guard has to. Eager's have made views.
+std::optional<std::vector<ResultSpec::ViewOp>> path_between(const capture::View* of, const capture::View& v,
+                                                            const std::unordered_set<uint32_t>& said);
 
 // Whether any comes in strides or in an order of its own.
 bool is_other(const Layouts&);
@@ -26,6 +39,8 @@ at::Tensor turned(at::Tensor, const at::Tensor& like);
 // Notes strides that were not recorded. Where sizes differ from call to call, those that do not follow from the sizes are left as recorded, but for
 // what looks at them: that needs them as they are, and the lazy bits too.
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&, bool looked_at);
+// The strides and lazy bits as they are.
+void take_numbers(const at::Tensor&, TangentLayout&);
 // How one comes that is_grads_batched made of several; false: it is something else than memory.
 bool take_batch(const at::Tensor&, TangentLayout&);
 // Of gradients alike, laid out as they are: an expanded one has its elements once.

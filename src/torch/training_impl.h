@@ -83,7 +83,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     forward_ = CompiledGraph::compile(std::move(s.forward), options_);
     for (size_t k = 0; k < joint_.places(); ++k)
       for (uint32_t p : joint_.way(k).behind) find_viewed(p);
-    results_ = ResultMaker(joint_.program.results);
+    std::vector<ResultSpec> results = joint_.program.results;
+    for (ResultSpec& r : results)  // views in sizes of the call are made of its tangents
+      if (has_sizes(r.path)) r = {.kind = ResultSpec::Kind::Undefined};
+    results_ = ResultMaker(results);
     const Layouts all = all_results();
     std::vector<uint64_t> made(joint_.parts.size());
     for (uint32_t p = 0; p < joint_.parts.size(); ++p) {
