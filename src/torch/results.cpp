@@ -282,8 +282,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     StorageState& s = *v.storage;
     Value is = read(v);
     if (!root_tensors || !s.generation) return own_storage(is, &s, roots);
-    if (const Value whole = root_of(is); whole != is) roots.emplace(whole, nullptr);
+    const Value whole = root_of(is);
+    if (whole != is) roots.emplace(whole, nullptr);
     is = own_storage(is, &s, roots);
+    for (SavedArguments& saved : saved_arguments)  // a checkpoint that was given this memory was given what users have
+      if (is != whole && std::ranges::find(saved.values, whole) != saved.values.end()) saved.values.push_back(root_of(is));
     if (v.parent) {
       v.cached = is;
       v.generation = s.generation;

@@ -246,3 +246,25 @@ def test_a_checkpoint_inside_another(name, history):
         y.sum().backward()
         grads.append(x.grad)
     assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
+
+
+@pytest.mark.parametrize("view", [lambda x: x.view(4, 5), lambda x: x.view_as(x), lambda x: x.transpose(0, 1), lambda x: x[:, 1:]])
+def test_arguments_that_were_written_by_way_of_a_view_of_all_of_them(view):
+    def program(x):
+        x = x.clone()
+        view(x)[..., 0].fill_(3)
+        return x, checkpoint(lambda t: torch.sin(t), x, use_reentrant=False)
+
+    fast = vitrify.compile(program)
+
+    def run(f, writes):
+        x = torch.linspace(-1, 1, 20).view(1, 4, 5).requires_grad_()
+        out = f(x)
+        with torch.no_grad():
+            out[0].add_(writes) if writes else None
+        sum(o.sum() for o in out).backward()
+        return x.grad
+    torch.testing.assert_close(run(fast, 0), run(program, 0))
+    for f in (program, fast):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(f, 1)
