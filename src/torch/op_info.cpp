@@ -50,6 +50,7 @@ bool special(std::string_view name) {
                                                              "aten::fill_.Scalar",
                                                              "aten::zero_",
                                                              "aten::_efficientzerotensor",
+                                                             "aten::add.Tensor",
                                                              "aten::mul.Tensor",
                                                              "aten::div.Tensor",
                                                              "aten::index.Tensor",

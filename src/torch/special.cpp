@@ -259,11 +259,22 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     as_fake(stack->back().toTensor())->view->storage->zeros = true;
     return;
   }
+  const auto is_zeros = [](const IValue& v) {
+    FakeImpl* f = as_fake(v.toTensor());
+    return f && f->view->storage->zeros && f->view->storage->generation == 0;
+  };
+  if (name == "aten::add.Tensor") {
+    const bool first = is_zeros(args[0]), zeros = first != is_zeros(args[1]);
+    run_pure(info, stack);
+    if (!zeros || !args[2].isInt() || args[2].toInt() != 1) return;
+    const IValue& other = args[first ? 1 : 0];
+    const TensorType &sum = as_fake(stack->back().toTensor())->view->type, type = value_of_tensor(fake_of(other.toTensor())).type();
+    if (type.sizes != sum.sizes || type.dtype != sum.dtype || type.dtype == DType::Opaque) return;
+    stack->back() = other;  // what zeros are added to stays as it lies
+    stack->emplace_back(int64_t(at::MemoryFormat::Preserve));
+    return run_pure(*ops.find("aten::clone"), stack);
+  }
   if (name == "aten::mul.Tensor" || name == "aten::div.Tensor") {
-    auto is_zeros = [](const IValue& v) {
-      FakeImpl* f = as_fake(v.toTensor());
-      return f && f->view->storage->zeros && f->view->storage->generation == 0;
-    };
     const bool zero = name == "aten::mul.Tensor" ? is_zeros(args[0]) || is_zeros(args[1]) : is_zeros(args[0]) && !is_zeros(args[1]);
     run_pure(info, stack);
     if (!zero) return;

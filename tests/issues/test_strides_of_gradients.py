@@ -152,3 +152,16 @@ def test_order_at_a_node_where_a_part_begins(cloned, again):
         (grad,) = torch.autograd.grad(sum((i + 1) * t for i, t in enumerate(g(x))), x, create_graph=again)
         strides.append((grad.stride(), grad.tolist()))
     assert strides[0] == strides[1] == strides[2]
+
+
+@pytest.mark.parametrize("f", [lambda x: x.abs().log(), lambda x: x.abs() * x.t(), lambda x: x.sign() * x.sin() + x.abs()], ids=["log", "times", "sum"])
+def test_zeros_leave_what_they_are_added_to_as_it_lies(f):
+    """The gradient of a sign is a tensor of zeros without memory: the sum had the strides of one with memory."""
+    found = []
+    for c in (vitrify.compile(f, fullgraph=True), f):
+        torch.manual_seed(0)
+        x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+        (g,) = torch.autograd.grad(c(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g, x, torch.randn(4, 4, dtype=torch.float64).t(), allow_unused=True)[0])
+    torch.testing.assert_close(*found)
+    assert found[0].stride() == found[1].stride()
