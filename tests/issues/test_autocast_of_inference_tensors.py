@@ -1,4 +1,5 @@
 """Autocast casts what a composite op is made of also where autograd does not take it apart: in inference mode, and for tensors that were made there."""
+import bounds
 import expects
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_casts(mode, inside, name):
     for got in results[1:]:
         assert [t.dtype for t in got] == [t.dtype for t in results[0]]
         for a, b in zip(got, results[0]):
-            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(a, b, **bounds.AUTOCAST)
 
 
 def test_composites_that_write_to_inference_tensors():  # eager counts writes that a composite makes: here it must not
