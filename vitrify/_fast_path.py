@@ -53,6 +53,12 @@ def nested(real):
     return nested_tensor_from_mask
 
 
+def refuse_casts(op):
+    """Its kernel is one op to autocast, and calls others that are cast one by one."""
+    if torch.is_autocast_enabled("cpu"):
+        _C.refuse(f"calls {op} under autocast, which its kernel sees")
+
+
 def encoder_layer(real):
     """Of torch._transformer_encoder_layer_fwd."""
     @functools.wraps(real)
@@ -61,7 +67,7 @@ def encoder_layer(real):
         if not _C.capturing():
             return real(src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2,
                         ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask, mask_type)
-
+        refuse_casts("torch._transformer_encoder_layer_fwd")
         padded = isinstance(src, Padded)
         x, mask, mask_type = (src.rows, src.gone, 1) if padded else (src, mask, mask_type)
 
@@ -84,6 +90,7 @@ def attention(real):
     def native(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None):
         if not _C.capturing():
             return real(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, need_weights, average_attn_weights, mask_type)
+        refuse_casts("torch._native_multi_head_attention")
         batch, length, _ = query.shape
         q, k, v = (x.unflatten(-1, (num_head, -1)).transpose(1, 2) for x in F.linear(query, qkv_weight, qkv_bias).chunk(3, -1))
         if mask is not None:

@@ -5,9 +5,14 @@
 #include <ATen/core/PythonFallbackKernel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <array>
 #include <utility>
 
 namespace vitrify {
+
+// Of kernels that are made of other ops: in the order in which they are taken.
+inline constexpr std::array kCompositeKeys{c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::CompositeExplicitAutograd,
+                                           c10::DispatchKey::CompositeExplicitAutogradNonFunctional};
 
 // Views and versions. Those that call from further down stay there.
 class Counted {
@@ -35,7 +40,7 @@ class Counted {
 class Cast {
  public:
   Cast(bool composite, bool has_kernel) : outer_(std::exchange(off_, off_ || !composite || has_kernel)) {
-    if (off_ || !c10::impl::tls_is_dispatch_key_excluded(kKey) || !asked_for()) return;
+    if (!c10::impl::tls_is_dispatch_key_excluded(kKey) || !asked_for()) return;
     c10::impl::tls_set_dispatch_key_excluded(kKey, false);
     changed_ = true;
   }
@@ -47,12 +52,14 @@ class Cast {
   Cast& operator=(const Cast&) = delete;
 
   static constexpr auto kKey = c10::DispatchKey::AutocastCPU;
-
- private:
+  // By the program, around the op that it calls.
   static bool asked_for() {
+    if (off_) return false;
     const at::impl::RestorePythonTLSSnapshot as_the_program_has_it;
     return !c10::impl::tls_is_dispatch_key_excluded(kKey);
   }
+
+ private:
   static inline thread_local bool off_ = false;
   bool outer_, changed_ = false;
 };

@@ -147,7 +147,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
       });
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
-    if (info.kind == OpKind::Composite && !whole) {
+    if ((info.kind == OpKind::Composite && !whole) || (info.sees_autocast && Cast::asked_for())) {
       decompose(info, stack);
       return;
     }
@@ -237,12 +237,12 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
         return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
-  const auto key = compat::has_composite_kernel(info.op) ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::CompositeExplicitAutograd;
+  const auto key = *std::ranges::find_if(kCompositeKeys, [&](c10::DispatchKey k) { return info.op.hasKernelForDispatchKey(k); });
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
   bool seen = false;  // by autograd, which has taken it apart if it is called from above
   for_each_tensor(given, [&](const at::Tensor& t) { seen = seen || !t.is_inference(); });
-  const bool explicit_kernel = key == c10::DispatchKey::CompositeExplicitAutograd;
+  const bool explicit_kernel = key != c10::DispatchKey::CompositeImplicitAutograd;
   const bool whole =
       !explicit_kernel && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) && (!seen || c10::InferenceMode::is_enabled());
   const Counted counted(whole);
@@ -299,7 +299,6 @@ void Tracer::Impl::check_surroundings(const OpInfo& info) const {
 ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types outs) {
   uint32_t flags = info.flags;
   if (info.flags & ir::kEffect) return append_custom(info, std::move(args), std::move(outs));
-  if (info.sees_autocast) check_surroundings(info);
   if (!info.name.starts_with("aten::") && !info.name.starts_with("vitrify::")) {
     check_surroundings(info);
     if (generators_moved()) fail("sets the state of a random number generator");  // prims draw and do not say so

@@ -38,8 +38,8 @@ const std::unordered_set<std::string_view>& refused() {
 // Its functional form gives other strides than it does.
 bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_noise"; }
 
-// No composite to us, since its kernel is not one for all purposes, and no op that autocast has a kernel for.
-bool sees_autocast(std::string_view name) { return name == "aten::linalg_pinv.atol_rtol_tensor"; }
+// Their kernels call ops that autocast casts, and no op that it has a kernel for calls them.
+bool sees_autocast(std::string_view name) { return name == "aten::linalg_pinv.atol_rtol_tensor" || name == "aten::affine_grid_generator"; }
 
 // Composites that stay whole: one library call, and what they decompose to hides it.
 bool keep_whole(std::string_view name) { return name == "aten::linear" || name == "aten::one_hot"; }

@@ -16,6 +16,7 @@ PROGRAMS = {
     # Autocast has kernels for these, to float32: what they are made of is not cast again.
     "norm": lambda x, w: torch.linalg.matrix_norm(x @ w.t()), "pinv": lambda x, w: torch.linalg.pinv(x + w), "cond": lambda x, w: torch.linalg.cond(x + w),
     "rank": lambda x, w: torch.linalg.matrix_rank(x @ w.t()), "distances": lambda x, w: torch.cdist(x, w), "off": lambda x, w: without(x, w),
+    "grid": lambda x, w: F.affine_grid(x[None, :2, :3], (1, 1, 2, 2), align_corners=False),  # one op to autograd
 }
 
 
@@ -41,8 +42,6 @@ def made(mode):
 def test_casts(mode, inside, name):
     program = PROGRAMS[name]
     expects.compiled("library calls")
-    if name == "pinv":
-        expects.eager("linalg_pinv.atol_rtol_tensor under autocast")
 
     def f(x, w):
         with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
@@ -70,3 +69,26 @@ def test_composites_that_write_to_inference_tensors():  # eager counts writes th
     with torch.inference_mode():
         got, want = compiled(x, mean, var), F.instance_norm(x, torch.zeros(3), torch.ones(3), use_input_stats=True).sin()
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("layer", [lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True)])
+def test_fast_paths(layer):  # opaque to autocast, and not what they are made of
+    expects.eager("under autocast, which its kernel sees")
+    torch.manual_seed(0)
+    layer, x = layer().eval(), torch.randn(2, 3, 8)
+    args = (x,) if isinstance(layer, torch.nn.TransformerEncoderLayer) else (x, x, x)
+
+    def of(f):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            try:
+                y = f(*args)
+            except RuntimeError as e:
+                return str(e)
+        return y if isinstance(y, torch.Tensor) else y[0]
+
+    want, got = of(layer), of(vitrify.compile(layer))
+    assert type(want) is type(got)
+    if isinstance(want, str):
+        assert want == got
+    else:
+        torch.testing.assert_close(got, want)
