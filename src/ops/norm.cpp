@@ -196,11 +196,12 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
     return;
   }
   x = reused(a.L, x);
-  // Of float32 eager sums in double precision, but for channels-last images.
+  // Of float32 eager sums in double precision, or the squares of what it has centred (channels-last images).
   const bool contiguous = is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous);
-  const DType wide = x.dtype == DType::F32 && (contiguous || !dense) ? DType::F64 : t;
+  const DType wide = x.dtype == DType::F32 ? DType::F64 : t;
   auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, wide, wide, AccumKind::Moments);
-  m = contiguous ? Moments{as_type(a.L, m.mean, t), as_type(a.L, m.m2, t), m.count} : overflowing(a.L, m, t);  // squares overflow as float32
+  if (!contiguous) m = overflowing(a.L, m, t);
+  if (dense) m = {as_type(a.L, m.mean, t), as_type(a.L, m.m2, t), m.count};  // squares overflow as float32
   Tensor rstd = rstd_of(a.L, m, p.eps);
   if (p.eps == 0) rstd = map2(a.L, m.m2, rstd, t, [](Body&, Val v, Val s) { return where(eq(v, v.lit(0)), v.lit(0), s); });  // as eager has it
   // Eager applies half statistics as it rounds them, which cancel exactly where the mean is large: so does what is centred first.

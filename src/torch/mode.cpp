@@ -135,10 +135,11 @@ void push_mode(ModeHandler* h, void* python_mode) {
 
 namespace {
 
-// Ours is taken from wherever on the stack it is, and `bottom`, if any, is put below all others: a mode of the program's own is asked first.
+// Ours is taken from wherever on the stack it is, and `bottom`, if any, is put below all others: a mode of the program's own is asked first. Those of
+// torch's own (fake tensors, proxies) lie below these and stay in their places, where their ends look for them.
 void restack(const std::shared_ptr<compat::Mode>& bottom) {
   std::vector<std::shared_ptr<compat::Mode>> others;
-  while (ModeStack::stack_len() > 0)
+  while (ModeStack::any_modes_set(/*skip_infra_modes=*/true))
     if (auto mode = ModeStack::pop_stack(); mode->ptr(interpreter()) != object) others.push_back(std::move(mode));
   if (bottom) ModeStack::push_non_infra_mode_onto_stack(bottom);
   for (size_t i = others.size(); i-- > 0;) ModeStack::push_non_infra_mode_onto_stack(others[i]);

@@ -1,6 +1,7 @@
 """A dispatch mode or anomaly detection that is on around a backward, and was not around the call: derivatives that are taken then were refused, or looked at values of placeholders."""
 import contextlib
 
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,3 +100,20 @@ def test_a_mode_sees_what_eager_calls():
             y.backward(torch.ones_like(y))
         seen.append([op for op in mode.seen if op in (torch.ops.aten.mm.default, torch.ops.aten.tanh_backward.default)])
     assert len(seen[0]) == 3 and seen[0] == seen[1]
+
+
+def test_modes_of_torchs_own_end_where_they_began():  # composites of inference tensors are taken apart with our mode below theirs
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
+
+    def f(x):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            n = torch.einsum("ij,kj->ik", torch.empty(3, 4), torch.empty(5, 4)).shape
+        return (x * 2).sin() + n[1]
+
+    expects.eager("FakeTensor", some=True)
+    x, compiled = torch.randn(3, 4), vitrify.compile(f)
+    with torch.inference_mode():
+        want, got = f(x), compiled(x)
+    torch.testing.assert_close(got, want)
+    assert modes() == []

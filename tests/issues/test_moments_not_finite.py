@@ -141,11 +141,14 @@ def test_many_elements(size, value, at):
 
 
 @pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 8, 16, 16), (16, 8, 4, 4), (32, 8), (8, 16, 31), (2, 4, 8, 8, 8)])
-def test_far_from_zero(sizes, weights):
-    """Eager sums contiguous float32 in double precision: statistics of numbers far from zero are good to their last place."""
+def test_far_from_zero(sizes, channels_last, weights):
+    """Eager sums contiguous float32 in double precision, and squares of what is centred: statistics of numbers far from zero are good to their last place."""
     torch.manual_seed(0)
     x, channels = torch.randn(sizes) + 1e4, sizes[1]
+    if channels_last:
+        x = x.transpose(1, -1).contiguous().transpose(1, -1)
     w, b = (torch.randn(channels), torch.randn(channels)) if weights else (None, None)
 
     def program(x, w, b, mean, var):
