@@ -98,6 +98,17 @@ bool is_reshape(const Node& n) {
   return one_of(base_name(n), {"view", "_unsafe_view", "reshape"}) && n.op->name != "aten::view.dtype" && n.outs.size() == 1 && n.args.size() == 2;
 }
 
+// Complex numbers that calls are given may be a conjugate or negative view, which what looks at their memory refuses: a copy is none.
+bool may_be_lazy(Value v) {
+  if (!is_complex(v.type().dtype) && v.type().dtype != DType::Opaque) return false;
+  while (v.node->op->name != "graph::input" && !one_of(base_name(*v.node), {"_conj", "_neg_view"})) {
+    const Value of = tensor_arg(*v.node, 0);
+    if (!(v.node->op->flags & ir::kView) || !of) return false;
+    v = of;
+  }
+  return true;
+}
+
 // The operand that n's first result equals, bit for bit and in type.
 Value same_as(const Node& n) {
   const Value x = tensor_arg(n, 0);
@@ -105,6 +116,7 @@ Value same_as(const Node& n) {
   const std::string_view s = base_name(n);
   const TensorType& t = n.outs[0];
   if (n.outs.size() == 1) {
+    if (one_of(s, {"clone", "_to_copy"}) && may_be_lazy(x)) return {};
     if (one_of(s, {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh", "lift_fresh_copy"})) return x;
     // Equal sizes leave these nothing to do.
     if (one_of(s, {"expand", "_unsafe_view", "reshape"}) || n.op->name == "aten::view" || n.op->name == "aten::slice.Tensor") return x;

@@ -361,24 +361,39 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
         return std::current_exception();
       }
     };
+    if (!j.inner.empty()) {
+      JointProgram::Part& part = j.parts.emplace_back();
+      for (uint32_t k = 0; k < j.places(); ++k) (k < j.roots.size() ? part.places : part.stops).push_back(k);
+    }
+    std::vector<TangentLayout> stopped;
     const auto differentiate = [&] {
       std::vector<Value> values;
-      auto gradients = m.differentiate(level, all, values);
+      auto gradients = m.differentiate(level, all, values, stopped);
+      std::erase_if(gradients, [](const Tracer::Impl::Grad& g) { return g.place >= 0; });
       m.take_gradients(j, std::move(gradients), values);
       m.find_past_raising(j, level);
-      if (!j.inner.empty()) {
-        JointProgram::Part& all = j.parts.emplace_back();
-        for (uint32_t k = 0; k < j.places(); ++k) (k < j.roots.size() ? all.places : all.stops).push_back(k);
-        for (uint32_t e = 0; e < j.edge_to(0); ++e) all.edges.push_back(e);
-      }
-      j.tape = m.tape_of(j, level);
+      for (uint32_t e = 0; !j.parts.empty() && e < j.edge_to(0); ++e) j.parts[0].edges.push_back(e);
+      Tape tape = *m.tape_of(j, level);
+      tape.stopped = !stopped.empty();
+      j.tape = std::make_shared<const Tape>(std::move(tape));
     };
     if (!tries(differentiate)) return;
+    // Python code may raise for what these gradients alone bring it. It runs when others have brought theirs: they stop in front of it.
+    if (!j.parts.empty()) {
+      const std::shared_ptr<const Tape> tape = m.tape_of(j, level);
+      const std::vector<char> whole = tape->take_whole();
+      stopped.resize(j.places());
+      for (uint32_t k : j.parts[0].stops) {
+        const int32_t step = tape->places[k].first;
+        stopped[k].stops = step >= 0 && whole[static_cast<size_t>(step)];
+      }
+      if (std::ranges::any_of(stopped, &TangentLayout::stops) && !tries(differentiate)) return;
+    }
     // One of eager's formulas cannot be differentiated. The others can: what raises is what gradients come to.
     for (size_t k = 0; k < j.roots.size(); ++k) {
       std::vector<at::Tensor> one(all.size());
       one[k] = level.tangents[k];
-      if ((j.roots[k].failed = tries([&] { m.run_backward(level, one, false); }))) all[k].reset();
+      if ((j.roots[k].failed = tries([&] { m.run_backward(level, one, false, stopped); }))) all[k].reset();
     }
     const bool none = std::ranges::all_of(j.roots, [](const auto& r) { return static_cast<bool>(r.failed); });
     if (const std::exception_ptr left = none ? nullptr : tries(differentiate))
@@ -386,6 +401,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     if (j.tape) return;
     m.find_past_raising(j, level);
     j.inner.clear();
+    j.parts.clear();
   });
   j.program.graph = m.graph;
   j.program.num_args = static_cast<uint32_t>(j.given.size());

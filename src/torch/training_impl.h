@@ -99,9 +99,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
       in_turn_.push_back(p);
     }
     std::ranges::stable_sort(in_turn_, {}, [&](uint32_t p) { return made[p]; });
-    const auto first = backwards_[all].emplace_back(std::make_shared<Backward>(std::move(s.backward), all, Assumed()));
+    const auto first = std::make_shared<Backward>(std::move(s.backward), all, Assumed());
+    if (!joint_.tape->stopped) backwards_[all].push_back(first);
     // What its passes assume of sizes must be among the guards that the door reads now.
-    if (ctx().dynamic()) backward_for(all, {});
+    if (ctx().dynamic() && !joint_.tape->stopped) backward_for(all, {});
     assumed_ = sym::known(ctx());
     first->known = {assumed_, {}};
     built_ = true;

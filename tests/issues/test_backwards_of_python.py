@@ -323,3 +323,27 @@ def test_a_second_derivative_comes_to_it_with_all_gradients_at_once(program):
         return first, torch.autograd.grad(first.pow(2).mul(3).sum(), x)[0]
     for ours, eager in zip(run(vitrify.compile(program)), run(program)):
         torch.testing.assert_close(ours, eager)
+
+
+def one_of_two_through_a_view(x, w):
+    y = OneOfTwo.apply(x)[0]
+    return y, y.sin(), torch.conv1d(y.view(1, 12, 1), w.view(2, 12, 1))
+
+
+def second_through_one_of_two(f, some):
+    x, w = torch.linspace(-1, 1, 12).view(1, 4, 3).requires_grad_(), torch.ones(2, 4, 3)  # nothing comes to y from a convolution by fixed weights
+    out = some(f(x, w))
+    first = torch.autograd.grad(out, x, [torch.full_like(o, 0.3) for o in out], create_graph=True)[0]
+    return first, torch.autograd.grad(first.pow(2).mul(3).sum(), x)[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [one_of_two, one_of_two_through_a_view])
+def test_gradients_that_bring_it_nothing_stop_in_front_of_it(program, dynamic):
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    for _ in range(2):
+        for ours, eager in zip(second_through_one_of_two(compiled, tuple), second_through_one_of_two(program, tuple)):
+            torch.testing.assert_close(ours, eager)
+    for f in (compiled, program):
+        with pytest.raises(TypeError, match="NoneType"):
+            second_through_one_of_two(f, lambda out: out[2:])

@@ -250,3 +250,27 @@ def test_gradients_that_are_parts_of_conjugates(of, how):
         return [torch.zeros(2, 3) if v is None else v.detach().clone() for v in g]
     for a, b in zip(run(vitrify.compile(program, fullgraph=True)), run(program), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def parts_of_a_copy(z):
+    return torch.polar(z.resolve_conj().abs() + 1, z.resolve_conj().real)
+
+
+def parts_of_a_resolved(z):
+    return torch.view_as_real(z.resolve_conj().resolve_neg()) * 2
+
+
+def parts_of_a_clone(z):
+    return torch.view_as_real(z.mT.clone().mT) * 2 if z.dim() > 1 else torch.view_as_real(z.clone()) * 2
+
+
+@pytest.mark.compiled("ATen computes complex numbers")
+@pytest.mark.parametrize("view", ["conj", "neg view of complex", "neg view of conj", "twice"])
+@pytest.mark.parametrize("sizes", [(), (3,), (4, 5)])
+@pytest.mark.parametrize("program", [parts_of_a_copy, parts_of_a_resolved, parts_of_a_clone])
+def test_a_copy_of_an_input_with_a_bit_has_none(program, sizes, view):
+    vitrify.reset()
+    compiled, z = vitrify.compile(program), VIEWS[view](number(torch.complex128, *sizes))
+    for _ in range(2):
+        torch.testing.assert_close(compiled(z), program(z), rtol=0, atol=0)
+    assert vitrify.counters["fallbacks"] == vitrify.counters["eager_calls"] == 0
