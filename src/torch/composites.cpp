@@ -61,7 +61,7 @@ Tensor folded(const Tensor& a, const Tensor& b) {
 
 Tensor matmul(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b) {
   const int64_t m = a.dim(), n = b.dim();
-  if (m == 0 || n == 0 || std::max(m, n) < 3 || (!has_symbols(a) && !has_symbols(b)))
+  if (casts_first(keys) || m == 0 || n == 0 || std::max(m, n) < 3 || (!has_symbols(a) && !has_symbols(b)))
     return at::_ops::matmul::redispatch(below_composites(keys), a, b);
   if (folds(a, b)) return folded(a, b);
   const c10::SymIntArrayRef a_batch = a.sym_sizes().slice(0, static_cast<size_t>(std::max<int64_t>(m - 2, 0))),
@@ -116,8 +116,8 @@ Tensor cdist(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, double 
     constexpr int64_t kMany = 25;
     return p == 2 && (mode.value_or(0) == 1 || (mode.value_or(0) == 0 && (a.sym_size(-2) > kMany || b.sym_size(-2) > kMany)));
   };
-  if ((!has_symbols(a) && !has_symbols(b)) || a.dim() < 2 || b.dim() < 2 || a.sym_size(-1) != b.sym_size(-1) || a.sym_numel() == 0 ||
-      b.sym_numel() == 0 || !product_of_rows())
+  if (casts_first(keys) || (!has_symbols(a) && !has_symbols(b)) || a.dim() < 2 || b.dim() < 2 || a.sym_size(-1) != b.sym_size(-1) ||
+      a.sym_numel() == 0 || b.sym_numel() == 0 || !product_of_rows())
     return at::_ops::cdist::redispatch(below_composites(keys), a, b, p, mode);
   if (!needs_gradients(a) && !needs_gradients(b)) return at::_cdist_forward(a, b, p, mode);
   const auto batch = at::infer_size_symdimvector(a.sym_sizes().slice(0, a.dim() - 2), b.sym_sizes().slice(0, b.dim() - 2));

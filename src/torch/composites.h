@@ -13,6 +13,8 @@ constexpr auto kCompositeKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 inline c10::DispatchKeySet below_composites(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kCompositeKey);
 }
+// Autocast's own kernel, for an op that has one, is asked before the op is taken apart: it casts, and comes back with that key off.
+inline bool casts_first(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::AutocastCPU); }
 bool has_symbols(const at::Tensor&);  // among its sizes and strides
 void register_quantiles(torch::Library&);
 

@@ -70,12 +70,12 @@ Tensor quantile_of(const Tensor& x, const Tensor& q, Dim given, bool keepdim, c1
 
 template <class Op, bool ignore_nan>
 Tensor of_tensor(c10::DispatchKeySet keys, const Tensor& x, const Tensor& q, Dim dim, bool keepdim, c10::string_view interpolation) {
-  if (!takes(x, q, dim, interpolation)) return Op::redispatch(below_composites(keys), x, q, dim, keepdim, interpolation);
+  if (casts_first(keys) || !takes(x, q, dim, interpolation)) return Op::redispatch(below_composites(keys), x, q, dim, keepdim, interpolation);
   return quantile_of(x, q, dim, keepdim, interpolation, ignore_nan);
 }
 template <class Op, bool ignore_nan>
 Tensor of_number(c10::DispatchKeySet keys, const Tensor& x, double q, Dim dim, bool keepdim, c10::string_view interpolation) {
-  if (!(q >= 0 && q <= 1) || !has_symbols(x) || !at::isFloatingType(x.scalar_type()))
+  if (casts_first(keys) || !(q >= 0 && q <= 1) || !has_symbols(x) || !at::isFloatingType(x.scalar_type()))
     return Op::redispatch(below_composites(keys), x, q, dim, keepdim, interpolation);
   const Tensor number = at::scalar_tensor(q, x.options());
   if (!takes(x, number, dim, interpolation)) return Op::redispatch(below_composites(keys), x, q, dim, keepdim, interpolation);

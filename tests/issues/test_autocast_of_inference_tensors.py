@@ -92,3 +92,33 @@ def test_fast_paths(layer):  # opaque to autocast, and not what they are made of
         assert want == got
     else:
         torch.testing.assert_close(got, want)
+
+
+OF_ANY_SIZE = {
+    "by a vector": (lambda x, w: x @ w, (3, 4), (4,), torch.float32), "vector first": (lambda x, w: w @ x.mT, (3, 4), (4,), torch.float32),
+    "by a matrix": (lambda x, w: x @ w, (3, 4), (4, 5), torch.float32), "batches": (lambda x, w: x @ w, (3, 4), (1, 4, 5), torch.float32),
+    "distances": (lambda x, w: torch.cdist(x, w), (40, 3), (41, 3), torch.bfloat16), "quantile": (lambda x, w: torch.quantile(x.float(), 0.3, -1) + w, (5, 4), (), torch.float32),
+    "quantiles": (lambda x, w: torch.nanquantile(x.float(), w.abs().clamp(max=1), -1), (5, 4), (2,), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_composites_of_any_size(dynamic, gradients, name):
+    """What we take apart with symbols for sizes is cast before that, by autocast's own kernel."""
+    program, rows, other, dtype = OF_ANY_SIZE[name]
+    expects.compiled("library calls")
+    compiled = vitrify.compile(program, dynamic=dynamic)
+    w = torch.randn(other, dtype=dtype)
+    for batch in (2, 3, 5, 6):
+        x = torch.randn(batch, *rows, dtype=dtype)
+        results = []
+        for f in (program, compiled):
+            a, b = x.clone().requires_grad_(gradients), w.clone().requires_grad_(gradients)
+            with torch.autocast("cpu", torch.bfloat16):
+                y = f(a, b)
+            results.append([y, *(torch.autograd.grad(y.float().sin().sum(), (a, b)) if gradients else ())])
+        for got, want in zip(*reversed(results)):
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, **bounds.AUTOCAST)
