@@ -99,6 +99,15 @@ bool same_results(const std::vector<ResultSpec>& a, const std::vector<ResultSpec
   });
 }
 
+bool has_bits_in_batch(const at::Tensor& t) { return t.defined() && !is_plain(t) && has_bits(t); }
+
+// Its elements as those of another dtype, from where they begin. Both are of one memory: writes to the one count as writes to the other.
+at::Tensor in_dtype(const at::Tensor& t, at::ScalarType dtype) {
+  if (t.scalar_type() == dtype) return t;
+  const auto elements = static_cast<int64_t>(std::max<size_t>(1, c10::elementSize(dtype) / t.element_size()));
+  return t.as_strided({elements}, {1}).view(dtype);
+}
+
 bool draws(const ir::Graph& g) {
   return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
 }
@@ -118,7 +127,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (is_stale(node.call()) || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
-  if (batched && !static_) return one_by_one(unpack, tangents, node);
+  if (batched && (!static_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
   if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node);  // it sees what eager calls
   std::optional<capture::InBatch> no_batch;
   if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
@@ -209,12 +218,14 @@ variable_list laid_out_as(const variable_list& like, const variable_list& given,
     if (const auto known = same.find(is.unsafeGetTensorImpl()); known != same.end()) {
       r[g] = known->second;
     } else if (const auto of = made.find(storage); of != made.end()) {
-      r[g] = of->second.as_strided(is.sizes(), is.strides(), of->second.storage_offset() + is.storage_offset());
+      const at::Tensor all = in_dtype(turned(of->second, of->second), is.scalar_type());
+      r[g] = turned(all.as_strided(is.sizes(), is.strides(), all.storage_offset() + is.storage_offset()), is);
     } else {
       const auto bytes = static_cast<int64_t>(storage->nbytes());
       at::Tensor& all = memory[storage];
       if (!all.defined()) all = at::empty({bytes}, at::TensorOptions(at::kByte));
       r[g] = at::empty({0}, is.options().device(at::kCPU)).set_(all.storage(), is.storage_offset(), is.sizes(), is.strides());
+      r[g] = turned(std::move(r[g]), is);
       for (size_t i = 0; i < each.size(); ++i) {
         at::Tensor to = batch ? r[g].select(batch->bdims()[0].dim(), static_cast<int64_t>(i)) : r[g], from = each[i][g];
         for (int64_t d = 0; d < to.dim(); ++d)
@@ -271,7 +282,9 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
   Finish finish(b.program, b.tangents, tangents, joint_, sizes);
   for (size_t k = 0; k < tangents.size(); ++k)
     if (const at::Tensor& t = tangents[k]; t.defined())
-      inputs.push_back(is_plain(t) && b.tangents[k].is_own() ? laid_out(t, type_of_tangent(k), b.tangents[k]) : t);
+      inputs.push_back(is_plain(t) && b.tangents[k].is_own() ? laid_out(t, type_of_tangent(k), b.tangents[k])
+                       : has_bits_in_batch(t)                ? batch_without_bits(t)  // formulas look at parts of complex numbers
+                                                             : t);
   for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
   variable_list grads;
   ResultMaker(made_by_graph(b.program.results)).make(interpret(*b.program.graph, inputs), addresses_of(inputs), grads);

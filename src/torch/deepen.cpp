@@ -80,6 +80,9 @@ std::optional<std::vector<ResultSpec::ViewOp>> views_from(const at::Tensor& of, 
   return path;
 }
 
+// A Function of users returned a view of memory that it made itself: the history is that of the view, and what it is a view of has none.
+bool has_own_history(const at::Tensor& t) { return t.requires_grad() && (!t.is_view() || !t._base().requires_grad()); }
+
 // Without where the gradients leave that nobody asks for: what leads to those alone does not run.
 template <class Level>
 Level as_asked(Level level, const JointProgram& j, const std::vector<TangentLayout>& how) {
@@ -299,19 +302,23 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       r.kind = ResultSpec::Kind::Undefined;
       if (t.defined()) {
         at::Tensor root = m.fake_of(t);
-        capture::View& v = *as_fake(root)->view;
+        const auto is_shown = [&] { return overlaps_itself(as_fake(root)->view->type) || root.is_conj() || root.is_neg(); };
         Value value;
         std::optional<std::vector<ResultSpec::ViewOp>> views;
         size_t tangent = 0;
         while (tangent < tangents.size() && !(tangents[tangent].defined() && (views = views_from(tangents[tangent], root, said)))) ++tangent;
-        if (const auto same = made.find(t.unsafeGetTensorImpl()); same != made.end()) {
+        const auto same = made.find(t.unsafeGetTensorImpl());
+        if (same == made.end() && !views && is_shown() && as_fake(root)->view->storage->input < 0 && has_own_history(root))
+          root = m.fake_of(root.clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg());
+        capture::View& v = *as_fake(root)->view;
+        if (same != made.end()) {
           r = j.program.results[same->second];
           if (!r.path.empty()) r = {.kind = ResultSpec::Kind::ViewOfValue, .index = same->second};
         } else if (views) {  // the caller's own, or a view of it
           r.path = std::move(*views);
           r.kind = r.path.empty() ? ResultSpec::Kind::Input : ResultSpec::Kind::ViewOfInput;
           r.index = j.place_of(given[tangent]);
-        } else if (overlaps_itself(v.type) || root.is_conj() || root.is_neg()) {  // users get such a one, made for real of what it is a view of
+        } else if (is_shown()) {  // users get such a one, made for real of what it is a view of
           if (!v.parent) fail("a gradient is a conjugate or negative view of nothing");
           r.path = m.path_of(v);
           if (v.storage->input >= 0) {

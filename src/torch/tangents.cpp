@@ -124,16 +124,37 @@ void take_numbers(const at::Tensor& t, TangentLayout& how) {
   note_expanded(t, how);
 }
 
-bool take_batch(const at::Tensor& t, TangentLayout& how) {
+// The batch that this is, of one is_grads_batched, in memory.
+static const at::BatchedTensorImpl* batch_in_memory(const at::Tensor& t) {
   const auto* batch = at::maybeGetBatchedImpl(t);
-  if (!batch || batch->bdims().size() != 1 || batch->bdims()[0].level() != 1 || at::impl::VmapMode::current_vmap_level() != 1) return false;
+  if (!batch || batch->bdims().size() != 1 || batch->bdims()[0].level() != 1 || at::impl::VmapMode::current_vmap_level() != 1) return nullptr;
   const at::Tensor& all = batch->value();
-  if (!is_plain(all) || all.is_conj() || all.is_neg() || all._is_zerotensor()) return false;
+  return is_plain(all) && !all._is_zerotensor() && all.size(batch->bdims()[0].dim()) > 0 ? batch : nullptr;
+}
+
+bool take_batch(const at::Tensor& t, TangentLayout& how) {
+  const auto* batch = batch_in_memory(t);
+  if (!batch || batch->value().is_conj() || batch->value().is_neg()) return false;
+  const at::Tensor& all = batch->value();
   how.batch_dim = static_cast<int32_t>(batch->bdims()[0].dim());
   how.batch = all.size(how.batch_dim);
   how.strides = all.strides().vec();
   note_expanded(all, how);
-  return how.batch > 0 && !how.strides.empty();
+  return !how.strides.empty();
+}
+
+bool has_bits(const at::Tensor& t) {
+  const auto* batch = at::maybeGetBatchedImpl(t);
+  return batch ? has_bits(batch->value()) : t.is_conj() || t.is_neg();
+}
+
+at::Tensor batch_without_bits(const at::Tensor& t) {
+  if (const auto* batch = at::maybeGetBatchedImpl(t)) {
+    at::Tensor r = batch_without_bits(batch->value());
+    for (const at::BatchDim& d : batch->bdims()) r = at::addBatchDim(r, d.level(), d.dim());
+    return r;
+  }
+  return t.resolve_conj().resolve_neg();
 }
 
 at::Tensor batch_of(const std::vector<at::Tensor>& each) {
@@ -160,6 +181,16 @@ static TangentLayout without_bits(TangentLayout how) {
   return how;
 }
 
+// A batch whose each lies so: ATen has no rule that copies a batch into what is none.
+static at::Tensor batch_laid_out(const at::BatchedTensorImpl& batch, c10::IntArrayRef strides) {
+  const at::Tensor all = batch.value().movedim(batch.bdims()[0].dim(), 0);
+  std::vector<int64_t> in = strides.vec();
+  int64_t span = 1;
+  for (size_t d = 0; d < in.size(); ++d) span += std::max<int64_t>(0, all.size(static_cast<int64_t>(d) + 1) - 1) * in[d];
+  in.insert(in.begin(), span);
+  return at::addBatchDim(at::empty_strided(all.sizes(), in, all.options()).copy_(all), batch.bdims()[0].level(), 0);
+}
+
 at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const TangentLayout& how) {
   if (how.batch) {
     at::Tensor r = at::maybeGetBatchedImpl(t)->value();
@@ -183,19 +214,17 @@ at::Tensor laid_out(const at::Tensor& t, const ir::TensorType& type, const Tange
   std::vector<int64_t> strides = values_of(type.strides);
   if (!all_known(type.strides)) strides = dense_in_order(strides, t.sizes());  // in the order of the record
   if (lies_in(t, strides)) return t;
+  if (const auto* batch = at::maybeGetBatchedImpl(t); batch && batch->bdims().size() == 1) return batch_laid_out(*batch, strides);
   return at::empty_strided(t.sizes(), strides, t.options().layout(at::kStrided)).copy_(t);
 }
 
 bool is_batch(const std::vector<at::Tensor>& tangents) {
-  return std::ranges::all_of(tangents, [](const at::Tensor& t) {
-    TangentLayout how;
-    return !t.defined() || is_plain(t) || take_batch(t, how);
-  });
+  return std::ranges::all_of(tangents, [](const at::Tensor& t) { return !t.defined() || is_plain(t) || batch_in_memory(t); });
 }
 
 int64_t size_of_batch(const std::vector<at::Tensor>& tangents) {
   for (const at::Tensor& t : tangents)
-    if (TangentLayout how; t.defined() && !is_plain(t) && take_batch(t, how)) return how.batch;
+    if (const auto* batch = t.defined() ? batch_in_memory(t) : nullptr) return batch->value().size(batch->bdims()[0].dim());
   return 0;
 }
 

@@ -41,7 +41,9 @@ at::Tensor turned(at::Tensor, const at::Tensor& like);
 void take_strides(const at::Tensor&, const ir::TensorType& recorded, TangentLayout&, bool looked_at);
 // The strides and lazy bits as they are.
 void take_numbers(const at::Tensor&, TangentLayout&);
-// How one comes that is_grads_batched made of several; false: it is something else than memory.
+bool has_bits(const at::Tensor&);  // also where it is a batch
+at::Tensor batch_without_bits(const at::Tensor&);
+// How one comes that is_grads_batched made of several; false: it is something else than memory, or has lazy bits.
 bool take_batch(const at::Tensor&, TangentLayout&);
 // Of gradients alike, laid out as they are: an expanded one has its elements once.
 at::Tensor batch_of(const std::vector<at::Tensor>&);
