@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "torch/convert.h"
+#include "torch/derivatives.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
 
@@ -111,16 +112,20 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   };
   size_t views = 0;
   for (size_t i = 0; i < outputs.size(); ++i) views += is_view(i);
-  std::unordered_set<const Node*> drawing;
-  for (const ir::Node* n : graph->nodes())
-    if (n->id >= j.backward && ((n->op->flags & ir::kRandom) || is_side_effect(*n)))
-      if (const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; }); ran != ends.end())
-        drawing.insert(ran->first);
-  if (j.roots.empty() || (j.roots.size() + views < 2 && drawing.empty())) return;
-
+  if (j.roots.empty()) return;
   std::unordered_map<const Node*, char> leave;
   for (const Edge& e : level.to) leave.emplace(e.function.get(), 0);
   const Behind behind(level.from, leave);
+  // All gradients come to it at once: it draws, has effects, or is a user's derivative, which need not be linear.
+  std::unordered_set<const Node*> whole;
+  for (const ir::Node* n : graph->nodes())
+    if (n->id >= j.backward && ((n->op->flags & ir::kRandom) || is_side_effect(*n)))
+      if (const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; }); ran != ends.end())
+        whole.insert(ran->first);
+  for (const Node* n : behind.order)
+    if (capture::of_python(*n)) whole.insert(n);
+  if (j.roots.size() + views < 2 && whole.empty()) return;
+
   std::unordered_map<const Node*, uint32_t> finished;
   for (uint32_t i = 0; i < behind.order.size(); ++i) finished[behind.order[i]] = i;
   std::map<const Node*, std::vector<uint32_t>> roots;  // by eager's node
@@ -141,7 +146,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     level.inner_tangents.push_back(new_tensor(tangent));
   };
   for (const auto& [input, _] : behind.entered)
-    if (roots.contains(input.first) || drawing.contains(input.first)) begins[finished.at(input.first)] = input.first;
+    if (roots.contains(input.first) || whole.contains(input.first)) begins[finished.at(input.first)] = input.first;
   std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: one of those in front
   std::unordered_set<const Node*> views_made;         // they are nodes by themselves, in front of what they are views of
   for (size_t i = 0; i < outputs.size(); ++i)
