@@ -107,3 +107,17 @@ def kept(function):
         except Exception:
             return False
     return same
+
+
+def anew(error, seen=()):
+    """The same exception, which has been raised nowhere yet."""
+    if error is None or any(error is e for e in seen):
+        return None
+    try:
+        new = type(error).__new__(type(error), *error.args)
+        new.__dict__.update(error.__dict__)
+    except TypeError:
+        return error.with_traceback(None)
+    seen = (*seen, error)
+    new.__cause__, new.__context__, new.__suppress_context__ = anew(error.__cause__, seen), anew(error.__context__, seen), error.__suppress_context__
+    return new

@@ -1,6 +1,7 @@
 // Bindings of everything that is not the hot path.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -76,6 +77,7 @@ struct Session {
     };
     o.saved_tensors = saved_tensors;
     o.keeps_attributes = keeps_attributes;
+    o.raised_anew = raised_anew;
     o.without_gil = without_gil;
     o.describe = describe;
     o.with_gil = [](const std::function<void()>& f) {
@@ -170,6 +172,31 @@ struct Session {
     return [same] {
       py::gil_scoped_acquire gil;
       return (*same)().cast<bool>();
+    };
+  }
+  // An exception that is kept would hold the frames that it went through.
+  static std::function<void()> raised_anew(const std::exception_ptr& error) {
+    py::gil_scoped_acquire gil;
+    py::object value;
+    try {
+      std::rethrow_exception(error);
+    } catch (const python_error& e) {
+      PyErr_Clear();  // the engine has left it there
+      value = py::reinterpret_borrow<py::object>(e.value);
+    } catch (const py::error_already_set& e) {
+      value = e.value();
+    } catch (...) {
+    }
+    if (!value) return nullptr;
+    const auto anew = py::module_::import("vitrify._ctx").attr("anew");
+    auto kept = std::shared_ptr<py::object>(new py::object(anew(value)), delete_with_gil<py::object>);
+    return [kept] {
+      py::gil_scoped_acquire gil;
+      const py::object value = py::module_::import("vitrify._ctx").attr("anew")(*kept);
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
+      python_error raised;
+      raised.persist();
+      throw raised;
     };
   }
   // torch keeps the symbolic number as an attribute; the tensor's value says nothing.

@@ -114,13 +114,7 @@ bool draws(const ir::Graph& g) {
 
 }  // namespace
 
-void Training::raise_failed(const variable_list& tangents) const {
-  for (size_t k = 0; k < joint_.roots.size(); ++k)
-    if (tangents[k].defined() && joint_.roots[k].failed) std::rethrow_exception(joint_.roots[k].failed);
-}
-
 variable_list Training::backward(const Unpack& unpack, variable_list tangents, const RegionNode& node) const {
-  raise_failed(tangents);
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);

@@ -220,6 +220,25 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
   return r;
 }
 
+bool Tracer::Impl::note_failing(Level& level, const std::exception_ptr& error) {
+  const compat::NodePtr node = std::exchange(running, {});
+  if (!node) return false;
+  Raising r{node, {}};
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    r.says = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    r.says = e.what();
+  }
+  r.edges = capture::edges_raising(*node, r.says);
+  if (std::ranges::any_of(level.raising, [&](const Raising& o) { return o.node == node && o.edges == r.edges; })) return false;
+  if (options.raised_anew) r.raise = options.raised_anew(error);
+  if (!r.raise) r.raise = [error] { std::rethrow_exception(error); };
+  level.raising.push_back(std::move(r));
+  return true;
+}
+
 JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look,
                             const Needs& needs, const std::vector<uint32_t>& assigned) {
   Impl& m = *impl_;
@@ -355,7 +374,6 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
     m.past_checkpoints = false;  // a backward of these gradients comes to checkpoints that theirs went round
-    std::vector<at::Tensor> all = level.tangents;
     const auto tries = [&](auto&& run) -> std::exception_ptr {
       try {
         run();
@@ -375,7 +393,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     std::vector<TangentLayout> stopped;
     const auto differentiate = [&] {
       std::vector<Value> values;
-      auto gradients = m.differentiate(level, all, values, stopped);
+      auto gradients = m.differentiate(level, level.tangents, values, stopped);
       std::erase_if(gradients, [](const Tracer::Impl::Grad& g) { return g.place >= 0; });
       m.take_gradients(j, std::move(gradients), values);
       m.find_past_raising(j, level);
@@ -384,31 +402,21 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       tape.stopped = !stopped.empty();
       j.tape = std::make_shared<const Tape>(std::move(tape));
     };
-    if (!tries(differentiate)) return;
-    // Python code may raise for what these gradients alone bring it. It runs when others have brought theirs: they stop in front of it.
-    if (!j.parts.empty()) {
-      const std::shared_ptr<const Tape> tape = m.tape_of(j, level);
-      const std::vector<char> whole = tape->take_whole();
-      stopped.resize(j.places());
-      for (uint32_t k : j.parts[0].stops) {
-        const int32_t step = tape->places[k].first;
-        stopped[k].stops = step >= 0 && whole[static_cast<size_t>(step)];
+    // Where one of eager's nodes raises, the others go round it. Python code may raise for what these gradients alone bring it: it runs when others
+    // have brought theirs, and they stop in front of it.
+    while (const std::exception_ptr error = tries(differentiate)) {
+      if (m.running && capture::of_python(*m.running) && stopped.empty() && !j.parts.empty()) {
+        const std::shared_ptr<const Tape> tape = m.tape_of(j, level);
+        stopped.resize(j.places());
+        for (uint32_t k : j.parts[0].stops) {
+          const int32_t step = tape->places[k].first;
+          stopped[k].stops = step >= 0 && tape->take_whole[static_cast<size_t>(step)];
+        }
+        if (std::ranges::any_of(stopped, &TangentLayout::stops)) continue;
+        stopped.clear();
       }
-      if (std::ranges::any_of(stopped, &TangentLayout::stops) && !tries(differentiate)) return;
+      if (!m.note_failing(level, error)) fail("raises where no node of its runs");
     }
-    // One of eager's formulas cannot be differentiated. The others can: what raises is what gradients come to.
-    for (size_t k = 0; k < j.roots.size(); ++k) {
-      std::vector<at::Tensor> one(all.size());
-      one[k] = level.tangents[k];
-      if ((j.roots[k].failed = tries([&] { m.run_backward(level, one, false, stopped); }))) all[k].reset();
-    }
-    const bool none = std::ranges::all_of(j.roots, [](const auto& r) { return static_cast<bool>(r.failed); });
-    if (const std::exception_ptr left = none ? nullptr : tries(differentiate))
-      for (auto& r : j.roots) r.failed = left;
-    if (j.tape) return;
-    m.find_past_raising(j, level);
-    j.inner.clear();
-    j.parts.clear();
   });
   j.program.graph = m.graph;
   j.program.num_args = static_cast<uint32_t>(j.given.size());

@@ -291,6 +291,19 @@ bool is_unimplemented(Node& n, const std::string& says) {
   return true;
 }
 
+std::vector<size_t> edges_raising(Node& n, const std::string& says) {
+  std::vector<size_t> r;
+  if (as<torch::autograd::Error>(n) || of_python(n) || !says.starts_with(kUnimplemented)) return r;
+  size_t valid = 0;
+  for (size_t i = 0; i < n.num_outputs(); ++i) {
+    if (!n.next_edge(i).is_valid()) continue;
+    ++valid;
+    if (raises_for(n, i, says)) r.push_back(i);
+  }
+  if (r.size() == valid) r.clear();
+  return r;
+}
+
 void raise_as_torch(const std::string& says) {
   TORCH_CHECK_NOT_IMPLEMENTED(!says.starts_with(kUnimplemented), says);
   TORCH_CHECK(false, says);

@@ -35,6 +35,8 @@ bool is_replaced(const torch::autograd::Node&);
 // What torch's own stand-ins raise where an op has no derivative: also those that are generated. It is raised whatever the gradients are and
 // whichever are asked for.
 bool is_unimplemented(torch::autograd::Node&, const std::string& says);
+// Which of its edges have to be asked for, one at least, that it raises this; none: whichever are.
+std::vector<size_t> edges_raising(torch::autograd::Node&, const std::string& says);
 [[noreturn]] void raise_as_torch(const std::string& says);  // an error of that text, of the class that torch's has
 
 // What hooks have of what a node has saved is asked for, and the node has that itself in their place: a checkpoint's give it once, and formulas here

@@ -183,17 +183,20 @@ class Tracer::Impl::Nodes {
 // For a backward, no edge leads to a node that it goes round: eager's does not come to it, or raises there.
 class Tracer::Impl::Round {
  public:
-  Round(const Impl& impl, std::vector<Edge> todo) {
-    if (impl.raising.empty() && !impl.past_checkpoints) return;
+  Round(const Impl& impl, const Level& level, std::vector<Edge> todo) {
+    if (impl.raising.empty() && level.raising.empty() && !impl.past_checkpoints) return;
     std::unordered_set<Node*> seen;
     while (!todo.empty()) {
       const compat::NodePtr n = todo.back().function;
       todo.pop_back();
       if (!n || !seen.insert(n.get()).second) continue;
+      const auto raises_for = [&](size_t i) {
+        return std::ranges::any_of(level.raising, [&](const Raising& r) { return r.node == n && std::ranges::find(r.edges, i) != r.edges.end(); });
+      };
       for (size_t i = 0; i < n->next_edges().size(); ++i) {
         const Edge next = n->next_edge(i);
         if (!next.function) continue;
-        if (impl.goes_round(next.function.get()))
+        if (raises_for(i) || impl.goes_round(level, next.function.get()))
           cut_.emplace_back(n, i, std::exchange(n->next_edges()[i], Edge()));
         else
           todo.push_back(next);
@@ -746,7 +749,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined() && !goes_round(level.at(k).function.get())) {
+    if (tangents[k].defined() && !goes_round(level, level.at(k).function.get())) {
       from.push_back(level.at(k));
       defined.push_back(tangents[k]);
     }
@@ -755,7 +758,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
-      if (!tangents[k].defined() || goes_round(level.from[k].function.get())) continue;
+      if (!tangents[k].defined() || goes_round(level, level.from[k].function.get())) continue;
       if (const auto& views = level.views[k]; !views.empty()) {
         const bool known = k < how.size() && how[k].view >= 0;
         from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);
@@ -771,7 +774,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
     capture::Unseen unseen;
     WithoutHooks no_hooks(level.to);
     const Stops stops(level, from, how);
-    Round round(*this, from);  // not of edges that end before a checkpoint
+    Round round(*this, level, from);  // not of edges that end before a checkpoint
     std::vector<Edge> to = level.to;
     to.insert(to.end(), stops.ends.begin(), stops.ends.end());
     running = {};

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <compare>
-#include <exception>
 #include <memory>
 #include <vector>
 
@@ -71,7 +70,6 @@ struct JointProgram {
     std::vector<uint32_t> views;  // results that are its views, if it is none: gradients come first through the last
     int32_t written = -1;         // which of `given`
     std::string refuses;          // what a backward() through it raises, which grad() does not come to
-    std::exception_ptr failed;    // it has no gradients to give: what eager's backward raises (above level 0)
     bool added = false;           // all that is done with the tangent is adding it to another gradient (torch/absent.h)
   };
   // An input of one of eager's nodes of which nobody was given the result, or

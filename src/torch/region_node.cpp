@@ -97,11 +97,10 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   };
   if (j.level) {  // gradients go on in the place of the nodes below, where nobody looks and nothing is drawn
     stops_.resize(j.places());
-    const std::vector<char> whole = j.tape->take_whole();
     for (uint32_t p : j.parts[part_].stops) {
       const torch::autograd::Edge& e = next_edge(j.edge_to(p));
       const int32_t step = j.tape->places[p].first;
-      stops_[p] = is_observed(e) || (step >= 0 && whole[static_cast<size_t>(step)] && is_shared(*this, e));
+      stops_[p] = is_observed(e) || (step >= 0 && j.tape->take_whole[static_cast<size_t>(step)] && is_shared(*this, e));
     }
     return stop_behind();
   }

@@ -63,13 +63,13 @@ std::vector<char> Tape::gives_gradients() const {
   return r;
 }
 
-std::vector<char> Tape::take_whole() const {
-  std::vector<char> calls_python(steps.size()), whole(steps.size());
+void Tape::find_whole() {
+  std::vector<char> calls_python(steps.size());
+  take_whole.resize(steps.size());
   for (size_t i = steps.size(); i-- > 0;) {
     calls_python[i] = steps[i].python || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return calls_python[n]; });
-    whole[i] = steps[i].draws || calls_python[i];
+    take_whole[i] = steps[i].draws || calls_python[i];
   }
-  return whole;
 }
 
 std::optional<size_t> Tape::first(const Path& path, const std::function<bool(const Step&)>& is) const {
@@ -235,6 +235,18 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
           s.stale_result = static_cast<int32_t>(i);
       if (r.input >= 0) s.stale = static_cast<int32_t>(j.place_of(graph->inputs[static_cast<size_t>(r.input)].value));
     }
+  for (const Raising& r : level.raising) {
+    const auto at = known.find(r.node.get());
+    if (at == known.end()) continue;
+    Tape::Failing& f = tape->failing.emplace_back(Tape::Failing{at->second, r.edges.empty(), {}, {}, r.raise});
+    for (size_t i : r.edges) {
+      const Edge& e = r.node->next_edge(i);
+      if (const auto next = known.find(e.function.get()); next != known.end()) f.next.push_back(next->second);
+      if (const auto of = leaves.find(e.function.get()); of != leaves.end())
+        for (auto [input, gradient] : of->second)
+          if (input == e.input_nr && gradient >= 0) f.gradients.push_back(static_cast<uint32_t>(gradient));
+    }
+  }
 
   const Sources sources(*graph, j);
   ir::ValueMap<std::vector<uint32_t>> given(*graph), outputs(*graph);
@@ -271,7 +283,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   auto counted = read_counted, uncounted = read_uncounted;
   std::set<uint32_t> views = read_views;
   for (Tape::Step& s : tape->steps) {
-    if (raises(s.node)) continue;
+    if (goes_round(level, s.node) && !is_checkpoint(s.node)) continue;
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
     // What leads to a leaf of the program's own alone has not run.
     if (std::ranges::none_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; }))
@@ -366,6 +378,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (!s.again) s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());  // torch's own code sees those
       s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
     }
+  tape->find_whole();
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {
       const ir::NodeSet behind = nodes_behind(*graph, {j.outputs[r.output]});

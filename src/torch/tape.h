@@ -45,8 +45,17 @@ struct Tape {
     int64_t expected = 0;       // its version then, counted from the call's begin
     int32_t stale_result = -1;  // or this result is of the memory that was: users write on, and the text counts that
   };
-  std::vector<Step> steps;                           // each before those that its gradients go to
-  std::vector<int32_t> roots;                        // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
+  // What raises whatever its gradient is, above level 0.
+  struct Failing {
+    uint32_t step;
+    bool always;                            // or where a gradient is asked for that is given to, or by way of, one of
+    std::vector<uint32_t> next, gradients;  // these, as in Step
+    std::function<void()> raise;
+  };
+  std::vector<Failing> failing;
+  std::vector<Step> steps;       // each before those that its gradients go to
+  std::vector<char> take_whole;  // by step: all gradients have to come to it at once. A user's derivative, there or behind it, need not be linear
+  std::vector<int32_t> roots;    // by JointProgram::roots: where their gradients begin; -1: at none of the program's nodes
   std::vector<std::pair<int32_t, uint32_t>> places;  // by place, where gradients may stop: the step, and which input of it
   std::vector<std::vector<uint32_t>> behind;         // by root, where there are several: those of JointProgram::given that it follows from
 
@@ -66,10 +75,9 @@ struct Tape {
   int32_t step_of(size_t place) const { return place < roots.size() ? roots[place] : places[place].first; }
   // Those of `edges` to which it comes, whether with a gradient or without.
   std::vector<char> edges_on(const Path&, size_t edges) const;
+  void find_whole();
   // By step: whether a gradient of the program's follows from it. Not on the way to a leaf that the program makes.
   std::vector<char> gives_gradients() const;
-  // By step: whether all gradients have to come to it at once. A user's derivative, there or behind it, need not be linear.
-  std::vector<char> take_whole() const;
   // The first on the way for which that holds.
   std::optional<size_t> first(const Path&, const std::function<bool(const Step&)>& is) const;
   std::optional<size_t> first_reading(const Path&, bool is_output, uint32_t index) const;

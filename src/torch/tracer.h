@@ -4,6 +4,7 @@
 #pragma once
 #include <c10/core/SymFloat.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -40,6 +41,8 @@ struct TracerOptions {
   std::function<std::vector<at::Tensor>(const torch::autograd::Node&)> saved_tensors;
   // Gives what says later whether the node still has the Python attributes that it has now.
   std::function<std::function<bool()>(const torch::autograd::Node&)> keeps_attributes;
+  // Gives what raises the same again, and holds nothing else; null: it is no exception of Python's.
+  std::function<std::function<void()>(const std::exception_ptr&)> raised_anew;
   // In a Python process: what a custom op's author says that it returns, as placeholders; `new_size` makes a size (at least, at most) that only a run
   // knows. False: the author says nothing.
   using NewSize = std::function<c10::SymInt(int64_t, std::optional<int64_t>)>;

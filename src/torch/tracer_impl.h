@@ -250,6 +250,16 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool makes_gradients(const std::vector<at::Tensor>& outputs);
   JointProgram finish_joint(const std::vector<at::Tensor>& outputs);
   // --- gradients (joint.cpp)
+  // A node that raises when a backward comes to it, as eager's does: what is recorded goes round it.
+  struct Raising {
+    compat::NodePtr node;
+    std::string says;
+    int32_t input = -1;  // what it has saved is this graph input, written since: at this version, counted from the program's begin
+    int64_t expected = 0;
+    std::shared_ptr<StorageState> memory;  // or it is memory that the program has made
+    std::vector<size_t> edges;             // those of its edges for which it raises; empty: for all
+    std::function<void()> raise;           // raises it, above level 0
+  };
   struct Level {
     std::vector<torch::autograd::Edge> from;  // of the roots
     std::vector<at::Tensor> tangents;
@@ -258,6 +268,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<std::vector<capture::Chain>> views;  // per root: those of JointProgram::Root::views
     std::vector<torch::autograd::Edge> inner;        // by JointProgram::inner
     std::vector<at::Tensor> inner_tangents;
+    std::vector<Raising> raising;  // beside those of all levels
     const torch::autograd::Edge& at(size_t place) const { return place < from.size() ? from[place] : inner[place - from.size()]; }
     const at::Tensor& tangent(size_t place) const { return place < from.size() ? tangents[place] : inner_tangents[place - from.size()]; }
   };
@@ -311,14 +322,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::string no_grad;            // what eager raises where grad() comes to one
   bool past_checkpoints = false;  // in a backward: it goes round them
   void find_checkpoints(JointProgram&, const Level&) const;
-  // A node that raises when a backward comes to it, as eager's does: what is recorded goes round it.
-  struct Raising {
-    compat::NodePtr node;
-    std::string says;
-    int32_t input = -1;  // what it has saved is this graph input, written since: at this version, counted from the program's begin
-    int64_t expected = 0;
-    std::shared_ptr<StorageState> memory;  // or it is memory that the program has made
-  };
   std::vector<Raising> raising;
   compat::NodePtr running;      // in a backward
   uint32_t backward_begin = 0;  // ids of the last one, from here on
@@ -346,7 +349,12 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool is_checkpoint(const torch::autograd::Node* n) const {
     return std::ranges::any_of(checkpoints, [&](const Checkpoint& c) { return c.node.get() == n; });
   }
-  bool goes_round(const torch::autograd::Node* n) const { return raises(n) || (past_checkpoints && is_checkpoint(n)); }
+  bool goes_round(const Level& level, const torch::autograd::Node* n) const {
+    const auto is = [&](const Raising& r) { return r.node.get() == n && r.edges.empty(); };
+    return raises(n) || (past_checkpoints && is_checkpoint(n)) || std::ranges::any_of(level.raising, is);
+  }
+  // The same of what a backward of gradients raised, whatever that is. False: no node did.
+  bool note_failing(Level&, const std::exception_ptr&);
   bool note_raising(std::string says);
   bool notes_raising(const std::exception&, uint32_t first);
   void find_past_raising(JointProgram&, const Level&) const;

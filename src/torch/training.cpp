@@ -335,7 +335,14 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
     }
     // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
     // stop at a result.
-    const Path all = call_->raised.empty() ? path : region_->path_of(tangents, *this, true);
+    const Path all = call_->raised.empty() && tape.failing.empty() ? path : region_->path_of(tangents, *this, true);
+    for (const Tape::Failing& f : tape.failing) {
+      const bool whole = !is_of_grad();
+      const auto asked = [&](uint32_t g) { return whole || comes_to(next_edge(g)); };
+      if (!on(all, f.step) && !on(path, f.step)) continue;
+      if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(all, n); }) || std::ranges::any_of(f.gradients, asked))
+        note(f.step, f.raise);
+    }
     for (const RegionCall::Raised& r : call_->raised) {
       if (!on(all, r.step) && !on(path, r.step)) continue;
       note(r.step, [this, &r = r, &tape] {

@@ -306,7 +306,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
   Layouts layouts_as_asked(const variable_list& tangents, const RegionNode& node) const;
 
-  void raise_failed(const variable_list& tangents) const;  // where one comes whose derivatives eager has no formula for
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
   void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
 
