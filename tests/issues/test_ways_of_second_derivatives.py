@@ -1,0 +1,231 @@
+"""A second derivative raised wherever a node that cannot be differentiated lay behind a root, and a hook of a result ran though only another result led to
+what was asked for: eager's engine runs what lies on a way to that."""
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+import vitrify
+from torch.autograd import grad
+from torch.utils.checkpoint import checkpoint
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, x):
+        ctx.save_for_backward(x)
+        return g * 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("no second derivative")
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return Refuses.apply(g, *ctx.saved_tensors)
+
+
+def attention(x):
+    return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])[0, 0]
+
+
+PROGRAMS = {
+    "a sum": lambda x, u: F.hardsigmoid(x) + x * u,
+    "attention": lambda x, u: attention(x) + x * u,
+    "distances": lambda x, u: torch.pdist(x).sum() + x * u * x,
+    "of Python": lambda x, u: Square.apply(x) + x * x * u,
+    "a checkpoint": lambda x, u: checkpoint(lambda a, b: Square.apply(a) + a * b, x, u, use_reentrant=False) + x * u,
+    "two results": lambda x, u: (F.hardsigmoid(x) * 2, x.exp() * u),
+    "always on the way": lambda x, u: F.hardsigmoid(x * u) + x.sin() * u,
+    "some edges": lambda x, u: (torch.cdist(x, u), (x * u).sin()),
+}
+
+
+def total(result):
+    return sum(r.sum() for r in (result if isinstance(result, tuple) else (result,)) if r is not None and r.requires_grad)
+
+
+def first(f, x, u):
+    return grad(total(f(x, u)), (x, u), create_graph=True)
+
+
+def of_one(asked):
+    return lambda f, x, u: grad(first(f, x, u)[0].sum(), (x, u)[asked])
+
+
+def of_both(f, x, u):
+    return grad([q.sum() for q in first(f, x, u) if q.requires_grad], u)
+
+
+def batched(f, x, u):
+    q = first(f, x, u)[0]
+    return grad(q, u, torch.linspace(-1, 1, 3 * q.numel()).view(3, *q.shape), is_grads_batched=True)
+
+
+def backward_to(asked):
+    def run(f, x, u):
+        q = total(first(f, x, u))
+        q.backward(inputs=[(x, u)[asked]] if asked < 2 else None)
+        return x.grad, u.grad
+    return run
+
+
+def in_turn(f, x, u):
+    """What has raised has not run, and what ran before is freed."""
+    q, said = first(f, x, u)[0].pow(2).sum(), []
+    for asked, retain in ((u, True), (x, True), (u, True), (x, False)):
+        try:
+            said += grad(q, asked, retain_graph=retain)
+        except (RuntimeError, NotImplementedError) as e:
+            said.append(f"{type(e).__name__}: {e}")
+    return said
+
+
+def third(f, x, u):
+    q = grad(total(f(x, u)).pow(2), x, create_graph=True)[0]
+    return grad(grad(q.pow(2).sum(), u, create_graph=True)[0].pow(2).sum(), u)
+
+
+USES = {
+    "behind it": of_one(0), "beside it": of_one(1), "of both": of_both, "batched": batched, "backward": backward_to(2), "inputs behind": backward_to(0),
+    "inputs beside": backward_to(1), "in turn": in_turn, "third": third,
+}
+
+
+def run(use, f):
+    x, u = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_(), torch.linspace(0.5, 2, 16).view(4, 4).requires_grad_()
+    try:
+        return list(use(f, x, u))
+    except (RuntimeError, NotImplementedError) as e:
+        return f"{type(e).__name__}: {e}"
+
+
+def alike(ours, eager):
+    assert len(ours) == len(eager)
+    for a, b in zip(ours, eager):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            torch.testing.assert_close(a, b)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_only_what_is_asked_for_raises(name, use, dynamic):
+    f, expected = vitrify.compile(PROGRAMS[name], dynamic=dynamic), run(USES[use], PROGRAMS[name])
+    for _ in range(2):
+        alike(run(USES[use], f), expected)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+def test_an_error_that_is_kept_holds_no_tensors():
+    """It held the frames that it had gone through."""
+    f, held = vitrify.compile(lambda x, u: Square.apply(x) * u), []
+    for _ in range(3):
+        x, u = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        held.append(weakref.ref(x))
+        with pytest.raises(NotImplementedError, match="no second derivative"):
+            grad(first(f, x, u)[0].sum(), x)
+    del x, u
+    gc.collect()
+    assert [r() for r in held] == [None] * 3
+
+
+class Told(Exception):
+    def __init__(self, code, *, reason):
+        super().__init__(code)
+        self.reason = reason
+
+
+def test_an_error_of_users_comes_whole_each_time():
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, g, x):
+            return g * 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            try:
+                {}["missing"]
+            except KeyError as e:
+                raise Told(7, reason="none") from e
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return Refuses.apply(g, *ctx.saved_tensors)
+
+    f, raised = vitrify.compile(lambda x, u: Square.apply(x) * u), []
+    for _ in range(2):
+        with pytest.raises(Told) as e:
+            x, u = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+            grad(first(f, x, u)[0].sum(), x)
+        raised.append(e.value)
+    assert raised[0] is not raised[1]
+    assert all(e.args == (7,) and e.reason == "none" and repr(e.__cause__) == "KeyError('missing')" for e in raised)
+
+
+RESULTS = {
+    "meet": lambda x, u: (lambda a: (a * 2, a.sum() * u, u.exp()))(x.tanh()),
+    "apart": lambda x, u: (x.exp(), u.exp(), (x * u).sin()),
+    "behind": lambda x, u: (lambda a: (a, a.sum() * u, u.exp()))(x.tanh()),
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("asked", ["x", "u", "xu", "r", "ru"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_hooks_of_results_on_no_way(name, asked, batch, create_graph):
+    def heard(f):
+        x, u = torch.linspace(-1, 1, 4).requires_grad_(), torch.linspace(0.5, 2, 4).requires_grad_()
+        results, runs = f(x, u), []
+        for i, r in enumerate(results):
+            r.register_hook(lambda g, i=i: runs.append(i))
+            r.register_hook(lambda g, i=i: g * (i + 2))
+        to = [{"x": x, "u": u, "r": results[0]}[a] for a in asked]
+        grads = []
+        for of in (results, results[::-1], results[:1], results[1:]):
+            tangents = [torch.ones(*batch, *r.shape) for r in of]
+            grads += grad(of, to, tangents, allow_unused=True, retain_graph=True, create_graph=create_graph, is_grads_batched=bool(batch))
+            runs.append("then")
+        return [None if g is None else g.detach() for g in grads], sorted(map(str, runs))
+
+    f, expected = vitrify.compile(RESULTS[name]), heard(RESULTS[name])
+    for _ in range(2):
+        got = heard(f)
+        torch.testing.assert_close(got[0], expected[0])
+        assert got[1] == expected[1]
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+def test_hooks_run_again_where_they_are_asked_for():
+    f, runs = vitrify.compile(RESULTS["meet"]), []
+    x, u = torch.linspace(-1, 1, 4).requires_grad_(), torch.linspace(0.5, 2, 4).requires_grad_()
+    results = f(x, u)
+    handle = results[0].register_hook(lambda g: runs.append(0))
+    results[0].retain_grad()
+    results[0].grad_fn.register_prehook(lambda g: runs.append("before"))
+    total = sum(r.sum() for r in results)
+    grad(total, u, retain_graph=True)
+    assert runs == [] and results[0].grad is None
+    grad(total, x, retain_graph=True)
+    assert runs == [0, "before"]
+    torch.testing.assert_close(results[0].grad, torch.ones(4))
+    handle.remove()
+    total.backward()
+    assert runs == [0, "before", "before"]
