@@ -76,7 +76,7 @@ std::optional<std::vector<ResultSpec::ViewOp>> views_from(const at::Tensor& of, 
   if (!path || !t.requires_grad()) return path;
   const compat::NodePtr end = torch::autograd::impl::gradient_edge(of).function;
   for (compat::NodePtr n = t.grad_fn(); n != end; n = n->next_edge(0).function)
-    if (!n || capture::of_python(*n) || n->num_outputs() != 1) return {};
+    if (!n || capture::of_users(*n) || n->num_outputs() != 1) return {};
   return path;
 }
 
@@ -405,7 +405,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     // Where one of eager's nodes raises, the others go round it. Python code may raise for what these gradients alone bring it: it runs when others
     // have brought theirs, and they stop in front of it.
     while (const std::exception_ptr error = tries(differentiate)) {
-      if (m.running && capture::of_python(*m.running) && stopped.empty() && !j.parts.empty()) {
+      if (m.running && capture::of_users(*m.running) && stopped.empty() && !j.parts.empty()) {
         const std::shared_ptr<const Tape> tape = m.tape_of(j, level);
         stopped.resize(j.places());
         for (uint32_t k : j.parts[0].stops) {

@@ -198,6 +198,8 @@ bool looks_at_values(const Node& n) {
 
 bool of_python(const Node& n) { return std::string_view(typeid(n).name()).find("PyNode") != std::string_view::npos; }
 
+bool of_users(const Node& n) { return of_python(n) || std::string_view(typeid(n).name()).find("CppNode") != std::string_view::npos; }
+
 namespace {
 
 using Visit = std::function<void(torch::autograd::SavedVariable&)>;

@@ -15,6 +15,7 @@ namespace vitrify::capture {
 bool looks_at_values(const torch::autograd::Node&);  // it has to see that a mode is on
 bool takes_batches(const torch::autograd::Node&);    // of a batch of gradients, it looks at no values
 bool of_python(const torch::autograd::Node&);        // Python code may ask for the mode, or put one of its own above it
+bool of_users(const torch::autograd::Node&);         // a derivative of their own, in Python or C++: it need not be linear
 // It has saved tensors, whether its formula reads them here or not.
 bool saves(const torch::autograd::Node&);
 // Those: as far as versions go, they are read.

@@ -231,7 +231,7 @@ bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
     const Node* n = todo.back();
     todo.pop_back();
     if (!n || n == &node || !seen.insert(n).second) continue;
-    if (n->num_inputs() > 1 && capture::of_python(*n) && comes_from(node, *n)) return false;
+    if (n->num_inputs() > 1 && capture::of_users(*n) && comes_from(node, *n)) return false;
     for (const Edge& e : n->next_edges()) todo.push_back(e.function.get());
   }
   return true;
@@ -429,7 +429,7 @@ void Tracer::Impl::refuse_own_derivatives(const std::vector<at::Tensor>& outputs
       todo.pop_back();
       reached = reached || e == base;
       if (!e.function || e == base || !seen.insert(e.function.get()).second) continue;
-      if (capture::of_python(*e.function))
+      if (capture::of_users(*e.function))
         fail(of_input ? "returns what it was given, or a view of it, by a derivative of its own"
                       : "returns a view of what it made, by a derivative of its own");
       for (const Edge& next : e.function->next_edges()) todo.push_back(next);

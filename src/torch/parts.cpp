@@ -123,7 +123,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (const auto ran = std::ranges::upper_bound(ends, n->id, {}, [](const auto& e) { return e.second; }); ran != ends.end())
         whole.insert(ran->first);
   for (const Node* n : behind.order)
-    if (capture::of_python(*n)) whole.insert(n);
+    if (capture::of_users(*n)) whole.insert(n);
   if (j.roots.size() + views < 2 && whole.empty()) return;
 
   std::unordered_map<const Node*, uint32_t> finished;

@@ -67,7 +67,7 @@ void Tape::find_whole() {
   std::vector<char> calls_python(steps.size());
   take_whole.resize(steps.size());
   for (size_t i = steps.size(); i-- > 0;) {
-    calls_python[i] = steps[i].python || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return calls_python[n]; });
+    calls_python[i] = steps[i].own || steps[i].python || std::ranges::any_of(steps[i].next, [&](uint32_t n) { return calls_python[n]; });
     take_whole[i] = steps[i].draws || calls_python[i];
   }
 }
@@ -202,6 +202,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     }
     s.number = s.node->sequence_nr();
     s.saves = capture::saves(*s.node);
+    s.own = capture::of_users(*s.node);
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
     if (s.saves && hooked.contains(s.node->sequence_nr()) && !capture::of_python(*s.node))
       if (const auto c = std::ranges::find_if(cached, [n = s.node->sequence_nr()](const Cached& c) { return c.once && c.from <= n && n < c.to; });

@@ -40,6 +40,7 @@ struct Tape {
     std::vector<uint32_t> found_given, found_outputs;
     int32_t below = -1;         // the same node's step in the tape of the level below
     std::string raises;         // what eager raises here
+    bool own = false;           // a derivative of the user's
     bool python = false;        // Python code runs here, and reads Python's state as it is by then
     int32_t stale = -1;         // for the reason that this one of JointProgram::given, which it has saved, was written since:
     int64_t expected = 0;       // its version then, counted from the call's begin

@@ -75,7 +75,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     for (size_t i = 0; i < joint_.tape->steps.size(); ++i) {
       if (!joint_.tape->steps[i].raises.empty()) raising_.push_back(i);
       reads_state_ = reads_state_ || joint_.tape->steps[i].python;
-      own_backward_ = own_backward_ || (joint_.tape->steps[i].python && capture::of_python(*joint_.tape->steps[i].node));
+      own_backward_ = own_backward_ || joint_.tape->steps[i].own;
     }
     whole_ = s.whole;
     for (const ir::Node* n : whole_->graph->nodes())

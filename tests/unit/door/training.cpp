@@ -180,6 +180,32 @@ TEST_F(Training, MemoryStaysFlat) {
   EXPECT_LT(resident_pages() - early, kFlatPages);
 }
 
+// Its derivative is not linear: gradients of two levels meet in front of it.
+struct Clip : torch::autograd::Function<Clip> {
+  static Tensor forward(torch::autograd::AutogradContext*, Tensor x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+    return {torch::minimum(grads[0].clamp_min(-1), torch::ones({}, grads[0].options()))};
+  }
+};
+
+TEST_F(Training, DerivativesOfUsersTakeAllOfAGradient) {
+  const auto program = [](Tensor x) {
+    Tensor h = Clip::apply(x);
+    return std::make_tuple(h * h, h.sin());
+  };
+  auto f = vitrify::compile(program, {.fullgraph = true});
+  const auto of = [](Tensor t, Tensor x) { return torch::autograd::grad({t.sum()}, {x}, {}, true, true)[0]; };
+  const auto run = [&](auto&& f, bool two) {
+    Tensor x = torch::tensor({0.4f, 0.1f, 2.0f}).requires_grad_();
+    auto [a, b] = f(x);
+    Tensor loss = of(a, x).square().sum() + (two ? of(b, x).square().sum() : a.sum() + b.sum());
+    loss.backward();
+    return x.grad();
+  };
+  for (bool two : {false, true})
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(allclose(run(f, two), run(program, two))) << run(f, two) << run(program, two);
+}
+
 TEST(DoorThreads, Training) {
   std::vector<std::thread> threads;
   std::vector<char> good(8);
