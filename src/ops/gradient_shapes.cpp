@@ -1,6 +1,8 @@
 // Shapes of derivatives that follow an operand whatever its sizes are.
 #include "ops/gradient_shapes.h"
 
+#include "ops/norm.h"
+
 namespace vitrify::ops {
 namespace {
 
@@ -32,9 +34,15 @@ Shape over_normalized(ArgSpan args, size_t w, int count) {
 Shape shape_layer_norm_backward(sym::Context&, ArgSpan args) { return over_normalized(args, 5, 2); }
 
 Shape shape_batch_norm_backward(sym::Context& ctx, ArgSpan args) {
-  const TensorType* x = float_arg(args, 1);
-  if (!x || x->sizes.size() < 2) return {};
-  return with_affine(of_format(ctx, *x), *x, tensor_arg(args, 2), {x->sizes[1]}, 2);
+  const TensorType *g = tensor_arg(args, 0), *x = float_arg(args, 1);
+  if (!g || !x || x->sizes.size() < 2) return {};
+  TensorType dx = of_format(ctx, *x);
+  // The kernel that walks memory is taken where both lie in an order of theirs and strides say the same of them; its result lies in x's order.
+  if (x->sizes.size() > 3 && x->device.kind == DeviceKind::CPU)
+    if (const auto order = batch_norm_order(ctx, *x);
+        order && batch_norm_order(ctx, *g) && suggest_memory_format(ctx, *g) == suggest_memory_format(ctx, *x))
+      dx.strides = strides_for(*order, x->sizes);
+  return with_affine(std::move(dx), *x, tensor_arg(args, 2), {x->sizes[1]}, 2);
 }
 
 Shape shape_group_norm_backward(sym::Context& ctx, ArgSpan args) {

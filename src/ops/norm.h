@@ -19,6 +19,8 @@ std::span<const OpRow> loss_rows();
 Shape shape_layer_norm(sym::Context&, ArgSpan);
 Shape shape_rms_norm(sym::Context&, ArgSpan);
 Shape shape_batch_norm_no_training(sym::Context&, ArgSpan);
+// In which order batch norm's kernels find an operand's memory; none: in neither. Strides of dims of one element are not asked.
+std::optional<ir::MemoryFormat> batch_norm_order(sym::Context&, const TensorType&);
 Shape shape_native_batch_norm(sym::Context&, ArgSpan);
 Shape shape_batch_norm_functional(sym::Context&, ArgSpan);
 Shape shape_batch_norm_no_stats(sym::Context&, ArgSpan);

@@ -101,17 +101,18 @@ Shape shape_rms_norm(sym::Context& ctx, ArgSpan args) {
   return Types{contiguous_type(x->dtype, x->device, x->sizes), contiguous_type(accumulate_type(x->dtype), x->device, statistics_sizes(*x, *k))};
 }
 
+std::optional<ir::MemoryFormat> batch_norm_order(sym::Context& ctx, const TensorType& t) {
+  for (auto f : {ir::MemoryFormat::Contiguous, ir::MemoryFormat::ChannelsLast, ir::MemoryFormat::ChannelsLast3d})
+    if (is_contiguous(ctx, t, f)) return f;
+  return std::nullopt;
+}
+
 namespace {
 std::optional<TensorType> batch_norm_out(sym::Context& ctx, const TensorType* x) {
   if (!x || !is_float(x->dtype) || x->sizes.size() < 2 || x->device.kind == DeviceKind::Other) return std::nullopt;
   TensorType t = contiguous_type(x->dtype, x->device, x->sizes);
-  auto format = suggest_memory_format(ctx, *x);
-  if (is_contiguous(ctx, *x))
-    format = ir::MemoryFormat::Contiguous;
-  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast))
-    format = ir::MemoryFormat::ChannelsLast;
-  else if (is_contiguous(ctx, *x, ir::MemoryFormat::ChannelsLast3d))
-    format = ir::MemoryFormat::ChannelsLast3d;
+  const auto order = batch_norm_order(ctx, *x);
+  const auto format = order ? *order : suggest_memory_format(ctx, *x);
   t.strides = strides_for(format, x->sizes);
   return t;
 }

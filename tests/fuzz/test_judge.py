@@ -1,5 +1,6 @@
 """The judge: whatever eager promises and a call breaks is found, each thing alone; and a program counts as compiled only where the engine has said so."""
 import collections
+import contextlib
 import dataclasses
 import re
 import sys
@@ -72,6 +73,44 @@ MEMORY = torch.zeros(12)
 def test_results(ours, eager, says):
     text = differ(outcome(ours(X), (X,)), outcome(eager(X), (X,)))
     assert re.search(says, text), text
+
+
+ONES = [  # a shape, two of its layouts, whether an op can tell them apart
+    ((7, 1, 3), (3, 3, 1), (3, 1, 1), False),
+    ((1, 7, 16, 3), (336, 48, 3, 1), (48, 48, 3, 1), False),
+    ((8, 8, 1, 1), (8, 1, 1, 8), (8, 1, 1, 1), False),
+    ((8, 8, 1, 1), (8, 1, 8, 8), (8, 1, 1, 1), True),  # channels last, to a convolution
+    ((1, 4, 6, 1), (1, 1, 4, 24), (24, 1, 4, 4), True),
+    ((1, 4, 2, 6, 1), (48, 1, 24, 4, 4), (1, 1, 24, 4, 48), True),
+    ((4, 1, 2), (2, 2, 1), (4, 2, 2), True),
+    ((0, 1), (1, 1), (5, 1), True),
+]
+
+
+@pytest.mark.parametrize("shape, ours, eager, says", ONES, ids=str)
+def test_strides_of_one_element(shape, ours, eager, says):
+    """They are compared in gradients where an op can tell, and in results always."""
+    a, b = (torch.empty_strided(shape, s).fill_(1) for s in (ours, eager))
+    for first, second in ((a, b), (b, a)):
+        with pytest.raises(Mismatch, match="strides") if says else contextlib.nullcontext():
+            compare.check_meta("gradient", first, second, of_gradient=True)
+        with pytest.raises(Mismatch, match="strides"):
+            compare.check_meta("result", first, second)
+
+
+@pytest.mark.parametrize("path", ["grad of in[0]", "grad of net.weight", "out[1][0]", "out[0]", "in[0]", "net.weight"])
+def test_whose_strides_of_one_element(path):
+    a, b = (torch.ones(7, 1).as_strided((7, 1), s) for s in ((1, 1), (1, 7)))
+    ours, eager = (dataclasses.replace(outcome(X, (X,)), leaves=[(path, t)]) for t in (a, b))
+    with contextlib.nullcontext() if path.startswith(("grad", "out[1]")) else pytest.raises(Mismatch, match="strides"):
+        oracle.same_call("call", ours, eager, equal_values)
+
+
+def test_bugs_of_torch_say_nothing(monkeypatch):
+    broken = dataclasses.replace(outcome((), (X,)), error=RuntimeError("x INTERNAL ASSERT FAILED at y"))
+    monkeypatch.setattr(oracle.Side, "make", lambda self, *_: broken)
+    p = program.Program(7, 1, theme="classic")
+    assert oracle.check(p, oracle.Reference(p))["kind"] == "inconclusive"
 
 
 def test_what_a_call_leaves():

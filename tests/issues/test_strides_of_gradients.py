@@ -42,6 +42,24 @@ def test_native_channel_shuffle():
     assert made[0].stride() == made[1].stride()
 
 
+IMAGES = [((1, 4, 6, 1), (1, 1, 4, 24), (24, 6, 1, 1)), ((1, 4, 6, 2), (8, 1, 8, 4), (48, 12, 2, 1)), ((2, 4, 6, 1), (24, 1, 4, 48), (24, 6, 1, 1)),
+          ((2, 1, 3, 3), (9, 1, 3, 1), (9, 1, 3, 1)), ((2, 4, 1, 1), (4, 1, 4, 4), (4, 1, 4, 4)), ((2, 4, 3, 1), (12, 1, 4, 4), (12, 3, 1, 1)),
+          ((1, 4, 2, 3, 1), (1, 1, 12, 4, 24), (24, 6, 3, 1, 1))]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("shape, strides, of_tangent", IMAGES, ids=str)
+def test_batch_norm_of_images_with_dims_of_one_element(shape, strides, of_tangent, training):
+    """Eager's kernel asks in which order memory lies, not which format its strides suggest."""
+    c = shape[1]
+    x, g = (torch.empty_strided(shape, s).copy_(torch.randn(shape)) for s in (strides, of_tangent))
+    check(lambda x: (F.batch_norm(x, torch.zeros(c), torch.ones(c), torch.ones(c), torch.zeros(c), training) * 1,), x, lambda t: torch.empty_strided(shape, of_tangent).copy_(g))
+
+    def backward(g, x):
+        return torch.ops.aten.native_batch_norm_backward(g, x, torch.ones(c), torch.zeros(c), torch.ones(c), torch.zeros(c), torch.ones(c), training, 1e-5, [True] * 3)[0]
+    assert vitrify.compile(backward)(g, x).stride() == backward(g, x).stride()
+
+
 PRODUCTS = {"prod": lambda x: x.prod(), "prod of a dim": lambda x: x.prod(0), "kept": lambda x: x.prod(-1, keepdim=True), "cumprod": lambda x: x.cumprod(0)}
 
 
