@@ -87,6 +87,7 @@ struct ResultNode::Quiet final : Unheard {
   explicit Quiet(ResultNode& node) : node(node) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     Hooks& hooks = node.tensor_pre_hooks();
+    node.hear_again();
     if (!is_of_grad() || (hooks.size() == 1 && node.pre_hooks().empty() && node.retains_grad_hooks().empty())) return grads;
     const Come come = how_comes_to(node);
     if (come == Come::Runs || static_cast<const RegionNode&>(*node.next_edge(0).function).leads_to_asked(node.next_edges())) return grads;
@@ -108,12 +109,18 @@ struct ResultNode::Quiet final : Unheard {
 
 void ResultNode::keep_quiet_unasked() { add_tensor_pre_hook(std::make_unique<Quiet>(*this)); }
 
-torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&& tangents) {
+void ResultNode::hear_again() {
   for (size_t i = 0; i < of_tensors_.size(); ++i) tensor_pre_hooks()[i + 1] = std::move(of_tensors_[i]);
   of_tensors_.clear();
   if (!before_.empty()) before_.swap(pre_hooks());
-  if (std::exchange(captured_, false)) capture_again(*this, tangents);  // behind the hooks, as where nothing follows
   if (!retaining_.empty()) retaining_.swap(retains_grad_hooks());
+  captured_ = false;
+}
+
+torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&& tangents) {
+  const bool captured = captured_;
+  hear_again();
+  if (captured) capture_again(*this, tangents);  // behind the hooks, as where nothing follows
   return std::move(tangents);
 }
 

@@ -118,6 +118,7 @@ class ResultNode final : public CallNode {
 
  private:
   struct Quiet;
+  void hear_again();  // also what a backward that raised before it came here has left aside
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
   Hooks of_tensors_, before_;  // that are not to run now
   std::unordered_map<size_t, std::unique_ptr<torch::autograd::FunctionPreHook>> retaining_;

@@ -117,7 +117,9 @@ bool free_fills(Graph& g) {
 }  // namespace
 
 bool fuse_segments(Graph& g, const Options&, PassState& state) {
-  using Key = std::tuple<const Node*, int64_t, int64_t, int64_t, int64_t>;
+  using Edges = std::pair<const Node*, uint32_t>;  // a node may give several edge lists
+  const auto id = [](const Value& v) { return Edges{v.node, v.index}; };
+  using Key = std::tuple<Edges, int64_t, int64_t, int64_t, int64_t>;
   std::map<Key, Node*> csrs;
   Node* first = nullptr;
   for (Node* n : g.nodes())
@@ -128,7 +130,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
   if (!first) return false;
   // Grouped edges are made before everything else: they depend on an input only.
   auto csr = [&](const Row& from, const Row& to, int64_t sources, int64_t nodes) -> Node* {
-    Node*& c = csrs[{from.edges.node, from.row, to.row, sources, nodes}];
+    Node*& c = csrs[{id(from.edges), from.row, to.row, sources, nodes}];
     if (!c) {
       Node* at = first;
       if (!is(*from.edges.node, "graph::input")) {
@@ -144,9 +146,9 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
     return c;
   };
   auto unwritten = [&](uint32_t i) { return !(i < state.written.size() && state.written[i]); };
-  std::unordered_map<const Node*, bool> usable;
+  std::map<Edges, bool> usable;
   auto edges_usable = [&](const Value& e) {
-    auto [it, fresh] = usable.try_emplace(e.node, false);
+    auto [it, fresh] = usable.try_emplace(id(e), false);
     if (fresh)
       it->second = is(*e.node, "graph::input")
                        ? is_static(e.type().sizes) && e.type().sizes[1].value() < INT32_MAX && follows_from_integers(g, e, unwritten)
@@ -209,7 +211,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
   // Degrees, of edge lists grouped anyway.
   for (auto& [n, to] : counts)
     for (auto& [key, c] : csrs) {
-      if (std::get<0>(key) != to.edges.node || std::get<2>(key) != to.row || !n->outs[0].sizes[0].is(std::get<4>(key))) continue;
+      if (std::get<0>(key) != id(to.edges) || std::get<2>(key) != to.row || !n->outs[0].sizes[0].is(std::get<4>(key))) continue;
       g.replace_uses(n->out(), insert(g, n, "vitrify::edge_degree", {c->out(0)}, n->outs[0])->out());
       ir::retire(g, *n);
       break;
