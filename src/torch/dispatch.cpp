@@ -246,7 +246,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
   const bool whole =
       !explicit_kernel && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) && (!seen || c10::InferenceMode::is_enabled());
   const Counted counted(whole);
-  const Cast cast(whole || explicit_kernel, info.op.hasKernelForDispatchKey(Cast::kKey));
+  const Cast cast((whole || explicit_kernel) && !info.op.hasKernelForDispatchKey(Cast::kKey));
   const size_t nodes = graph->nodes().size();
   // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.
   if (info.flags & ir::kGivesContiguous && !(c10::GradMode::is_enabled() && given[0].toTensor().requires_grad()) &&
