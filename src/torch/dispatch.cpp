@@ -145,6 +145,8 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
           if (const Source& s = *inputs[static_cast<size_t>(i)]; s.real.is_view() && s.real.is_leaf())
             fail(fmt::format("makes a view of '{}', a leaf that is a view, in no_grad, and reads it where gradients may follow", s.name));
       });
+    if (saved && !saved->saved_tensor_hooks.stack.empty() && at::SavedTensorDefaultHooks::get_disabled_error_message())
+      fail("refuses hooks on saved tensors, which there are around the call");
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
     if ((info.kind == OpKind::Composite && !whole) || (info.sees_autocast && Cast::asked_for())) {
