@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "ir/faults.h"
+#include "ir/views.h"
 
 namespace vitrify::ir {
 
@@ -18,7 +19,8 @@ constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {{kRandom, "rando
                                                                 {kGivesContiguous, "gives_contiguous"},
                                                                 {kLooksAtOffset, "looks_at_offset"},
                                                                 {kStartsAligned, "starts_aligned"},
-                                                                {kChecksIndex, "checks_index"}};
+                                                                {kChecksIndex, "checks_index"},
+                                                                {kMakesBits, "makes_bits"}};
 constexpr std::pair<InputKind, std::string_view> kInputKindNames[] = {{InputKind::Argument, "arg"},    {InputKind::Parameter, "param"},
                                                                       {InputKind::Buffer, "buffer"},   {InputKind::Captured, "captured"},
                                                                       {InputKind::Tangent, "tangent"}, {InputKind::Saved, "saved"}};

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "ir/faults.h"
+#include "ir/views.h"
 #include "ops/extern_shapes.h"
 #include "ops/rules.h"
 
@@ -699,7 +700,7 @@ const OpRow kRows[] = {
     {"aten::alias", ir::kView, nullptr, lower<lower_identity>},
     {"aten::detach", ir::kView, nullptr, lower<lower_identity>},
     {"aten::positive", ir::kView, nullptr, lower<lower_identity>},
-    {"aten::_neg_view", ir::kView, nullptr, lower<unary_same<LOp::neg>>},  // a value is what its tensor reads as: bits are resolved
+    {"aten::_neg_view", ir::kView | ir::kMakesBits, nullptr, lower<unary_same<LOp::neg>>},  // a value is what its tensor reads as: bits are resolved
     {"aten::contiguous", 0, nullptr, lower<lower_identity>},
     {"aten::lift_fresh", ir::kView, nullptr, lower<lower_identity>},
     {"aten::lift_fresh_copy", 0, shape_row_major, lower<lower_identity>},

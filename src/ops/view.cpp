@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ir/views.h"
 #include "ops/rules.h"
 
 namespace vitrify::ops {
@@ -398,6 +399,7 @@ const OpRow kRows[] = {
     {"aten::diagonal_backward", 0, shape_backward_of_view, lower<lower_diagonal_backward>},
     {"aten::as_strided", V, shape_as_strided, lower<lower_as_strided>},
     {"aten::as_strided_scatter", 0, nullptr, lower<lower_as_strided_scatter>},
+    {"aten::_conj", V | ir::kMakesBits, nullptr, nullptr},
     {"aten::view_as_real", V, shape_view_as_real, nullptr},
     {"aten::view_as_complex", V | ir::kStartsAligned, shape_view_as_complex, nullptr},
 };

@@ -3,6 +3,7 @@
 #include <ranges>
 
 #include "ir/node_map.h"
+#include "ir/views.h"
 #include "passes/output_storage.h"
 
 namespace vitrify::passes {
@@ -101,12 +102,9 @@ bool is_reshape(const Node& n) {
 // Complex numbers that calls are given may be a conjugate or negative view, which what looks at their memory refuses: a copy is none.
 bool may_be_lazy(Value v) {
   if (!is_complex(v.type().dtype) && v.type().dtype != DType::Opaque) return false;
-  while (v.node->op->name != "graph::input" && !one_of(base_name(*v.node), {"_conj", "_neg_view"})) {
-    const Value of = tensor_arg(*v.node, 0);
-    if (!(v.node->op->flags & ir::kView) || !of) return false;
-    v = of;
-  }
-  return true;
+  for (; v.node->op->flags & ir::kView; v = std::get<Value>(v.node->args[0]))
+    if (v.node->op->flags & ir::kMakesBits) return true;
+  return v.node->op->name == "graph::input";
 }
 
 // The operand that n's first result equals, bit for bit and in type.

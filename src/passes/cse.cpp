@@ -5,6 +5,7 @@
 
 #include "ir/faults.h"
 #include "ir/node_map.h"
+#include "ir/views.h"
 #include "passes/output_storage.h"
 #include "support/hash.h"
 
@@ -74,12 +75,7 @@ bool same_node(const Node& x, const Node& y) {
 std::unordered_set<const Node*> shown_to_custom_ops(const ir::Graph& g) {
   std::unordered_set<const Node*> r;
   for (Node* n : g.nodes())
-    if (n->op->flags & ir::kEffect)
-      ir::for_each_input(*n, [&](Value& v) {
-        const Node* root = v.node;
-        while (root->op->flags & ir::kView) root = std::get<Value>(root->args[0]).node;
-        r.insert(root);
-      });
+    if (n->op->flags & ir::kEffect) ir::for_each_input(*n, [&](Value& v) { r.insert(ir::root_of(v).node); });
   return r;
 }
 

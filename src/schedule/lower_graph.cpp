@@ -6,6 +6,7 @@
 
 #include "ir/faults.h"
 #include "ir/node_map.h"
+#include "ir/views.h"
 #include "ops/reads.h"
 #include "ops/rules.h"
 #include "ops/shapes.h"
@@ -255,12 +256,7 @@ class GraphLowering final : public Nests {
 
   // An input's memory in eager.
   bool of_input(Value v) const {
-    while (v.node->op->flags & ir::kView) {
-      const Value* of = v.node->args.empty() ? nullptr : std::get_if<Value>(&v.node->args[0]);
-      if (!of || !*of) return false;
-      v = *of;
-    }
-    return std::ranges::any_of(graph_.inputs, [&](const ir::Input& i) { return i.value.node == v.node; });
+    return std::ranges::any_of(graph_.inputs, [root = ir::root_of(v).node](const ir::Input& i) { return i.value.node == root; });
   }
 
   // The plan reads a copy of a view that is a call. A custom op gets the view.

@@ -14,54 +14,41 @@ namespace vitrify {
 inline constexpr std::array kCompositeKeys{c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::CompositeExplicitAutograd,
                                            c10::DispatchKey::CompositeExplicitAutogradNonFunctional};
 
-// Views and versions. Those that call from further down stay there.
-class Counted {
+// Opens a key that is excluded for what a composite calls, where it is wanted there. Where a composite is not `seen`, nothing that it calls is.
+template <c10::DispatchKey kExcluded, bool (*kWanted)()>
+class Opened {
  public:
-  explicit Counted(bool composite) : below_(std::exchange(deep_, deep_ || !composite)) {
-    if (deep_ || !c10::impl::tls_is_dispatch_key_excluded(kKey)) return;
-    c10::impl::tls_set_dispatch_key_excluded(kKey, false);
-    changed_ = true;
-  }
-  ~Counted() {
-    if (changed_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-    deep_ = below_;
-  }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-
- private:
-  static constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  static inline thread_local bool deep_ = false;
-  bool below_, changed_ = false;
-};
-
-// Casts; also of those that lie below autograd. An op that autocast has a kernel for calls all that it is made of without it; any other leaves it on,
-// but a mode is called without it.
-class Cast {
- public:
-  Cast(bool composite, bool has_kernel) : outer_(std::exchange(off_, off_ || !composite || has_kernel)) {
+  static constexpr auto kKey = kExcluded;
+  explicit Opened(bool seen) : outer_(std::exchange(shut_, shut_ || !seen)) {
     if (!c10::impl::tls_is_dispatch_key_excluded(kKey) || !asked_for()) return;
     c10::impl::tls_set_dispatch_key_excluded(kKey, false);
     changed_ = true;
   }
-  ~Cast() {
+  ~Opened() {
     if (changed_) c10::impl::tls_set_dispatch_key_excluded(kKey, true);
-    off_ = outer_;
+    shut_ = outer_;
   }
-  Cast(const Cast&) = delete;
-  Cast& operator=(const Cast&) = delete;
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
 
-  static constexpr auto kKey = c10::DispatchKey::AutocastCPU;
-  // By the program, around the op that it calls.
-  static bool asked_for() {
-    if (off_) return false;
-    const at::impl::RestorePythonTLSSnapshot as_the_program_has_it;
-    return !c10::impl::tls_is_dispatch_key_excluded(kKey);
-  }
+  static bool asked_for() { return !shut_ && kWanted(); }
 
  private:
-  static inline thread_local bool off_ = false;
+  static inline thread_local bool shut_ = false;
   bool outer_, changed_ = false;
 };
+
+inline bool always() { return true; }
+// By the program, around the op that it calls: a mode is called without it.
+inline bool autocast_is_on() {
+  const at::impl::RestorePythonTLSSnapshot as_the_program_has_it;
+  return !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+}
+
+// Views and versions. What calls from further down stays there.
+using Counted = Opened<c10::DispatchKey::ADInplaceOrView, always>;
+// Casts; also of composites that lie below autograd. An op that autocast has a kernel for calls all that it is made of without it; any other leaves
+// it on.
+using Cast = Opened<c10::DispatchKey::AutocastCPU, autocast_is_on>;
 
 }  // namespace vitrify

@@ -8,6 +8,7 @@
 
 #include "ops/lowering.h"
 #include "torch/compat.h"
+#include "torch/composite_state.h"
 #include "torch/convert.h"
 #include "torch/fake.h"
 #include "torch/mode.h"
@@ -112,6 +113,7 @@ Tensor kron(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b) {
 // --- cdist: of many rows, and where gradients are asked for, a matrix product
 
 Tensor cdist(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, double p, std::optional<int64_t> mode) {
+  const Cast none(false);  // autocast has a kernel for it, within which it is off
   const auto product_of_rows = [&] {
     constexpr int64_t kMany = 25;
     return p == 2 && (mode.value_or(0) == 1 || (mode.value_or(0) == 0 && (a.sym_size(-2) > kMany || b.sym_size(-2) > kMany)));

@@ -145,6 +145,8 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
           if (const Source& s = *inputs[static_cast<size_t>(i)]; s.real.is_view() && s.real.is_leaf())
             fail(fmt::format("makes a view of '{}', a leaf that is a view, in no_grad, and reads it where gradients may follow", s.name));
       });
+    if (saved && !saved->saved_tensor_hooks.stack.empty() && at::SavedTensorDefaultHooks::get_disabled_error_message())
+      fail("refuses hooks on saved tensors, which there are around the call");
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
     if ((info.kind == OpKind::Composite && !whole) || (info.sees_autocast && Cast::asked_for())) {
@@ -246,7 +248,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
   const bool whole =
       !explicit_kernel && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) && (!seen || c10::InferenceMode::is_enabled());
   const Counted counted(whole);
-  const Cast cast(whole || explicit_kernel, info.op.hasKernelForDispatchKey(Cast::kKey));
+  const Cast cast((whole || explicit_kernel) && !info.op.hasKernelForDispatchKey(Cast::kKey));
   const size_t nodes = graph->nodes().size();
   // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.
   if (info.flags & ir::kGivesContiguous && !(c10::GradMode::is_enabled() && given[0].toTensor().requires_grad()) &&

@@ -39,7 +39,11 @@ const std::unordered_set<std::string_view>& refused() {
 bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_noise"; }
 
 // Their kernels call ops that autocast casts, and no op that it has a kernel for calls them.
-bool sees_autocast(std::string_view name) { return name == "aten::linalg_pinv.atol_rtol_tensor" || name == "aten::affine_grid_generator"; }
+bool sees_autocast(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {"aten::linalg_pinv.atol_rtol_tensor", "aten::affine_grid_generator", "aten::_trilinear",
+                                                             "aten::_euclidean_dist"};
+  return names.count(name) > 0;
+}
 
 // Composites that stay whole: one library call, and what they decompose to hides it.
 bool keep_whole(std::string_view name) { return name == "aten::linear" || name == "aten::one_hot"; }

@@ -15,11 +15,6 @@ using ir::Value;
 bool is_input(const Node& n) { return n.op->name == "graph::input"; }
 uint32_t input_index(const Node& n) { return static_cast<uint32_t>(std::get<sym::Int>(n.args[0]).value()); }
 
-ir::Value root_of(Value v) {
-  while (v.node->op->flags & ir::kView) v = std::get<Value>(v.node->args[0]);
-  return v;
-}
-
 namespace {
 
 bool is_constant(const Node& n) { return n.op->name == "graph::constant"; }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ir/node_map.h"
+#include "ir/views.h"
 
 namespace vitrify {
 
@@ -24,7 +25,7 @@ std::shared_ptr<ir::Graph> extract(const ir::Graph&, const std::vector<ir::Value
 
 bool is_input(const ir::Node&);
 uint32_t input_index(const ir::Node&);  // of a graph::input
-ir::Value root_of(ir::Value);           // what it is a view of, or itself
+using ir::root_of;
 
 // What the values follow from: their nodes, and all nodes behind them, but for those behind `ends`.
 ir::NodeSet nodes_behind(const ir::Graph&, const std::vector<ir::Value>&, const std::vector<ir::Value>& ends = {});

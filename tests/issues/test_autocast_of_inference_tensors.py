@@ -16,6 +16,7 @@ PROGRAMS = {
     # Autocast has kernels for these, to float32: what they are made of is not cast again.
     "norm": lambda x, w: torch.linalg.matrix_norm(x @ w.t()), "pinv": lambda x, w: torch.linalg.pinv(x + w), "cond": lambda x, w: torch.linalg.cond(x + w),
     "rank": lambda x, w: torch.linalg.matrix_rank(x @ w.t()), "distances": lambda x, w: torch.cdist(x, w), "off": lambda x, w: without(x, w),
+    "many distances": lambda x, w: torch.cdist(x.repeat(10, 1), w.repeat(10, 1)), "euclidean": lambda x, w: torch._euclidean_dist(x, w),
     "grid": lambda x, w: F.affine_grid(x[None, :2, :3], (1, 1, 2, 2), align_corners=False),  # one op to autograd
 }
 
@@ -122,3 +123,18 @@ def test_composites_of_any_size(dynamic, gradients, name):
         for got, want in zip(*reversed(results)):
             assert got.dtype == want.dtype
             torch.testing.assert_close(got, want, **bounds.AUTOCAST)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_products_within_kernels(grad):
+    """As eager rounds them, not only as near: in autocast's dtype."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Bilinear(6, 6, 3), torch.randn(4, 6)
+    expects.compiled("library calls")
+
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x, x.sin())
+
+    with torch.set_grad_enabled(grad):
+        assert torch.equal(vitrify.compile(f, fullgraph=True)(x), f(x))

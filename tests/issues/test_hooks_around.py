@@ -195,3 +195,15 @@ def test_errors_of_hooks():
             f(x=leaf())
         with pytest.raises(RuntimeError, match="Backward hook returned an invalid number of grad_input, got 2, but expected 1"):
             f(leaf()).sum().backward()
+
+
+def test_func_within_hooks_on_saved_tensors():
+    """Which torch.func refuses, of the program's caller too."""
+    program = lambda x: torch.func.grad(lambda a: a.sin().sum())(x)
+    compiled = vitrify.compile(program)
+    torch.testing.assert_close(compiled(torch.ones(3)), program(torch.ones(3)))
+    before = vitrify.counters["eager_calls"]
+    for g in (program, compiled, compiled):
+        with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), pytest.raises(RuntimeError, match="saved tensor hooks"):
+            g(torch.ones(3))
+    assert vitrify.counters["eager_calls"] == before + 2

@@ -65,8 +65,15 @@ class Result:
         return asdict(self)
 
 
+autocast = False  # every op runs under it
+
+
+def under_autocast(target):
+    return torch.autocast("cpu", torch.bfloat16)(target) if autocast and target else target
+
+
 def function_of(op):
-    target = op.op
+    target = under_autocast(op.op)
 
     def call(input, args, kwargs):
         return target(input, *args, **kwargs)
@@ -74,7 +81,7 @@ def function_of(op):
 
 
 def inplace_of(op):
-    target = op.inplace_variant
+    target = under_autocast(op.inplace_variant)
 
     def call(input, args, kwargs):
         return target(input, *args, **kwargs)

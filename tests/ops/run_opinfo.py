@@ -1,6 +1,6 @@
 """All ops of torch's op database, compiled beside eager, in worker processes (an op that crashes one is a row like any other).
 
-run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--reasons] [--json FILE] [--merge JSON...]
+run_opinfo.py [--grad [ORDER]] [--ops REGEX] [--dtypes a,b] [--samples N] [--shard I/N] [--jobs N] [--limit SECONDS] [--report FILE] [--reasons] [--autocast] [--json FILE] [--merge JSON...]
 """
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def worker(args):
     known = {}
     for op in opinfo.database():
         known.setdefault(opinfo.name_of(op), op)
+    opinfo.autocast = args.autocast
     for line in sys.stdin:
         name = line.strip()
         order = {"order": args.grad} if args.grad else {}
@@ -70,7 +71,7 @@ def serve(names, args, deadline, done):
             continue
         if process is None:
             errors = tempfile.TemporaryFile("w+", errors="replace")
-            process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads), "--grad", str(args.grad)],
+            process = subprocess.Popen([sys.executable, __file__, "--worker", "--dtypes", args.dtypes, "--samples", str(args.samples), "--threads", str(args.threads), "--grad", str(args.grad), *["--autocast"] * args.autocast],
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
             lines, ran = queue.Queue(), []
 
@@ -162,6 +163,7 @@ def main():
     parser.add_argument("--op-limit", type=float, default=120, help="seconds for one op")
     parser.add_argument("--report", help="markdown table, docs/opinfo-report.md in the tree")
     parser.add_argument("--reasons", action="store_true", help="print why samples ran eagerly, by op")
+    parser.add_argument("--autocast", action="store_true", help="each op under autocast to bfloat16")
     parser.add_argument("--json")
     parser.add_argument("--merge", nargs="+", help="run nothing: the report of these --json files (shards; a later file's row of an op wins)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
