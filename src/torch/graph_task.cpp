@@ -55,23 +55,6 @@ bool is_of_grad() {
 
 bool comes_to(const Edge& e) { return runs(e, task_of(e)); }
 
-Come how_comes_to(Node& node) {
-  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-  const auto is_captured = [](const auto& of) { return of.second.captures_ != nullptr; };
-  if (const auto at = tasks->find(&node); at != tasks->end() && is_captured(*at)) return Come::Captured;
-  if (!comes_to_node(&node)) return Come::Begins;
-  const bool of_grad = std::ranges::any_of(*tasks, is_captured);
-  return of_grad || node.retains_grad_hooks().empty() ? Come::Never : Come::Runs;  // inputs= of backward() retain their gradients
-}
-
-void capture_again(Node& node, const torch::autograd::variable_list& gradients) {
-  GraphTask* task = current_task();
-  if (!task) return;
-  std::lock_guard lock(task->mutex_);
-  for (const Task::Capture& c : *task->exec_info_.at(&node).captures_)
-    task->captured_vars_[static_cast<size_t>(c.output_idx_)] = gradients[static_cast<size_t>(c.input_idx_)];
-}
-
 bool comes_to_node(const Node* n) {
   const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();
   return all && all->contains(const_cast<Node*>(n));
@@ -235,8 +218,7 @@ bool leave_out(GraphTask& task, Node& node, Node* n, std::vector<size_t> edges, 
 }
 
 bool is_observed(Node& n, const Task* task) {
-  const auto is_seen = [](const auto& hook) { return !dynamic_cast<const Unheard*>(hook.get()); };
-  return std::ranges::any_of(n.tensor_pre_hooks(), is_seen) || !n.pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
+  return !n.tensor_pre_hooks().empty() || !n.pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
          (task && task->captures_);
 }
 

@@ -1,7 +1,6 @@
 // What the backward under way on this thread asks of nodes.
 #pragma once
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <functional>
 #include <vector>
@@ -10,14 +9,6 @@ namespace vitrify {
 
 bool is_of_grad();  // it is grad()'s, or one with inputs=: not all nodes run
 bool comes_to(const torch::autograd::Edge&);
-// How eager's backward comes to `node` if nothing behind it is asked for: it runs all the same, or its tensors' hooks alone do, since its gradient is
-// asked for or the backward begins there, or it is never met.
-enum class Come : uint8_t { Runs, Captured, Begins, Never };
-Come how_comes_to(torch::autograd::Node& node);
-// What is asked for there is this.
-void capture_again(torch::autograd::Node& node, const torch::autograd::variable_list& gradients);
-// A hook of ours, of which gradients do not change.
-struct Unheard : torch::autograd::FunctionPreHook {};
 // From another node, or from several roots: a single one is where it begins.
 bool comes_to_node(const torch::autograd::Node*);
 // Eager never comes to what no gradient leads to: nor does this backward from `node`, which gives `grads`, where someone would notice. Where edges

@@ -8,7 +8,6 @@
 #include "torch/convert.h"
 #include "torch/graph_task.h"
 #include "torch/sym_node.h"
-#include "torch/tape.h"
 #include "torch/versions.h"
 
 namespace vitrify {
@@ -81,59 +80,6 @@ std::vector<torch::autograd::Edge> RegionCall::places() const {
   std::vector<torch::autograd::Edge> r;
   for (const auto& [node, input] : places_) r.emplace_back(compat::lock(node), input);
   return r;
-}
-
-struct ResultNode::Quiet final : Unheard {
-  explicit Quiet(ResultNode& node) : node(node) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
-    Hooks& hooks = node.tensor_pre_hooks();
-    node.hear_again();
-    if (!is_of_grad() || (hooks.size() == 1 && node.pre_hooks().empty() && node.retains_grad_hooks().empty())) return grads;
-    const Come come = how_comes_to(node);
-    if (come == Come::Runs || static_cast<const RegionNode&>(*node.next_edge(0).function).leads_to_asked(node.next_edges())) return grads;
-    node.before_.swap(node.pre_hooks());
-    node.captured_ = come == Come::Captured;
-    if (come != Come::Never) return grads;
-    node.retaining_.swap(node.retains_grad_hooks());
-    for (size_t i = 1; i < hooks.size(); ++i) {  // the engine goes through them
-      node.of_tensors_.push_back(std::move(hooks[i]));
-      hooks[i] = std::make_unique<Nothing>();
-    }
-    return grads;
-  }
-  struct Nothing final : Unheard {
-    torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override { return grads; }
-  };
-  ResultNode& node;
-};
-
-void ResultNode::keep_quiet_unasked() { add_tensor_pre_hook(std::make_unique<Quiet>(*this)); }
-
-void ResultNode::hear_again() {
-  for (size_t i = 0; i < of_tensors_.size(); ++i) tensor_pre_hooks()[i + 1] = std::move(of_tensors_[i]);
-  of_tensors_.clear();
-  if (!before_.empty()) before_.swap(pre_hooks());
-  if (!retaining_.empty()) retaining_.swap(retains_grad_hooks());
-  captured_ = false;
-}
-
-torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&& tangents) {
-  const bool captured = captured_;
-  hear_again();
-  if (captured) capture_again(*this, tangents);  // behind the hooks, as where nothing follows
-  return std::move(tangents);
-}
-
-bool RegionNode::leads_to_asked(const torch::autograd::edge_list& inputs) const {
-  const JointProgram& j = call_->joint;
-  std::vector<char> from(j.places()), stops(j.parts.empty() ? 0 : j.places());
-  for (const torch::autograd::Edge& e : inputs) from[j.parts.empty() ? e.input_nr : j.parts[part_].places[e.input_nr]] = 1;
-  for (size_t p = 0; p < stops.size(); ++p) stops[p] = comes_to(next_edge(j.edge_to(p)));
-  for (size_t k = 0; k < from.size(); ++k)
-    if (from[k] && j.tape->step_of(k) < 0) return true;
-  const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(next_edge(g)); };
-  const Path path = j.tape->path([&](size_t k) { return from[k] != 0; }, &asked, stops);
-  return std::ranges::find(path, 1) != path.end();
 }
 
 // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "torch/kept.h"
@@ -111,18 +110,7 @@ class CallNode : public compat::OwningNode<torch::autograd::Node> {
 class ResultNode final : public CallNode {
  public:
   using CallNode::CallNode;
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
-  // For the engine all such results lead where any does: where nothing behind these is asked for, eager's backward does not come to them, and the
-  // hooks of users do not run. Before there are any.
-  void keep_quiet_unasked();
-
- private:
-  struct Quiet;
-  void hear_again();  // also what a backward that raised before it came here has left aside
-  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-  Hooks of_tensors_, before_;  // that are not to run now
-  std::unordered_map<size_t, std::unique_ptr<torch::autograd::FunctionPreHook>> retaining_;
-  bool captured_ = false;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override { return std::move(tangents); }
 };
 
 // One for each of JointProgram::parts. The gradient that it is given of a result and what it gives to one behind it are as eager's; in between, the
@@ -134,7 +122,6 @@ class RegionNode final : public CallNode {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
   void release_variables() override;
   size_t part() const { return part_; }
-  bool leads_to_asked(const torch::autograd::edge_list& inputs) const;  // from these of its own
   // Of the backward under way, by place: gradients stop there; empty: nowhere.
   const std::vector<char>& stops() const { return stops_; }
   // How gradients come, but for their strides.

@@ -111,7 +111,6 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       torch::autograd::edge_list next;
       for (uint32_t k : own) next.emplace_back(node, static_cast<uint32_t>(std::ranges::find(places, k) - places.begin()));
       in_front->set_next_edges(std::move(next));
-      in_front->keep_quiet_unasked();
       for (uint32_t k : own) set_history(k, in_front);
     }
   };

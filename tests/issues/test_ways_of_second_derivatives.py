@@ -1,5 +1,4 @@
-"""A second derivative raised wherever a node that cannot be differentiated lay behind a root, and a hook of a result ran though only another result led to
-what was asked for: eager's engine runs what lies on a way to that."""
+"""A second derivative raised wherever a node that cannot be differentiated lay behind a root: eager's engine runs what lies on a way to what is asked for."""
 import gc
 import weakref
 
@@ -177,55 +176,3 @@ def test_an_error_of_users_comes_whole_each_time():
         raised.append(e.value)
     assert raised[0] is not raised[1]
     assert all(e.args == (7,) and e.reason == "none" and repr(e.__cause__) == "KeyError('missing')" for e in raised)
-
-
-RESULTS = {
-    "meet": lambda x, u: (lambda a: (a * 2, a.sum() * u, u.exp()))(x.tanh()),
-    "apart": lambda x, u: (x.exp(), u.exp(), (x * u).sin()),
-    "behind": lambda x, u: (lambda a: (a, a.sum() * u, u.exp()))(x.tanh()),
-}
-
-
-@pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("asked", ["x", "u", "xu", "r", "ru"])
-@pytest.mark.parametrize("name", RESULTS)
-def test_hooks_of_results_on_no_way(name, asked, batch, create_graph):
-    def heard(f):
-        x, u = torch.linspace(-1, 1, 4).requires_grad_(), torch.linspace(0.5, 2, 4).requires_grad_()
-        results, runs = f(x, u), []
-        for i, r in enumerate(results):
-            r.register_hook(lambda g, i=i: runs.append(i))
-            r.register_hook(lambda g, i=i: g * (i + 2))
-        to = [{"x": x, "u": u, "r": results[0]}[a] for a in asked]
-        grads = []
-        for of in (results, results[::-1], results[:1], results[1:]):
-            tangents = [torch.ones(*batch, *r.shape) for r in of]
-            grads += grad(of, to, tangents, allow_unused=True, retain_graph=True, create_graph=create_graph, is_grads_batched=bool(batch))
-            runs.append("then")
-        return [None if g is None else g.detach() for g in grads], sorted(map(str, runs))
-
-    f, expected = vitrify.compile(RESULTS[name]), heard(RESULTS[name])
-    for _ in range(2):
-        got = heard(f)
-        torch.testing.assert_close(got[0], expected[0])
-        assert got[1] == expected[1]
-    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
-
-
-def test_hooks_run_again_where_they_are_asked_for():
-    f, runs = vitrify.compile(RESULTS["meet"]), []
-    x, u = torch.linspace(-1, 1, 4).requires_grad_(), torch.linspace(0.5, 2, 4).requires_grad_()
-    results = f(x, u)
-    handle = results[0].register_hook(lambda g: runs.append(0))
-    results[0].retain_grad()
-    results[0].grad_fn.register_prehook(lambda g: runs.append("before"))
-    total = sum(r.sum() for r in results)
-    grad(total, u, retain_graph=True)
-    assert runs == [] and results[0].grad is None
-    grad(total, x, retain_graph=True)
-    assert runs == [0, "before"]
-    torch.testing.assert_close(results[0].grad, torch.ones(4))
-    handle.remove()
-    total.backward()
-    assert runs == [0, "before", "before"]
