@@ -64,11 +64,22 @@ class _Region(torch.autograd.Function):
                 if any(t is known for known in ctx.leaves):
                     of_leaves[id(t)] = grad
                 else:
-                    t.grad = grad
+                    t.grad = _accumulated(grad, t)
 
         eager = types.FunctionType(ctx.real.backward.__code__, {**ctx.real.backward.__globals__, "torch": _Torch(backward)})
         of_args = eager(kept, *grads)[2:]
         return None, None, None, None, *of_args, *(of_leaves.get(id(t)) for t in ctx.leaves)
+
+
+def _accumulated(grad, leaf):
+    """A gradient where a leaf's accumulates: one that lies otherwise is copied, into what lies as the leaf does."""
+    if grad is None or grad.layout is not torch.strided or leaf.layout is not torch.strided:
+        return grad
+    if not torch.ops.aten.is_non_overlapping_and_dense(leaf):
+        return grad if grad.is_contiguous() else grad.contiguous()
+    if all(n == 1 or s == to for n, s, to in zip(leaf.shape, grad.stride(), leaf.stride())):
+        return grad
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
 
 
 def _free(t):

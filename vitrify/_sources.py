@@ -37,8 +37,8 @@ _ITERATORS = tuple({type(iter(x)) for x in ([], (), {}, set(), "", b"", range(0)
 _VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _STATEFUL = frozenset({"collections", "queue", "weakref"})  # what these make is kept in attributes
 _COMPARED = 1 << 24  # bytes of a buffer that each call compares
-_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
-_OTHER_GLOBALS = {dis.opmap[n] for n in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")}
+# What looks a global up, and by how many bits its argument is more than the place of the name.
+_GLOBALS = [(dis.opmap[n], n == "LOAD_GLOBAL") for n in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")]
 _BY_STRING = {"globals", "vars", "eval", "exec"}
 _OPTIMIZER_HOOKS = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
 # What autograd calls of a class of the user's derivatives.
@@ -69,14 +69,17 @@ def code_names(code, out):
 @functools.lru_cache(4096)
 def global_names(code):
     """Names that a function looks up among its globals: an attribute of the same name is another thing."""
-    out, extended = set(), 0
-    for op, arg in zip(code.co_code[::2], code.co_code[1::2]):
-        arg |= extended
-        extended = arg << 8 if op == dis.EXTENDED_ARG else 0
-        if op == _LOAD_GLOBAL:
-            out.add(code.co_names[arg >> 1])
-        elif op in _OTHER_GLOBALS:
-            out.add(code.co_names[arg])
+    out, code_bytes = set(), code.co_code
+    opcodes = code_bytes[::2]
+    for op, shift in _GLOBALS:
+        at = opcodes.find(op)
+        while at >= 0:
+            arg, extended, before = code_bytes[2 * at + 1], 8, at - 1
+            while before >= 0 and opcodes[before] == dis.EXTENDED_ARG:
+                arg |= code_bytes[2 * before + 1] << extended
+                extended, before = extended + 8, before - 1
+            out.add(code.co_names[arg >> shift])
+            at = opcodes.find(op, at + 1)
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
             out |= global_names(c)

@@ -40,10 +40,14 @@ std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph&
     }
   };
   follow();
-  // Some formulas give zeros whatever they are given: gradients that follow from no root, as they are or added to others.
+  // Some formulas give zeros, or what they have saved, whatever they are given: gradients that follow from no root, as they are or added to others.
   bool any = false;
   const auto add_if_of_none = [&](Value v) {
-    if (v && !is_input(*v.node) && !of_live.contains(v.node) && !of_others.contains(v.node)) any = of_live.insert(v.node);
+    if (!v || of_live.contains(v.node) || of_others.contains(v.node)) return;
+    if (is_input(*v.node))
+      needed.insert(v.node);
+    else
+      any = of_live.insert(v.node);
   };
   for (Value v : derivative.outputs) add_if_of_none(v);
   for (const ir::Node* n : nodes)

@@ -365,3 +365,21 @@ def test_parts_of_a_complex_number():
     parts = lambda x, w: (lambda z: (z.real, z.imag))(torch.complex(x, w))  # noqa: E731
     assert "second time" in run(parts)
     assert run(vitrify.compile(parts, fullgraph=True)) == run(parts)
+
+
+@pytest.mark.no_kernels("nothing has elements")
+def test_a_formula_that_gives_what_it_has_saved():
+    """Of no elements cummax's gives its operand itself: that follows from no result, and the first part of a backward freed it for the next."""
+    def f(x):
+        y = torch.cummax(x.clone(), -2).values
+        return y.unfold(-2, 2, 1), y.sin()
+
+    def run(f):
+        x = torch.rand(0, 4, 3).requires_grad_()
+        a, b = f(x)
+        (a.sum() + b.sum()).backward(retain_graph=True)
+        (a.sum() + b.sum()).backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            a.sum().backward()
+        return x.grad.shape
+    assert run(vitrify.compile(f, fullgraph=True)) == run(f)
