@@ -56,7 +56,7 @@ def test_a_crash_and_a_hang_say_where(monkeypatch, tmp_path, end, says):
     monkeypatch.setattr(run_opinfo, "__file__", str(tmp_path / "worker.py"))
     names, rows = queue.Queue(), []
     names.put("add")
-    run_opinfo.serve(names, argparse.Namespace(dtypes="float32", samples=1, threads=1, grad=0, op_limit=1 if "sleep" in end else 60), time.time() + 60, rows.append)
+    run_opinfo.serve(names, argparse.Namespace(dtypes="float32", samples=1, threads=1, grad=0, autocast=False, op_limit=1 if "sleep" in end else 60), time.time() + 60, rows.append)
     (text,) = rows[0]["failures"]
     assert text.startswith(says) and 'worker.py", line 5' in text and rows[0]["passed"] == 0
 
