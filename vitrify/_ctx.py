@@ -116,7 +116,7 @@ def anew(error, seen=()):
     try:
         new = type(error).__new__(type(error), *error.args)
         new.__dict__.update(error.__dict__)
-    except TypeError:
+    except Exception:  # a constructor of the user's: the same object then
         return error.with_traceback(None)
     seen = (*seen, error)
     new.__cause__, new.__context__, new.__suppress_context__ = anew(error.__cause__, seen), anew(error.__context__, seen), error.__suppress_context__

@@ -21,15 +21,20 @@ class Refuses(torch.autograd.Function):
         raise NotImplementedError("no second derivative")
 
 
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
+def square_by(derivative):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
 
-    @staticmethod
-    def backward(ctx, g):
-        return Refuses.apply(g, *ctx.saved_tensors)
+        @staticmethod
+        def backward(ctx, g):
+            return derivative.apply(g, *ctx.saved_tensors)
+    return Square
+
+
+Square = square_by(Refuses)
 
 
 def attention(x):
@@ -158,17 +163,8 @@ def test_an_error_of_users_comes_whole_each_time():
             except KeyError as e:
                 raise Told(7, reason="none") from e
 
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, g):
-            return Refuses.apply(g, *ctx.saved_tensors)
-
-    f, raised = vitrify.compile(lambda x, u: Square.apply(x) * u), []
+    square = square_by(Refuses)
+    f, raised = vitrify.compile(lambda x, u: square.apply(x) * u), []
     for _ in range(2):
         with pytest.raises(Told) as e:
             x, u = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
