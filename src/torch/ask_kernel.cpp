@@ -15,6 +15,7 @@
 #include "support/budget.h"
 #include "torch/convert.h"
 #include "torch/mode.h"
+#include "torch/stack.h"
 
 namespace vitrify {
 
@@ -37,15 +38,39 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
          });
 }
 
+namespace {
+
+// LAPACK's own integers are int32: kernels look at those of torch, which are int64.
+struct Places {
+  bool ints = false, floats = false;
+  void add(at::ScalarType t) {
+    ints = ints || t == at::kInt;
+    floats = floats || at::isFloatingType(t) || at::isComplexType(t);
+  }
+  explicit operator bool() const { return ints && floats; }
+};
+
+}  // namespace
+
+void call_on_made_up(const capture::OpInfo& info, compat::Stack* stack) {
+  Places places;
+  const auto args = last(*stack, info.args.size());
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (std::ranges::find(info.writes, i) != info.writes.end()) continue;
+    for_each_tensor(args.slice(i, 1), [&](const at::Tensor& t) { places.add(t.scalar_type()); });
+  }
+  if (places && !hides_sizes(info.name)) throw NotAsked(fmt::format("{} is given places in memory that only the call knows", info.name));
+  info.op.callBoxed(stack);
+}
+
 Operands look_at(const std::vector<Arg>& args) {
   Operands r;
-  bool ints = false, floats = false;
+  Places places;
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
     r.other = r.other || !(t.strides == ir::contiguous_strides(t.sizes));  // those of one element too
-    ints = ints || t.dtype == DType::I32;                                  // LAPACK's own: kernels look at those of torch, which are int64
-    floats = floats || is_float(t.dtype) || is_complex(t.dtype);
+    places.add(scalar_type_of(t));
     r.here = r.here && t.device.kind == DeviceKind::CPU;
     double n = 1;
     for (sym::Int s : t.sizes) n *= static_cast<double>(value_of(s));
@@ -55,7 +80,7 @@ Operands look_at(const std::vector<Arg>& args) {
     if (auto* v = std::get_if<Value>(&a)) look(*v);
     if (auto* l = std::get_if<std::vector<Value>>(&a)) std::ranges::for_each(*l, look);
   }
-  r.places = ints && floats;
+  r.places = bool(places);
   return r;
 }
 
@@ -73,7 +98,7 @@ bool checks_operands(const capture::OpInfo& info, bool in_backward) {
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   const Operands o = look_at(args);
-  return o.here && !o.places && o.elements <= kMostZeros;
+  return o.can_be_made_up();
 }
 
 namespace {
@@ -118,7 +143,7 @@ void ask(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>
     return r;
   };
   for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], small));
-  info.op.callBoxed(stack);
+  call_on_made_up(info, &stack);
 }
 
 at::Tensor zeros(at::IntArrayRef sizes, at::TensorOptions type) { return at::zeros(sizes, type); }
@@ -147,7 +172,8 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return true;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return true;
   const Operands o = look_at(args);
-  if (!o.here || (o.elements == 0 && std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<Value>(a); }))) return true;
+  if (!o.here || o.places || (o.elements == 0 && std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<Value>(a); })))
+    return true;
   KindOfCall kind{info.name + "("};
   for (const Arg& a : args) {
     fmt::format_to(std::back_inserter(kind.key), "{}:", a.index());
@@ -186,7 +212,7 @@ namespace {
 
 bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
   const Operands o = look_at(args);
-  return o.other && o.elements <= kMostZeros && !(info.flags & ir::kRandom) &&
+  return o.other && o.can_be_made_up() && !(info.flags & ir::kRandom) &&
          std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); }) && kernel_takes(g, info, args);
 }
 
@@ -195,7 +221,7 @@ bool may_stand_for(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return false;
   const Operands o = look_at(args);
-  return o.here && !o.places && o.elements <= kMostZeros;
+  return o.can_be_made_up();
 }
 
 struct Kinds {
@@ -249,7 +275,7 @@ bool answers_others(const ir::Graph& g, const capture::OpInfo& info, const std::
     compat::Stack stack;
     for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_ivalue(g, args[i], info.args[i], lies_so));
     try {
-      info.op.callBoxed(stack);
+      call_on_made_up(info, &stack);
     } catch (const std::exception&) {
       rethrow_interrupt();
       continue;

@@ -7,18 +7,27 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "torch/compat.h"
 #include "torch/op_info.h"
 
 namespace vitrify {
+
+constexpr double kMostZeros = 1 << 20;  // elements of operands with which a kernel is asked
 
 struct Operands {
   bool other = false, here = true;  // some are not row-major; all are on the CPU
   bool places = false;              // int32 beside floats: LAPACK trusts pivots to be places in memory
   double elements = 0;
+  bool can_be_made_up() const { return here && !places && elements <= kMostZeros; }
 };
 Operands look_at(const std::vector<ir::Arg>&);
 
-constexpr double kMostZeros = 1 << 20;  // elements of operands with which a kernel is asked
+// Calls the op's kernel on values that nobody has given it: each such call goes through here. Throws NotAsked where the kernel would take them for
+// places in memory.
+struct NotAsked : CaptureError {
+  using CaptureError::CaptureError;
+};
+void call_on_made_up(const capture::OpInfo&, compat::Stack*);
 
 bool hides_sizes(const std::string& op);
 bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results, c10::Device);

@@ -83,9 +83,7 @@ std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) 
   return Arg(sym::Int(static_cast<int64_t>(~uint64_t{0} >> (64 - 8 * c10::elementSize(t) + (t == at::kByte ? 0 : 1)))));
 }
 // Nothing says what the op gives.
-struct NoMeta : CaptureError {
-  using CaptureError::CaptureError;
-};
+using NoMeta = NotAsked;
 // Autograd has not seen the op, since it takes inference tensors only or has no formula, and would see what its kernel calls.
 bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue> args) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled() || info.kind == OpKind::View) return false;
@@ -198,7 +196,7 @@ void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> ar
   raised_now = fmt::format("{} raises, which the program catches", info.name);
   if (info.flags & (ir::kEffect | ir::kDataDependent)) std::rethrow_exception(refusal);
   const Operands o = look_at(convert_args(info, args));
-  if (!o.here || o.places || o.elements > kMostZeros) std::rethrow_exception(refusal);
+  if (!o.can_be_made_up()) std::rethrow_exception(refusal);
   try {
     c10::Device device = c10::kCPU;
     run_meta(info, args, &device, true, true);
@@ -434,6 +432,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   try {
     if (custom)
       info.op.callBoxedForDispatchKey(c10::DispatchKey::Meta, metas);
+    else if (real)
+      call_on_made_up(info, &metas);
     else
       info.op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& e) {
@@ -509,7 +509,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       rethrow_interrupt();
       if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
       const Operands o = look_at(converted);
-      if (ruled || !o.here || o.places || o.elements > kMostZeros) throw;
+      if (ruled || !o.can_be_made_up()) throw;
       const auto refusal = std::current_exception();
       try {  // Meta kernels written in Python refuse what others take
         call.metas = run_meta(info, args, &device, true, true);

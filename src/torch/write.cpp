@@ -95,7 +95,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
     c10::Device device = c10::kCPU;
     Stack metas;
     const Operands o = look_at(converted);
-    const bool asks = info.name.starts_with("aten::") && o.here && !o.places && o.elements <= kMostZeros;  // as in asks_kernel()
+    const bool asks = info.name.starts_with("aten::") && o.can_be_made_up();  // as in asks_kernel()
     try {
       metas = run_meta(info, fakes, &device, true, asks);
     } catch (const std::exception& refusal) {
@@ -179,7 +179,9 @@ at::Tensor Tracer::Impl::out_on_zeros(const OpInfo& info, const Stack& fakes, si
   at::Tensor made = args[out].toTensor();
   c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
   try {
-    info.op.callBoxed(&args);
+    call_on_made_up(info, &args);
+  } catch (const NotAsked&) {
+    return {};
   } catch (const c10::Error&) {
     return {};
   }
