@@ -254,6 +254,7 @@ const bool registered = [] {
     static auto* ours = new torch::Library(torch::Library::IMPL, "aten", kCompositeKey, __FILE__, __LINE__);
     ours->impl("matmul", TORCH_FN(matmul));
     register_quantiles(*ours);
+    register_ways(*ours);
     ours->impl("kron", TORCH_FN(kron));
     ours->impl("cdist", TORCH_FN(cdist));
     ours->impl("max_pool1d", TORCH_FN(max_pool1d));
@@ -283,6 +284,10 @@ bool has_symbols(const Tensor& t) {
 }
 
 bool stays_whole() { return std::exchange(whole, false); }
+
+void include_composites(bool on) {
+  if (registered) c10::impl::tls_set_dispatch_key_included(kCompositeKey, on);
+}
 
 c10::DispatchKeySet composite_keys() { return registered ? c10::DispatchKeySet(kCompositeKey) : c10::DispatchKeySet(); }
 

@@ -17,9 +17,11 @@ inline c10::DispatchKeySet below_composites(c10::DispatchKeySet keys) {
 inline bool casts_first(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::AutocastCPU); }
 bool has_symbols(const at::Tensor&);  // among its sizes and strides
 void register_quantiles(torch::Library&);
+void register_ways(torch::Library&);
 
 // Placeholders have it, so that those ops come here before autograd takes them apart; empty where another library has the key.
 c10::DispatchKeySet composite_keys();
+void include_composites(bool);  // for all tensors, on this thread
 
 // While a composite looks at its operands by _unsafe_view(): memory that others have and may write to. All else that torch looks at so is its own.
 class LooksAtOperands {

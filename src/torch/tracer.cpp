@@ -9,6 +9,7 @@
 
 #include "ops/shapes.h"
 #include "support/eager.h"
+#include "torch/composites.h"
 #include "torch/convert.h"
 #include "torch/overlap.h"
 #include "torch/process_state.h"
@@ -445,6 +446,7 @@ void Tracer::Impl::resume() {
   current_tracer = owner;
   try {
     capture::push_mode(this, options.python_mode);
+    capture::include_composites(true);  // of real tensors too, which the program reaches by itself
   } catch (...) {
     stop();
     throw;
@@ -458,6 +460,7 @@ void Tracer::Impl::stop() {
   known_now.clear();
   drop_unread_states();
   capture::remove_mode();
+  capture::include_composites(false);
   if (current_tracer == owner) current_tracer = nullptr;
   count_versions();
   // A real tensor the program wrote to was not written, but the layer above us counted it.
