@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "ir/faults.h"
 #include "ops/lowering.h"
@@ -40,32 +41,45 @@ bool hides_strides(const std::string& name, const std::vector<at::Tensor>& resul
 
 namespace {
 
-// LAPACK's own integers are int32: kernels look at those of torch, which are int64.
+// LAPACK's pivots, of which one is the first.
+bool takes_pivots(std::string_view op) {
+  static const std::unordered_set<std::string_view> names{"aten::linalg_lu_solve",      "aten::linalg_lu_solve.out", "aten::linalg_ldl_solve",
+                                                          "aten::linalg_ldl_solve.out", "aten::lu_unpack",           "aten::lu_unpack.out"};
+  return names.contains(op);
+}
+
+// Beside floats, which nobody has said to take all values. LAPACK's own integers are int32: kernels look at those of torch, which are int64.
 struct Places {
+  explicit Places(const capture::OpInfo& info) : known(info.row || takes_pivots(info.name) || hides_sizes(info.name)) {}
+  const bool known;
   bool ints = false, floats = false;
   void add(at::ScalarType t) {
     ints = ints || t == at::kInt;
     floats = floats || at::isFloatingType(t) || at::isComplexType(t);
   }
-  explicit operator bool() const { return ints && floats; }
+  explicit operator bool() const { return ints && floats && !known; }
 };
 
 }  // namespace
 
 void call_on_made_up(const capture::OpInfo& info, compat::Stack* stack) {
-  Places places;
+  Places places(info);
+  const bool pivots = takes_pivots(info.name);
   const auto args = last(*stack, info.args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     if (std::ranges::find(info.writes, i) != info.writes.end()) continue;
-    for_each_tensor(args.slice(i, 1), [&](const at::Tensor& t) { places.add(t.scalar_type()); });
+    for_each_tensor(args.slice(i, 1), [&](const at::Tensor& t) {
+      places.add(t.scalar_type());
+      if (pivots && t.scalar_type() == at::kInt) t.fill_(1);
+    });
   }
-  if (places && !hides_sizes(info.name)) throw NotAsked(fmt::format("{} is given places in memory that only the call knows", info.name));
+  if (places) throw NotAsked(fmt::format("{} is given places in memory that only the call knows", info.name));
   info.op.callBoxed(stack);
 }
 
-Operands look_at(const std::vector<Arg>& args) {
+Operands look_at(const capture::OpInfo& info, const std::vector<Arg>& args) {
   Operands r;
-  Places places;
+  Places places(info);
   auto look = [&](const Value& v) {
     if (!v) return;
     const TensorType& t = v.type();
@@ -97,7 +111,7 @@ bool checks_operands(const capture::OpInfo& info, bool in_backward) {
 // of them that runs has torch import its own compiler, which takes longer than most captures. The kernel takes about as long as in a call.
 bool asks_kernel(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
-  const Operands o = look_at(args);
+  const Operands o = look_at(info, args);
   return o.can_be_made_up();
 }
 
@@ -171,7 +185,7 @@ struct Asking {
 bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!info.name.starts_with("aten::") || info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kRandom | ir::kDataDependent)) return true;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return true;
-  const Operands o = look_at(args);
+  const Operands o = look_at(info, args);
   if (!o.here || o.places || (o.elements == 0 && std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<Value>(a); })))
     return true;
   KindOfCall kind{info.name + "("};
@@ -211,7 +225,7 @@ bool kernel_takes(const ir::Graph& g, const capture::OpInfo& info, const std::ve
 namespace {
 
 bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
-  const Operands o = look_at(args);
+  const Operands o = look_at(info, args);
   return o.other && o.can_be_made_up() && !(info.flags & ir::kRandom) &&
          std::ranges::none_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); }) && kernel_takes(g, info, args);
 }
@@ -220,7 +234,7 @@ bool refuses_layout(const ir::Graph& g, const capture::OpInfo& info, const std::
 bool may_stand_for(const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (info.op.schema().is_mutable() || info.flags & (ir::kEffect | ir::kDataDependent)) return false;
   if (std::ranges::any_of(args, [](const Arg& a) { return std::holds_alternative<ir::OpaqueArg>(a); })) return false;
-  const Operands o = look_at(args);
+  const Operands o = look_at(info, args);
   return o.can_be_made_up();
 }
 
@@ -237,7 +251,7 @@ Kinds kinds_of(const std::vector<Arg>& args) {
 bool refuses_contents(const ir::Graph& g, const capture::OpInfo& info, const std::vector<Arg>& args) {
   if (!may_stand_for(info, args)) return false;
   const Kinds kinds = kinds_of(args);
-  const bool lengths = kinds.ints && kinds.others;
+  const bool lengths = kinds.ints && kinds.others && !takes_pivots(info.name);
   const Asking asking;
   const KeepsDraws keeps(info.flags & ir::kRandom);
   const auto says = [&](const auto& make) -> std::string {

@@ -16,11 +16,11 @@ constexpr double kMostZeros = 1 << 20;  // elements of operands with which a ker
 
 struct Operands {
   bool other = false, here = true;  // some are not row-major; all are on the CPU
-  bool places = false;              // int32 beside floats: LAPACK trusts pivots to be places in memory
+  bool places = false;              // int32 beside floats, of which nobody knows whether a kernel trusts it to be places in memory
   double elements = 0;
   bool can_be_made_up() const { return here && !places && elements <= kMostZeros; }
 };
-Operands look_at(const std::vector<ir::Arg>&);
+Operands look_at(const capture::OpInfo&, const std::vector<ir::Arg>&);
 
 // Calls the op's kernel on values that nobody has given it: each such call goes through here. Throws NotAsked where the kernel would take them for
 // places in memory.

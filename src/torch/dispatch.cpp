@@ -195,7 +195,7 @@ void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> ar
   if (raised_now || in_backward) std::rethrow_exception(refusal);
   raised_now = fmt::format("{} raises, which the program catches", info.name);
   if (info.flags & (ir::kEffect | ir::kDataDependent)) std::rethrow_exception(refusal);
-  const Operands o = look_at(convert_args(info, args));
+  const Operands o = look_at(info, convert_args(info, args));
   if (!o.can_be_made_up()) std::rethrow_exception(refusal);
   try {
     c10::Device device = c10::kCPU;
@@ -508,7 +508,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     } catch (const std::exception& e) {
       rethrow_interrupt();
       if ((info.flags & ir::kEffect) && options.describe) throw capture::Undescribed(e.what());
-      const Operands o = look_at(converted);
+      const Operands o = look_at(info, converted);
       if (ruled || !o.can_be_made_up()) throw;
       const auto refusal = std::current_exception();
       try {  // Meta kernels written in Python refuse what others take

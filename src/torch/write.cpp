@@ -94,7 +94,7 @@ void Tracer::Impl::run_on_copies(const OpInfo& info, const Stack& fakes, const s
   } else if (fresh) {
     c10::Device device = c10::kCPU;
     Stack metas;
-    const Operands o = look_at(converted);
+    const Operands o = look_at(info, converted);
     const bool asks = info.name.starts_with("aten::") && o.can_be_made_up();  // as in asks_kernel()
     try {
       metas = run_meta(info, fakes, &device, true, asks);

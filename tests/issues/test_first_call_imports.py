@@ -18,6 +18,7 @@ ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(
        lambda x: torch.eye(x.shape[0]), lambda x: torch.eye(3, x.shape[1]), lambda x: torch.arange(0, x.shape[0] * .5, .5), lambda x: torch.arange(2.5), lambda x: torch.linspace(0, 1, 4),
        lambda x: torch.logspace(0, 1, 6) + x, lambda x: torch.fft.fftfreq(x.shape[1]) + x, lambda x: torch.fft.rfftfreq(7, .5)[:, None] + x, lambda x: torch.cholesky_inverse(torch.linalg.cholesky(A)),
        lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x), lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(A), x.mT, left=False), lambda x: torch.ormqr(*torch.geqrf(x), x),
+       lambda x: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(A), x), lambda x: torch.lu_unpack(*torch.linalg.lu_factor(A))[2] + x.sum(),
        lambda x: torch.hann_window(x.shape[0]), lambda x: torch.hamming_window(5, False), lambda x: torch.blackman_window(6), lambda x: torch.bartlett_window(6, dtype=torch.float64), lambda x: torch.kaiser_window(6),
        lambda x: torch.triu_indices(4, 6), lambda x: torch.tril_indices(3, x.shape[1], -1), lambda x: 0 * torch.multinomial(x.abs() + 1, 2), lambda x: 0 * torch.normal(0.0, 1.0, (2, 3)), lambda x: 0 * F.rrelu(x, .1, .3, training=True),
        lambda x: x[:0][x[:0] > 0], lambda x: x[:0][x[:0, 0] > 0], lambda x: x[:, :0][:, x[0, :0] > 0], lambda x: torch.arange(0.0, -8.5, -4), lambda x: torch.arange(False, True, True, dtype=torch.float32),
@@ -43,6 +44,7 @@ def test_a_first_call_imports_no_other_compiler():
 REFUSED = {
     "float_index": "x[x]", "double_index": "x[x[:2, 0].double()]", "float_index_of_nothing": "x[:0][x[:0, 0]]", "cauchy": "(x > 0).cauchy_()", "normal": "x.int().normal_(0, 5)", "geometric": "x.clone().geometric_(0)",
     "vdot": "torch.vdot(x[0, 0].int(), x[0, 0].int())", "median": "x[:, :0].median(-1)", "arange": "torch.arange(99, 2, 2, dtype=torch.float32)", "matrix_exp": "torch.linalg.matrix_exp(x[:, :4].int())",
+    "lu_solve": "torch.linalg.lu_solve(*(t.long() if t.dtype == torch.int32 else t for t in torch.linalg.lu_factor(x[:, :4])), x)", "masked_fill": "x.to(torch.complex64).masked_fill(x.int(), 1)",
 }
 REFUSING = """
 import sys, os, torch, vitrify
