@@ -63,7 +63,7 @@ class _Region(torch.autograd.Function):
             for t, grad in zip(found, _C.gradients(outputs, tangents, found)):
                 if any(t is known for known in ctx.leaves):
                     of_leaves[id(t)] = grad
-                else:
+                elif not _C.note_late(t, grad):
                     t.grad = _accumulated(grad, t)
 
         eager = types.FunctionType(ctx.real.backward.__code__, {**ctx.real.backward.__globals__, "torch": _Torch(backward)})
@@ -103,6 +103,16 @@ def _leaves(outputs, first=0):
     return leaves
 
 
+def _unseen():
+    """Eager's forward of a reentrant checkpoint has no history: hooks around it, those of another checkpoint too, are given nothing that it saves."""
+    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return contextlib.nullcontext() if around is None else torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(t):
+    return t
+
+
 def _captured(real, function, preserve, args):
     def run(*given):
         user = object()
@@ -113,7 +123,7 @@ def _captured(real, function, preserve, args):
             REPLACED.end(user)
 
     def run_with_history(*_):
-        with torch.enable_grad():
+        with torch.enable_grad(), _unseen():
             return run(*inputs)
 
     inputs = checkpoint.detach_variable(args)

@@ -507,6 +507,7 @@ void bind_capture(py::module_& m) {
   m.def("takes_gradients", [] { return Tracer::current() && Tracer::current()->takes_gradients(); });
   m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
   m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
+  m.def("note_late", [](const at::Tensor& leaf, const at::Tensor& grad) { return Tracer::current()->note_late(leaf, grad); });
   m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
     return Tracer::current()->gradients(of, tangents, to);
   });

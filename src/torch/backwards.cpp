@@ -315,7 +315,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
     const std::vector<uint32_t> numbers = RegionCall::numbers_of(assigned);
     if (!stale && numbers.empty())
       if (const auto known = backward_known(how, sizes)) return known;
-    if (stale || numbers.empty()) return derivative(how, sizes, node.call().needs_now(), numbers);
+    if (stale || numbers.empty()) return derivative(how, sizes, node.call().needs_now(), numbers, stale);
     auto& all = of_assigned_[{how, numbers}];
     for (const auto& known : all)
       if (holds(known->known, sizes)) return known;
@@ -451,12 +451,12 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
 }
 
 std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs,
-                                                         const std::vector<uint32_t>& assigned) const {
+                                                         const std::vector<uint32_t>& assigned, bool once) const {
   StageTimer timer("derivative");
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned);
+  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned, once);
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -1,8 +1,10 @@
 // Reentrant checkpoints (vitrify/_checkpoint.py): to autograd each is one node, of Python, whose gradients come from a backward of their own.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -42,6 +44,64 @@ bool Tracer::note_refusal(const std::string& of_grad) {
   if (impl_->in_backward) impl_->no_grad = of_grad;
   return impl_->in_backward;
 }
+
+bool Tracer::Impl::has_placeholder(const at::Tensor& real) const {
+  return (real.unsafeGetTensorImpl()->is_wrapped_number() && !by_real.contains(real.unsafeGetTensorImpl())) ||
+         std::ranges::any_of(sources, [&](const Source& s) { return s.real.is_same(real) && s.fake.defined() && !is_argument(s); });
+}
+
+at::Tensor Tracer::Impl::late_constant(const at::Tensor& real) {
+  const auto known = std::ranges::find_if(met_late, [&](const auto& met) { return met.first.is_same(real); });
+  if (known != met_late.end()) return known->second;
+  check_in_scope(real);
+  const at::Tensor now = real.detach().resolve_conj().resolve_neg();
+  ir::TensorType type = type_of(now);
+  type.wrapped_number = false;
+  const ir::Value v = graph->add_constant(type, std::make_shared<at::Tensor>(now));
+  made_late.push_back(v.node);
+  return met_late.emplace_back(real, new_tensor(v)).second;
+}
+
+// Eager's backward in the backward adds to its .grad.
+bool Tracer::note_late(const at::Tensor& leaf, const at::Tensor& grad) {
+  Impl& m = *impl_;
+  const auto is_leaf = [&](const at::Tensor& t) { return t.defined() && t.is_same(leaf); };
+  if (is_fake(leaf) && std::ranges::none_of(m.inputs, is_leaf, [](const Impl::Source* s) { return s->fake; }) &&
+      std::ranges::none_of(m.may_be_found, is_leaf))
+    return false;
+  if (is_fake(leaf) || !m.once)
+    capture::fail(
+        "a reentrant checkpoint's function comes to a tensor that needs gradients by now and did not in the forward: that is to be changed "
+        "before the call, or the checkpoint takes use_reentrant=False");
+  if (!grad.defined()) return true;
+  const ir::Value to = m.graph->add_constant(type_of(leaf), std::make_shared<at::Tensor>(leaf));
+  m.made_late.push_back(to.node);
+  const ir::Value value = m.read(*capture::as_fake(m.fake_of(grad))->view);
+  m.made_late.push_back(m.graph->append(m.graph->op("vitrify::accumulate", ir::kEffect), {to, value}, {}));
+  return true;
+}
+
+// Nodes of a derivative that has been taken out of the graph by then.
+void Tracer::Impl::forget_late() {
+  once = false;
+  met_late.clear();
+  for (ir::Node* n : made_late)
+    if (n->outs.empty())
+      graph->erase(n);
+    else
+      graph->constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())] = {};
+  made_late.clear();
+}
+
+namespace {
+
+void accumulate(const at::Tensor& leaf, const at::Tensor& grad) {
+  torch::autograd::Engine::get_default_engine().execute({torch::autograd::impl::gradient_edge(leaf)}, {grad}, false, false, true, {});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(vitrify, m) { m.def("accumulate(Tensor leaf, Tensor grad) -> ()", accumulate); }
 
 std::vector<at::Tensor> Tracer::gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents,
                                           const std::vector<at::Tensor>& to) {

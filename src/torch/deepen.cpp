@@ -141,6 +141,7 @@ class Alone {
 void Tracer::Impl::again(const std::function<void()>& f) {
   auto run = [&] {
     const Alone alone;
+    forget_late();
     failure.reset();
     OldHistories histories;
     for (const Source& s : sources)
@@ -157,14 +158,14 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     try {
       f();
     } catch (...) {
-      in_backward = past_checkpoints = in_batch = false;
+      in_backward = past_checkpoints = in_batch = once = false;
       look = nullptr;
       assigned.clear();
       stop();
       if (failure) throw CaptureError(*failure);  // Python code on its way has made another exception of it
       throw;
     }
-    in_backward = past_checkpoints = in_batch = false;
+    in_backward = past_checkpoints = in_batch = once = false;
     assigned.clear();
     stop();
   };
@@ -195,10 +196,11 @@ void Tracer::Impl::assign(const JointProgram& j, const std::vector<uint32_t>& no
 }
 
 std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::vector<TangentLayout>& how, std::vector<Value>& tangents,
-                                            std::vector<Value>& values, const Needs& needs, const std::vector<uint32_t>& assigned) {
+                                            std::vector<Value>& values, const Needs& needs, const std::vector<uint32_t>& assigned, bool once) {
   Impl& m = *impl_;
   std::vector<Gradient> r;
   m.again([&] {
+    m.once = once;
     std::list<NeedsNow> now;
     m.placeholders_of(j, needs, [&](const at::Tensor& t, bool n) { now.emplace_back(t, n); });
     m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
@@ -212,6 +214,8 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     for (const auto& [_, value] : other) tangents.push_back(value);
     for (Impl::Grad& g : m.differentiate(as_asked(m.levels.at(j.level), j, how), given, values, how))
       r.push_back({g.place < 0 ? j.place_of(g.of) : 0, g.place, std::move(g.how), std::move(g.type), g.batch_dim});
+    for (const auto& [_, fake] : m.met_late)
+      if (as_fake(fake)->view->storage->generation) fail("a checkpoint's function writes to what it did not find in the forward");
     const auto turn = [&](const Gradient& g) {  // as the first derivative has them: plans of the same gradients are one
       return g.place < 0 ? std::ranges::find(j.gradients, g.given, &Gradient::given) - j.gradients.begin() : std::ssize(j.gradients) + g.place;
     };

@@ -41,17 +41,28 @@ using ir::Value;
 
 namespace {
 
+bool alike(sym::Context& ctx, const auto& a, const auto& b) {
+  return a.size() == b.size() && std::ranges::equal(a, b, [&](sym::Int p, sym::Int q) { return ctx.guard_eq(p, q); });
+}
+
 // Whether the results have the types of those, with sizes that may be known by now (a derivative of a derivative may have fixed them).
 bool has_types(sym::Context& ctx, const decltype(ir::Node::outs)& drawn, const decltype(ir::Node::outs)& now) {
-  const auto alike = [&](const ir::Dims& a, const ir::Dims& b) {
-    return a.size() == b.size() && std::ranges::equal(a, b, [&](sym::Int p, sym::Int q) { return ctx.guard_eq(p, q); });
-  };
   return std::ranges::equal(drawn, now, [&](const TensorType& a, const TensorType& b) {
-    if (!alike(a.sizes, b.sizes) || !alike(a.strides, b.strides)) return false;
+    if (!alike(ctx, a.sizes, b.sizes) || !alike(ctx, a.strides, b.strides)) return false;
     TensorType same = a;
     same.sizes = b.sizes;
     same.strides = b.strides;
     return same == b;
+  });
+}
+
+// Whether a draw has the numbers of that one: probabilities, bounds, sizes.
+bool has_numbers(sym::Context& ctx, const ir::Node& drawn, const std::vector<Arg>& args) {
+  return std::ranges::equal(drawn.args, args, [&](const Arg& a, const Arg& b) {
+    if (a.index() != b.index()) return false;
+    if (const auto* n = std::get_if<sym::Int>(&a)) return ctx.guard_eq(*n, std::get<sym::Int>(b));
+    if (const auto* n = std::get_if<std::vector<sym::Int>>(&a)) return alike(ctx, *n, std::get<std::vector<sym::Int>>(b));
+    return std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a) || a == b;
   });
 }
 
@@ -312,15 +323,18 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
   } else if (flags & ir::kRandom) {
     state = state_key();
     if (goes_back()) {
-      if (auto it = draws.find(state);
-          it != draws.end() && it->second.node->op->name == info.name && has_types(graph->ctx(), it->second.node->outs, outs)) {
+      if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name &&
+                                       has_types(graph->ctx(), it->second.node->outs, outs) && has_numbers(graph->ctx(), *it->second.node, args)) {
         if (!draws_alike(*graph, *it->second.node, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
         rewound = true;
         go_to(it->second.after);
         return it->second.node;
       }
     }
-    if (generators_moved()) fail("sets the state of a random number generator");
+    if (generators_moved())
+      fail(in_backward ? "draws, from where a random number generator was in the forward, other numbers than there: what a checkpoint draws by "
+                         "(dropout's p, sizes) is to be changed before the call"
+                       : "sets the state of a random number generator");
     refuse_other_draws();
     draw();
     last_forward_states = states();

@@ -526,7 +526,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && (f->view->parent || f->view->storage->input < 0))
       if (j.program.results[i].kind != ResultSpec::Kind::Input) result_views.try_emplace(f->view, i);
 
-  if (!saved_arguments.empty())
+  if (!saved_arguments.empty() || !checkpoints.empty())
     for (const at::Tensor& t : outputs) may_be_found.push_back(t.defined() ? fake_of(t) : t);
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {

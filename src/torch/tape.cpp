@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "torch/derivatives.h"
 #include "torch/slice.h"
@@ -322,17 +323,17 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     for (const auto& [memory, o] : result_memory) tape->holds_results[o] = held(result_key(o));
   for (const Mutation& m : j.program.mutations)  // what it is by now is what is read
     if (!m.metadata_only) tape->holds_results[m.output] = std::exchange(tape->holds[m.input], Hold::Memory);
+  const auto part = [](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, auto&& is_read) {
+    const auto rest = std::ranges::stable_partition(reads, is_read);
+    found.assign(rest.begin(), rest.end());
+    reads.erase(rest.begin(), rest.end());
+  };
   for (Tape::Step& s : tape->steps) {
     if (!hooked.contains(s.node->sequence_nr()) || capture::of_python(*s.node)) continue;
     s.again = true;
     const auto next = std::ranges::upper_bound(saved_arguments, s.node->sequence_nr(), {}, &SavedArguments::from);
     const auto passed = [&](Value v) {
       return next != saved_arguments.begin() && std::ranges::find(std::prev(next)->values, root_of(v)) != std::prev(next)->values.end();
-    };
-    const auto part = [](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, auto&& is_read) {
-      const auto rest = std::ranges::stable_partition(reads, is_read);
-      found.assign(rest.begin(), rest.end());
-      reads.erase(rest.begin(), rest.end());
     };
     part(s.reads_given, s.found_given, [&](uint32_t i) { return passed(j.given[i]); });
     part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return passed(j.outputs[o]); });
@@ -342,15 +343,18 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   for (Tape::Step& s : tape->steps)
     if (const auto c = std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }); c != checkpoints.end()) {
       s.saves = c->args > 0;
-      const auto& next = s.node->next_edges();
-      std::vector<uint32_t> passed;
-      for (size_t i = 0; i < next.size(); ++i)
-        if (const auto at = leaves.find(next[i].function.get()); at != leaves.end())
-          for (auto [input, gradient] : at->second)
-            if (input == next[i].input_nr && gradient >= 0 && static_cast<size_t>(gradient) < j.gradients.size())
-              (i < c->args ? passed : s.found_given).push_back(j.gradients[static_cast<size_t>(gradient)].given);
-      std::erase_if(s.found_given, [&](uint32_t g) { return std::ranges::find(passed, g) != passed.end(); });
-      std::erase_if(s.reads_given, [&](uint32_t g) { return std::ranges::find(s.found_given, g) != s.found_given.end(); });
+      s.reruns = true;
+      std::unordered_set<Value> passed;
+      for (const at::Tensor& t : options.saved_tensors ? options.saved_tensors(*s.node) : std::vector<at::Tensor>()) {
+        if (!t.defined()) continue;
+        const auto met = by_real.find(t.unsafeGetTensorImpl());
+        if (const auto* f = capture::as_fake(t))
+          passed.insert(root_of(f->view->storage->base));
+        else if (met != by_real.end() && met->second->input >= 0)
+          passed.insert(graph->inputs[static_cast<size_t>(met->second->input)].value);
+      }
+      part(s.reads_given, s.found_given, [&](uint32_t i) { return passed.contains(root_of(j.given[i])); });
+      part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return j.outputs[o] && passed.contains(root_of(j.outputs[o])); });
     } else if (options.saved_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
       s.saves = !options.saved_tensors(*s.node).empty();

@@ -318,6 +318,7 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
     if (compat::has_names(t)) fail("gives names to dims");
     return t;
   }
+  if (once && !has_placeholder(t)) return late_constant(t);
   if (auto it = by_real.find(t.unsafeGetTensorImpl()); it != by_real.end()) {
     // What the program reaches by itself it reaches in each call, whatever that is given: where it is an argument as well, that is another input.
     const auto met = [&](const at::Tensor& real) {
@@ -344,7 +345,11 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
   }
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) return new_tensor(scalar_value(t, true));
   check_in_scope(t);
-  if (!accept_unknown) fail("meets a tensor that is neither an argument nor reachable from the program's variables");
+  if (!accept_unknown)
+    fail(in_backward
+             ? "what runs again in a backward, as a checkpoint's function, comes to a tensor that it did not come to in the forward: that is to be "
+               "changed before the call"
+             : "meets a tensor that is neither an argument nor reachable from the program's variables");
   sources.push_back({t,
                      {},
                      t.requires_grad() && t.is_leaf() ? ir::InputKind::Parameter : ir::InputKind::Captured,

@@ -102,10 +102,11 @@ class Tracer {
   // to the graph of the joint program; the indices of the result count `outputs`. `tangents`: the inputs they became, null where there is none.
   // `needs`: which of JointProgram::given, and then of the results, need gradients by now, or do not, unlike in the forward: checkpoints compute
   // again with those as they are. `assigned`: of Tape::views, those whose .data is another tensor by now; the inputs that stand for that follow those
-  // in `tangents`.
+  // in `tangents`. `once`: for one backward: what functions find by then, and did not in the forward, is in it as it is.
   using Needs = std::vector<std::pair<uint32_t, bool>>;
   std::vector<Gradient> differentiate(const JointProgram&, const std::vector<TangentLayout>& how, std::vector<ir::Value>& tangents,
-                                      std::vector<ir::Value>& outputs, const Needs& needs = {}, const std::vector<uint32_t>& assigned = {});
+                                      std::vector<ir::Value>& outputs, const Needs& needs = {}, const std::vector<uint32_t>& assigned = {},
+                                      bool once = false);
   // What a formula that looks at values finds in the call under way; the next level is then for calls in which it finds the same.
   struct Look {
     std::function<std::vector<std::pair<ir::Value, at::Tensor>>()> values;  // asked for once
@@ -126,6 +127,8 @@ class Tracer {
   void note_taken(uintptr_t which);
   bool takes_gradients() const;                   // in a backward that is captured, and none of the program's own
   bool note_refusal(const std::string& of_grad);  // what eager raises there; false: the program's own grad() is under way
+  // The gradient of what a reentrant checkpoint's function finds by then and did not in the forward. False: it has made that itself.
+  bool note_late(const at::Tensor& leaf, const at::Tensor& grad);
   // Without a history of their own; undefined where there are none.
   std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
 

@@ -312,6 +312,13 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::vector<SavedArguments> saved_arguments;
   std::vector<at::Tensor> may_be_found;  // results, by number: a checkpoint's function may read them again
+  // In a derivative that is for one backward: what its functions meet for the first time, with constants in place of inputs.
+  bool once = false;
+  std::vector<std::pair<at::Tensor, at::Tensor>> met_late;  // with its placeholder
+  std::vector<ir::Node*> made_late;                         // not for other derivatives
+  bool has_placeholder(const at::Tensor& real) const;
+  at::Tensor late_constant(const at::Tensor& real);
+  void forget_late();
   struct Cached {
     uintptr_t which;
     uint64_t from, to;  // numbers of its nodes

@@ -323,7 +323,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<Backward> backward_known(const Layouts& how, const CallSizes& sizes) const;
 
   std::shared_ptr<Backward> derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs = {},
-                                       const std::vector<uint32_t>& assigned = {}) const;
+                                       const std::vector<uint32_t>& assigned = {}, bool once = false) const;
 
   // What Python code in the backward reads, or what needs gradients, is not as it was: no derivative that was taken before holds.
   bool is_stale(const RegionCall& call) const { return (reads_state_ && !trace()->state_holds()) || !call.needs_now().empty(); }
