@@ -28,7 +28,10 @@ void Tracer::note_saved(const std::vector<at::Tensor>& args) {
   Impl::SavedArguments& saved = impl_->saved_arguments.emplace_back();
   saved.from = at::sequence_number::peek();
   for (const at::Tensor& t : args)
-    if (const auto* fake = capture::as_fake(impl_->fake_of(t))) saved.values.push_back(root_of(fake->view->storage->base));
+    if (const auto* fake = capture::as_fake(impl_->fake_of(t))) {
+      saved.values.push_back(root_of(fake->view->storage->base));
+      saved.memory.push_back(fake->view->storage);
+    }
 }
 
 void Tracer::note_cached(uintptr_t which, uint64_t first) { impl_->cached.push_back({which, first, at::sequence_number::peek()}); }

@@ -106,6 +106,9 @@ bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue
   });
   return needed && !seen;
 }
+bool has_composite_kernel(const capture::OpInfo& info) {
+  return std::ranges::any_of(kCompositeKeys, [&](c10::DispatchKey k) { return info.op.hasKernelForDispatchKey(k); });
+}
 // A view that needs gradients by its base alone.
 bool made_without_gradients(const at::Tensor& t) {
   if (!t.is_view() || !t.requires_grad()) return false;
@@ -159,8 +162,11 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
     if ((info.kind == OpKind::Composite && !whole) || (info.sees_autocast && Cast::asked_for())) {
-      decompose(info, stack);
-      return;
+      if (has_composite_kernel(info)) return decompose(info, stack);
+      for_each_tensor(last(*stack, info.args.size()), [&](const at::Tensor& t) {
+        if (at::isReducedFloatingType(t.scalar_type()) && t.scalar_type() != at::autocast::get_autocast_dtype(at::kCPU))
+          fail(fmt::format("calls {}, which joins {} under autocast to another half", info.name, c10::toString(t.scalar_type())));
+      });
     }
     // One call per tensor: they fuse with what is around them.
     if (info.name.starts_with("aten::_foreach_")) return decompose_list(info, stack);

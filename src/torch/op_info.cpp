@@ -41,7 +41,7 @@ bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_n
 // Their kernels call ops that autocast casts, and no op that it has a kernel for calls them.
 bool sees_autocast(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {"aten::linalg_pinv.atol_rtol_tensor", "aten::affine_grid_generator", "aten::_trilinear",
-                                                             "aten::_euclidean_dist"};
+                                                             "aten::_euclidean_dist", "aten::roll"};
   return names.count(name) > 0;
 }
 

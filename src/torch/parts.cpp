@@ -75,9 +75,9 @@ ir::TensorType type_of_input(const Node& n, uint32_t input) {
   return t;
 }
 
-// Views of inputs that autograd would hear of before the program are made between its parts, where eager's were: their gradients are then added in
-// that order. None of the parts before leads to them.
-void place_views_of_inputs(JointProgram& j, const Tracer::Impl::Level& level, const std::function<capture::Chain(uint32_t)>& chain_of) {
+// Views of what parts lead to, and of inputs that autograd would hear of before the program, are made between its parts, where eager's were: their
+// gradients are then added in that order. None of the parts before leads to them.
+void place_views(JointProgram& j, const Tracer::Impl::Level& level, const std::function<capture::Chain(uint32_t)>& chain_of) {
   std::vector<std::pair<uint64_t, uint32_t>> in_turn;
   for (uint32_t p = 0; p < j.parts.size(); ++p) {
     uint64_t made = 0;
@@ -88,14 +88,16 @@ void place_views_of_inputs(JointProgram& j, const Tracer::Impl::Level& level, co
   const std::vector<ResultSpec>& results = j.program.results;
   for (uint32_t i = 0; i < results.size(); ++i) {
     ResultSpec& r = j.program.results[i];
-    const bool of_input = r.kind == ResultSpec::Kind::ViewOfInput && r.turn == 0u;
+    const bool is_view = r.turn && (r.kind == ResultSpec::Kind::ViewOfInput ? *r.turn == 0 : r.kind != ResultSpec::Kind::Value);
     const bool calls = std::ranges::any_of(r.path, [](const auto& v) { return v.call != 0; });
-    if (!of_input || calls || std::ranges::any_of(results, [&](const auto& o) { return o.kind == ResultSpec::Kind::ViewOfValue && o.index == i; }))
+    if (!is_view || calls || std::ranges::any_of(results, [&](const auto& o) { return o.kind == ResultSpec::Kind::ViewOfValue && o.index == i; }))
       continue;
     const capture::Chain chain = chain_of(i);
     if (chain.empty()) continue;
+    bool after = *r.turn == 0;
     for (const auto& [made, p] : in_turn) {
       const auto leads = [&](uint32_t k) { return k >= j.roots.size() && j.inner[k - j.roots.size()].view == static_cast<int32_t>(i); };
+      if (!std::exchange(after, after || p + 1 == *r.turn)) continue;
       if (made >= chain[0]->sequence_nr() || std::ranges::any_of(j.parts[p].stops, leads)) break;
       r.turn = p + 1;
     }
@@ -105,6 +107,10 @@ void place_views_of_inputs(JointProgram& j, const Tracer::Impl::Level& level, co
 }  // namespace
 
 void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<at::Tensor>& outputs) {
+  const auto base_of = [&](uint32_t i) {
+    while (j.program.results[i].kind == ResultSpec::Kind::ViewOfValue) i = j.program.results[i].index;
+    return i;
+  };
   const auto is_view = [&](size_t i) {
     const ResultSpec& r = j.program.results[i];
     const bool made = r.kind == ResultSpec::Kind::ViewOfInput || r.kind == ResultSpec::Kind::ViewOfValue || r.kind == ResultSpec::Kind::ViewOfOutput;
@@ -255,9 +261,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
     const Input input(e.function.get(), e.input_nr);
     const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !leave.contains(input.first);
-    uint32_t of = i;
-    while (j.program.results[of].kind == ResultSpec::Kind::ViewOfValue) of = j.program.results[of].index;
-    const ResultSpec& base = j.program.results[of];
+    const ResultSpec& base = j.program.results[base_of(i)];
     const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
     std::optional<uint32_t> turn;
     for (uint32_t k = 0; k < j.roots.size(); ++k) {
@@ -357,7 +361,13 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (all[first_edge + i]) part.edges.push_back(i);
   }
   j.parts = std::move(parts);
-  place_views_of_inputs(j, level, [&](uint32_t i) { return capture::views_between(inputs[j.program.results[i].index]->edge, fake_of(outputs[i])); });
+  place_views(j, level, [&](uint32_t i) {
+    const ResultSpec& base = j.program.results[base_of(i)];
+    if (base.kind == ResultSpec::Kind::ViewOfInput) return capture::views_between(inputs[base.index]->edge, fake_of(outputs[i]));
+    const auto root = std::ranges::find(j.roots, base.index, &JointProgram::Root::output);
+    if (root == j.roots.end() || root->written >= 0) return capture::Chain();
+    return capture::views_between(level.from[static_cast<size_t>(root - j.roots.begin())], fake_of(outputs[i]));
+  });
 }
 
 // Results that share a part have a node each in front of it, since eager's backward comes to those only that are given gradients.

@@ -286,7 +286,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (whole != is) roots.emplace(whole, nullptr);
     is = own_storage(is, &s, roots);
     for (SavedArguments& saved : saved_arguments)  // a checkpoint that was given this memory was given what users have
-      if (is != whole && std::ranges::find(saved.values, whole) != saved.values.end()) saved.values.push_back(root_of(is));
+      if (std::ranges::find(saved.memory, &s, &std::shared_ptr<const StorageState>::get) != saved.memory.end()) saved.values.push_back(root_of(is));
     if (v.parent) {
       v.cached = is;
       v.generation = s.generation;

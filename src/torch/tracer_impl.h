@@ -309,6 +309,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   struct SavedArguments {
     uint64_t from;  // the number of its first node
     std::vector<ir::Value> values;
+    std::vector<std::shared_ptr<const StorageState>> memory;  // theirs: what is written through .data is given too, as it is by then
   };
   std::vector<SavedArguments> saved_arguments;
   std::vector<at::Tensor> may_be_found;  // results, by number: a checkpoint's function may read them again

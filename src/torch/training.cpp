@@ -336,7 +336,9 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
     // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
     // stop at a result.
     const Path all = call_->raised.empty() && tape.failing.empty() ? path : region_->path_of(tangents, *this, true);
+    const bool none = std::ranges::none_of(tangents, &at::Tensor::defined);  // eager asks no formula then, but has unpacked what is saved
     for (const Tape::Failing& f : tape.failing) {
+      if (none) break;
       const bool whole = !is_of_grad();
       const auto asked = [&](uint32_t g) { return whole || comes_to(next_edge(g)); };
       if (!on(all, f.step) && !on(path, f.step)) continue;
@@ -344,7 +346,7 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
         note(f.step, f.raise);
     }
     for (const RegionCall::Raised& r : call_->raised) {
-      if (!on(all, r.step) && !on(path, r.step)) continue;
+      if ((!on(all, r.step) && !on(path, r.step)) || (none && !r.version)) continue;
       note(r.step, [this, &r = r, &tape] {
         const Tape::Step& step = tape.steps[r.step];
         const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;
@@ -369,6 +371,19 @@ variable_list RegionNode::apply(variable_list&& given) {
   const size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
   if (std::ranges::none_of(tangents, &at::Tensor::defined)) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
+    // Eager comes to the nodes behind all the same: they unpack what they have saved, and let go of it.
+    const JointProgram& j = call_->joint;
+    const size_t places = j.parts.empty() ? j.roots.size() : j.parts[part_].places.size();
+    if (j.level == 0 && places == 1) {  // of several it is not known which it comes to
+      const size_t own = j.parts.empty() ? 0 : j.parts[part_].places[0];
+      const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(next_edge(g)); };
+      std::vector<char> stops(j.parts.empty() ? 0 : j.places());
+      if (!j.parts.empty())
+        for (uint32_t p : j.parts[part_].stops) stops[p] = 1;  // their own nodes are come to
+      const Path path = region_->tape().path([&](size_t k) { return k == own; }, is_of_grad() ? &asked : nullptr, stops);
+      raise_first(tangents, path);
+      if (freed_) call_->free(path);
+    }
     variable_list none(num_outputs());
     skip_unreached(*this, none, edges_skipped, {});
     return none;

@@ -138,3 +138,23 @@ def test_products_within_kernels(grad):
 
     with torch.set_grad_enabled(grad):
         assert torch.equal(vitrify.compile(f, fullgraph=True)(x), f(x))
+
+
+@pytest.mark.parametrize("dims", [(0,), (0, 1), None], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_what_is_joined_within_a_kernel(dtype, dims):
+    """roll() joins two parts, and autocast to another half refuses that: such calls are eager's."""
+    def f(x):
+        return torch.roll(x, 1 if dims is None else (1,) * len(dims), dims)
+
+    if dtype is torch.float16:
+        expects.no_kernels("eager raises")
+    x, said = torch.ones(3, 4).cumsum(1).to(dtype), []
+    for g in (f, vitrify.compile(f)):
+        try:
+            with torch.autocast("cpu", torch.bfloat16):
+                said.append(g(x).tolist())
+        except RuntimeError as e:
+            said.append(str(e))
+    assert said[0] == said[1] and isinstance(said[0], str) == (dtype is torch.float16)
+    assert vitrify.counters["eager_calls"] == (1 if dtype is torch.float16 else 0)

@@ -268,3 +268,24 @@ def test_arguments_that_were_written_by_way_of_a_view_of_all_of_them(view):
     for f in (program, fast):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             run(f, 1)
+
+
+def test_an_argument_that_was_written_by_way_of_data():
+    """That write is not counted; one of the user's is, to the same memory."""
+    def program(x):
+        h = x * 2
+        y = checkpoint(torch.sin, h, use_reentrant=False)
+        h.data.mul_(2)
+        return y, h
+
+    def run(f, writes):
+        x = torch.linspace(-1, 1, 20).requires_grad_()
+        y, h = f(x)
+        h.mul_(3) if writes else None
+        y.sum().backward()
+        return x.grad
+    fast = vitrify.compile(program)
+    torch.testing.assert_close(run(fast, False), run(program, False))
+    for f in (program, fast):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(f, True)

@@ -101,6 +101,28 @@ def test_a_mode_sees_what_eager_calls():
     assert len(seen[0]) == 3 and seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
+def test_strides_of_what_was_written_through_a_view(order, dynamic):
+    """Eager's gradient lies as what was written did, however its tangent lies: ops that run one by one are given it so."""
+    def f(x):
+        x = x.clone()
+        x.mT.add_(1)
+        return x
+
+    compiled = vitrify.compile(f, fullgraph=True, dynamic=dynamic)
+    for n in (4, 4, 7):
+        shape = [6, 5, n]
+        tangent = torch.randn([shape[d] for d in order]).permute(*sorted(range(3), key=lambda d: order[d]))
+        seen = []
+        for g in (compiled, f):
+            x = torch.randn(6, n, 5).mT.requires_grad_()
+            y = g(x)
+            with Counts():
+                seen.append(torch.autograd.grad(y, x, tangent)[0])
+        assert torch.equal(*seen) and seen[0].stride() == seen[1].stride()
+
+
 def test_modes_of_torchs_own_end_where_they_began():  # composites of inference tensors are taken apart with our mode below theirs
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes

@@ -263,3 +263,40 @@ def test_what_a_function_gives_no_gradient_to_is_come_to():
         used.sum().backward()
         ran.append(seen)
     assert ran[0] == ran[1]
+
+
+class Averaging(torch.nn.Module):
+    """Its second result follows from the first, and from a buffer that may be written since."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.writes = writes
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x):
+        y = x + 1
+        z = y * self.mean
+        if self.writes:
+            self.mean.mul_(0.9)
+        return y, z
+
+
+def backwards_one_by_one(net, retain):
+    net.register_full_backward_hook(lambda *_: None)
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    said = []
+    for result in net(x):
+        try:
+            result.sum().backward(retain_graph=retain)
+        except RuntimeError as e:
+            said.append(str(e))
+        said.append(None if x.grad is None else x.grad.tolist())
+    return said
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("retain", [False, True])
+def test_results_that_a_backward_comes_to_without_a_gradient(writes, retain):
+    """The hook of a module leads to all its results: eager unpacks and frees what those without a gradient have saved."""
+    assert backwards_one_by_one(vitrify.compile(Averaging(writes), fullgraph=True), retain) == backwards_one_by_one(Averaging(writes), retain)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0

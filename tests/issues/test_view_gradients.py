@@ -54,7 +54,23 @@ def one_view_twice(x):
     return a, b, b
 
 
-CASES = [(f, None) for f in (used_later, used_earlier, of_an_argument, older_view_of_a_view, some_of_the_views, three_views, one_view_twice)]
+def used_between(x):
+    x = x * 3
+    before = x.sin()
+    v = x.permute(2, 1, 0)
+    return before, v, torch.bmm(v, torch.ones(5, 4, 4)).sin()
+
+
+def used_between_and_on_either_side(x):
+    x = x * 3
+    before = x.sin()
+    v = x.permute(2, 1, 0)
+    return before, x.tanh(), v, v.cumsum(1), x.permute(1, 2, 0)
+
+
+CASES = [(f, None) for f in (used_between, used_between_and_on_either_side, used_later, used_earlier, of_an_argument, older_view_of_a_view, some_of_the_views, three_views, one_view_twice)]
+CASES += [(used_between, (0, 1)), (used_between, (0, 2)), (used_between, (1, 2)), (used_between_and_on_either_side, (0, 2)),
+          (used_between_and_on_either_side, (0, 1, 2)), (used_between_and_on_either_side, (0, 4))]
 CASES += [(used_later, (0,)), (older_view_of_a_view, (0, 1)), (some_of_the_views, (0, 2)), (some_of_the_views, (1, 2)), (some_of_the_views, (0, 2, 3)),
           (one_view_twice, (0, 2)), (three_views, (0, 1)), (three_views, (0, 2)), (three_views, (1, 2))]
 
