@@ -41,47 +41,6 @@ using ir::Value;
 
 namespace {
 
-bool alike(sym::Context& ctx, const auto& a, const auto& b) {
-  return a.size() == b.size() && std::ranges::equal(a, b, [&](sym::Int p, sym::Int q) { return ctx.guard_eq(p, q); });
-}
-
-// Whether the results have the types of those, with sizes that may be known by now (a derivative of a derivative may have fixed them).
-bool has_types(sym::Context& ctx, const decltype(ir::Node::outs)& drawn, const decltype(ir::Node::outs)& now) {
-  return std::ranges::equal(drawn, now, [&](const TensorType& a, const TensorType& b) {
-    if (!alike(ctx, a.sizes, b.sizes) || !alike(ctx, a.strides, b.strides)) return false;
-    TensorType same = a;
-    same.sizes = b.sizes;
-    same.strides = b.strides;
-    return same == b;
-  });
-}
-
-// Whether a draw has the numbers of that one: probabilities, bounds, sizes.
-bool has_numbers(sym::Context& ctx, const ir::Node& drawn, const std::vector<Arg>& args) {
-  return std::ranges::equal(drawn.args, args, [&](const Arg& a, const Arg& b) {
-    if (a.index() != b.index()) return false;
-    if (const auto* n = std::get_if<sym::Int>(&a)) return ctx.guard_eq(*n, std::get<sym::Int>(b));
-    if (const auto* n = std::get_if<std::vector<sym::Int>>(&a)) return alike(ctx, *n, std::get<std::vector<sym::Int>>(b));
-    return std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a) || a == b;
-  });
-}
-
-// Whether the op draws once more what it drew: what its operands hold may have been written since.
-bool draws_alike(const ir::Graph& g, const ir::Node& drawn, const capture::OpInfo& info, const std::vector<Arg>& args) {
-  const ops::OpRow* row = info.functional ? info.functional->row : info.row;
-  if (row && row->draws_by_size) return true;
-  std::vector<Value> before, now;
-  ir::for_each_input(const_cast<ir::Node&>(drawn), [&](Value& v) { before.push_back(v); });
-  for (const Arg& a : args) {
-    if (const auto* v = std::get_if<Value>(&a); v && *v) now.push_back(*v);
-    if (const auto* l = std::get_if<std::vector<Value>>(&a))
-      std::ranges::copy_if(*l, std::back_inserter(now), [](Value v) { return static_cast<bool>(v); });
-  }
-  const ir::NodeSet behind = nodes_behind(g, now);
-  return std::ranges::none_of(g.inputs, [&](const ir::Input& in) { return behind.contains(in.value.node); }) &&
-         std::ranges::equal(before, now, [](Value a, Value b) { return same_computation(a, b); });
-}
-
 // What memory holds that nobody has written: in deterministic mode eager fills it.
 std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) {
   static const std::unordered_set<std::string_view> empty{"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
@@ -328,15 +287,8 @@ ir::Node* Tracer::Impl::append(const OpInfo& info, std::vector<Arg> args, Types 
     draw_from(*own);
   } else if (flags & ir::kRandom) {
     state = state_key();
-    if (goes_back()) {
-      if (auto it = draws.find(state); it != draws.end() && it->second.node->op->name == info.name &&
-                                       has_types(graph->ctx(), it->second.node->outs, outs) && has_numbers(graph->ctx(), *it->second.node, args)) {
-        if (!draws_alike(*graph, *it->second.node, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
-        rewound = true;
-        go_to(it->second.after);
-        return it->second.node;
-      }
-    }
+    if (goes_back())
+      if (ir::Node* before = drawn_before(state, info, args, outs)) return before;
     if (generators_moved())
       fail(in_backward ? "draws, from where a random number generator was in the forward, other numbers than there: what a checkpoint draws by "
                          "(dropout's p, sizes) is to be changed before the call"

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "torch/slice.h"
 #include "torch/tracer_impl.h"
 
 namespace vitrify {
@@ -12,6 +13,51 @@ using capture::OpInfo;
 using ir::Arg;
 using ir::TensorType;
 using ir::Value;
+
+namespace {
+
+bool alike(sym::Context& ctx, const auto& a, const auto& b) {
+  return a.size() == b.size() && std::ranges::equal(a, b, [&](sym::Int p, sym::Int q) { return ctx.guard_eq(p, q); });
+}
+
+// Whether the results have the types of those, with sizes that may be known by now (a derivative of a derivative may have fixed them).
+bool has_types(sym::Context& ctx, const decltype(ir::Node::outs)& drawn, const decltype(ir::Node::outs)& now) {
+  return std::ranges::equal(drawn, now, [&](const TensorType& a, const TensorType& b) {
+    if (!alike(ctx, a.sizes, b.sizes) || !alike(ctx, a.strides, b.strides)) return false;
+    TensorType same = a;
+    same.sizes = b.sizes;
+    same.strides = b.strides;
+    return same == b;
+  });
+}
+
+// Whether a draw has the numbers of that one: probabilities, bounds, sizes.
+bool has_numbers(sym::Context& ctx, const ir::Node& drawn, const std::vector<Arg>& args) {
+  return std::ranges::equal(drawn.args, args, [&](const Arg& a, const Arg& b) {
+    if (a.index() != b.index()) return false;
+    if (const auto* n = std::get_if<sym::Int>(&a)) return ctx.guard_eq(*n, std::get<sym::Int>(b));
+    if (const auto* n = std::get_if<std::vector<sym::Int>>(&a)) return alike(ctx, *n, std::get<std::vector<sym::Int>>(b));
+    return std::holds_alternative<Value>(a) || std::holds_alternative<std::vector<Value>>(a) || a == b;
+  });
+}
+
+// Whether the op draws once more what it drew: what its operands hold may have been written since.
+bool draws_alike(const ir::Graph& g, const ir::Node& drawn, const capture::OpInfo& info, const std::vector<Arg>& args) {
+  const ops::OpRow* row = info.functional ? info.functional->row : info.row;
+  if (row && row->draws_by_size) return true;
+  std::vector<Value> before, now;
+  ir::for_each_input(const_cast<ir::Node&>(drawn), [&](Value& v) { before.push_back(v); });
+  for (const Arg& a : args) {
+    if (const auto* v = std::get_if<Value>(&a); v && *v) now.push_back(*v);
+    if (const auto* l = std::get_if<std::vector<Value>>(&a))
+      std::ranges::copy_if(*l, std::back_inserter(now), [](Value v) { return static_cast<bool>(v); });
+  }
+  const ir::NodeSet behind = nodes_behind(g, now);
+  return std::ranges::none_of(g.inputs, [&](const ir::Input& in) { return behind.contains(in.value.node); }) &&
+         std::ranges::equal(before, now, [](Value a, Value b) { return same_computation(a, b); });
+}
+
+}  // namespace
 
 void Tracer::Impl::go_to(const at::mt19937& engine) {
   for (auto& s : saved->generators) {
@@ -50,6 +96,18 @@ std::string Tracer::Impl::state_key() const {
   std::string key;
   for (const at::Tensor& t : states()) key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
   return key;
+}
+
+// A checkpoint draws the same numbers again.
+ir::Node* Tracer::Impl::drawn_before(const std::string& state, const OpInfo& info, const std::vector<Arg>& args, const Types& outs) {
+  const auto it = draws.find(state);
+  if (it == draws.end()) return nullptr;
+  ir::Node& n = *it->second.node;
+  if (n.op->name != info.name || !has_types(graph->ctx(), n.outs, outs) || !has_numbers(graph->ctx(), n, args)) return nullptr;
+  if (!draws_alike(*graph, n, info, args)) fail(fmt::format("{} draws once more, by what its operands hold then", info.name));
+  rewound = true;
+  go_to(it->second.after);
+  return &n;
 }
 
 // A call that is itself made in a backward (as a checkpoint's function that is computed again) is no different for that.

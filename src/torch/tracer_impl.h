@@ -285,8 +285,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool went_back = false;                          // the program has run a backward of its own
   const torch::autograd::Node* const outer_node = torch::autograd::get_current_node().get();  // the call is made in a backward
-  bool goes_back() const;                                                                     // in one of the program's own, or of what is captured
-  void again(const std::function<void()>&);                                                   // goes on with a finished trace
+  ir::Node* drawn_before(const std::string& state, const capture::OpInfo&, const std::vector<ir::Arg>&, const Types& outs);
+  bool goes_back() const;                    // in one of the program's own, or of what is captured
+  void again(const std::function<void()>&);  // goes on with a finished trace
   void placeholders_of(const JointProgram&, const Needs&, const std::function<void(const at::Tensor&, bool)>&) const;
   // A reentrant one.
   struct Checkpoint {
