@@ -48,10 +48,14 @@ Tensor linear(c10::DispatchKeySet keys, const Tensor& x, const Tensor& weight, c
 
 // --- out arguments
 
+// Not by resize_() of its own.
+bool gives_size_unseen(std::string_view base) { return base != "aten::diff"; }
+
 thread_local bool gives_size = false;
 struct GivesSize {
-  const bool before = std::exchange(gives_size, true);
+  explicit GivesSize(bool unseen) : before(std::exchange(gives_size, unseen)) {}
   ~GivesSize() { gives_size = before; }
+  const bool before;
 };
 
 bool is_out(const c10::Argument& a) { return a.kwarg_only() && a.alias_info() && a.alias_info()->isWrite(); }
@@ -91,7 +95,7 @@ void call_with_out(const c10::OperatorHandle& op, c10::DispatchKeySet keys, comp
     if (const c10::IValue& v = (*stack)[begin + i]; is_out(schema.arguments()[i]) && v.isTensor() && v.toTensor().defined())
       outs.emplace_back(v.toTensor());
   {
-    const GivesSize scope;
+    const GivesSize scope(gives_size_unseen(schema.name()));
     try {
       if (asks_for_mode(schema.name()))
         call_unseen(op, keys, stack);

@@ -74,7 +74,7 @@ OUTS = {
     "norm": lambda x, o: torch.linalg.norm(x, dim=1, out=o), "quantile": lambda x, o: torch.quantile(x, 0.5, out=o), "tensordot": lambda x, o: torch.tensordot(x, x.t(), 1, out=o),
     "matmul": lambda x, o: torch.matmul(x.expand(2, 3, 4), x.t(), out=o), "kron": lambda x, o: torch.kron(x, x, out=o), "hstack": lambda x, o: torch.hstack([x, x], out=o),
     "multi_dot": lambda x, o: torch.linalg.multi_dot([x, x.t(), x], out=o), "vecdot": lambda x, o: torch.linalg.vecdot(x, x, out=o), "a size of the program's": lambda x, o: o.resize_(3, 2).fill_(1),
-    "both": lambda x, o: torch.linalg.norm(x, dim=1, out=o.resize_(7)),
+    "diff of none": lambda x, o: torch.diff(x, n=0, out=o), "diff": lambda x, o: torch.diff(x, out=o), "both": lambda x, o: torch.linalg.norm(x, dim=1, out=o.resize_(7)),
 }
 
 
