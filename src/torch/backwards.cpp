@@ -275,16 +275,12 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
                                     const RegionCall::Assigned& assigned) const {
   Finish finish(b.program, b.tangents, tangents, joint_, sizes);
   // Also where it was found that the strides do not matter: a copy that is as its original would be strided as that.
-  const auto is_to_lie = [&](const at::Tensor& t, const TangentLayout& how) {
-    if (is_plain(t)) return !t._is_zerotensor();
-    const auto* batch = at::maybeGetBatchedImpl(t);
-    return batch && batch->bdims().size() == 1 && is_plain(batch->value()) && !how.is_own();
-  };
   for (size_t k = 0; k < tangents.size(); ++k)
     if (const at::Tensor& t = tangents[k]; t.defined())
-      inputs.push_back(has_bits_in_batch(t)          ? batch_without_bits(t)  // formulas look at parts of complex numbers
-                       : is_to_lie(t, b.tangents[k]) ? laid_out(t, type_of_tangent(k), b.tangents[k])
-                                                     : t);
+      inputs.push_back(has_bits_in_batch(t) ? batch_without_bits(t)  // formulas look at parts of complex numbers
+                       : is_plain(t) && !t._is_zerotensor() && (b.tangents[k].is_own() || lies_otherwise(t, type_of_tangent(k)))
+                           ? laid_out(t, type_of_tangent(k), b.tangents[k])
+                           : t);
   for (const auto& [_, other] : assigned) inputs.push_back(other.tensor);
   variable_list grads;
   ResultMaker(made_by_graph(b.program.results)).make(interpret(*b.program.graph, inputs), addresses_of(inputs), grads);

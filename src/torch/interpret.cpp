@@ -1,5 +1,4 @@
 // Runs graphs op by op through ATen: what a graph means, by definition.
-#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
@@ -10,7 +9,6 @@
 #include "torch/convert.h"
 #include "torch/extern_call.h"
 #include "torch/random.h"
-#include "torch/tangents.h"
 #include "torch/tracer.h"
 #include "torch/versions.h"
 #include "torch/view_path.h"
@@ -38,13 +36,6 @@ void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
     return fmt::format("{} [{}] strides [{}]", to_string(x.dtype), fmt::join(values_of(x.sizes), ","), fmt::join(values_of(x.strides), ","));
   };
   VT_CHECK(same_type(want, t), "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(type_of(t)));
-}
-
-// The batch that is copied, where it is all that counts.
-const at::BatchedTensorImpl* batch_alike(const compat::Stack& copied) {
-  const at::Tensor &self = copied[0].toTensor(), &from = copied[1].toTensor();
-  const auto* batch = at::maybeGetBatchedImpl(from);
-  return batch && batch->bdims().size() == 1 && self.sizes() == from.sizes() && self.scalar_type() == from.scalar_type() ? batch : nullptr;
 }
 
 // Where an op raises, the generator goes on from where it was.
@@ -113,8 +104,6 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     std::vector<at::Tensor>& results = values[n];
     if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
       results = {stack[0].toTensor()};
-    } else if (const auto* batch = name == "aten::copy" ? batch_alike(stack) : nullptr) {  // nor for this
-      results = {batch_laid_out(*batch, stack[0].toTensor().strides())};
     } else if (writes_copies(*n, call.op.schema())) {
       call_on_copies(*n, call.op, stack, results);
     } else {

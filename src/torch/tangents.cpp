@@ -181,7 +181,8 @@ static TangentLayout without_bits(TangentLayout how) {
   return how;
 }
 
-at::Tensor batch_laid_out(const at::BatchedTensorImpl& batch, c10::IntArrayRef strides) {
+// A batch whose each lies so: ATen has no rule that copies a batch into what is none.
+static at::Tensor batch_laid_out(const at::BatchedTensorImpl& batch, c10::IntArrayRef strides) {
   const at::Tensor all = batch.value().movedim(batch.bdims()[0].dim(), 0);
   std::vector<int64_t> in = strides.vec();
   int64_t span = 1;

@@ -6,10 +6,6 @@
 
 #include "torch/joint.h"
 
-namespace at {
-struct BatchedTensorImpl;
-}
-
 namespace vitrify {
 
 namespace capture {
@@ -57,8 +53,6 @@ int64_t size_of_batch(const std::vector<at::Tensor>& tangents);
 std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which);
 bool has_dims_of_one(const std::vector<at::Tensor>&);  // whose strides in a batch are ATen's affair
 std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each);
-// A batch, of one dim, whose each lies so: ATen has no rule that copies a batch into what is none.
-at::Tensor batch_laid_out(const at::BatchedTensorImpl&, c10::IntArrayRef strides);
 // As the plan for that layout wants it.
 at::Tensor laid_out(const at::Tensor&, const ir::TensorType& recorded, const TangentLayout&);
 

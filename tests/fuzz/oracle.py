@@ -126,7 +126,7 @@ def elsewhere(func, args, kwargs, single, dtypes=SINGLE):
 
 def in_another_order(func, args, kwargs, single=False):
     """The same, added up otherwise, which is as right: products one term after the other, as oneDNN does (what rounds the same way each time does not cancel
-    then), reductions from the last element on, gelu's formula with its tangent moved, gradients of norms by another formula; or with its elements elsewhere. None of other ops."""
+    then), reductions from the last element on, gelu's formula with what it adds to 1 moved, gradients of norms by another formula; or with its elements elsewhere. None of other ops."""
     name = short(func)
     if name in REARRANGED:
         return torch._decomp.decomposition_table[func](*args, **kwargs)
@@ -142,9 +142,9 @@ def in_another_order(func, args, kwargs, single=False):
         sums = (args[0] - most).exp().sum(args[1], True).log()
         out = sums * steps(sums, 1) + most
         return out if len(args) > 2 and args[2] else out.sum(args[1])
-    if name == "gelu" and kwargs.get("approximate") == "tanh" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
+    if name == "gelu" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
         x = args[0].float() if args[0].element_size() < 4 else args[0]
-        t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3))
+        t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)) if kwargs.get("approximate") == "tanh" else torch.erf(0.7071067811865476 * x)
         return (0.5 * x * (1 + t * steps(t, 1))).to(args[0].dtype)
     if name not in ("mm", "bmm") or kwargs:
         return elsewhere(func, args, kwargs, single)
