@@ -132,6 +132,31 @@ bool lower_batch_norm_backward(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
+// The input's gradient is scale * g + slope * (x - from) + shift, where scale is rstd * weight, with these by sample and group.
+struct GroupGradient {
+  Tensor slope, from, shift;
+};
+// wg and wgx: sums over each group of weight * g, and of that by x. sg and sgh: those of scale * g, and of that by the normalised x, which alone is
+// accurate far from zero. Where eager's numbers, which it makes of the former, are not finite, they are taken: they say where infinities and NaNs
+// are.
+GroupGradient group_gradient(Lowering& L, const Tensor& wg, const Tensor& wgx, const Tensor& sg, const Tensor& sgh, const Tensor& mean,
+                             const Tensor& rstd, Int count) {
+  const DType t = wg.dtype;
+  struct Numbers {
+    Val slope, from, shift;
+  };
+  auto numbers = [=](Body& b, const Index& i) -> Numbers {
+    Val m = cast(mean.at(b, i), t), s = cast(rstd.at(b, i), t), each = 1.0 / numel_as(b, count, t), sum = wg.at(b, i);
+    Val slope = (sum * m - wgx.at(b, i)) * s * s * s * each, shift = -slope * m - sum * s * each, by_scale = sg.at(b, i), by_hat = sgh.at(b, i);
+    Val ours = finite(slope) & finite(shift) & finite(by_scale) & finite(by_hat);
+    return {where(ours, -by_hat * s * each, slope), where(ours, m, m.lit(0)), where(ours, -by_scale * each, shift)};
+  };
+  auto one = [&](Val Numbers::* which) {
+    return L.realize(L.map(t, wg.sizes, [=](Body& b, const Index& i) { return numbers(b, i).*which; }, 20, 6));
+  };
+  return {one(&Numbers::slope), one(&Numbers::from), one(&Numbers::shift)};
+}
+
 bool lower_group_norm_backward(const Args& a, std::vector<Tensor>& r) {
   std::vector<bool> mask;
   Tensor g = a.tensor(0), x = a.tensor(1);
@@ -140,24 +165,52 @@ bool lower_group_norm_backward(const Args& a, std::vector<Tensor>& r) {
   g = reused(a.L, g), x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   const Int per = sym::floordiv(x.sizes[1], groups);
-  auto spread = [&](const Tensor& v) { return a.L.view(v, x.sizes, [per](const Index& i) { return Index{i[0], sym::floordiv(i[1], per)}; }); };
-  Tensor s = spread(a.tensor(3)), xh = hat(a, x, spread(a.tensor(2)), s, t);
+  const Dims channels{x.sizes[0], x.sizes[1]};
+  auto spread = [&](const Tensor& v, const Dims& sizes) {  // [N, groups] over [N, C, ...]
+    return a.L.view(v, sizes, [per](const Index& i) { return Index{i[0], sym::floordiv(i[1], per)}; });
+  };
+  Tensor mean = a.tensor(2), rstd = a.tensor(3), w = a.is_tensor(4) ? a.tensor(4) : Tensor{};
+  // The elements are read once: what is asked for is made of sums by sample and channel.
+  const auto inner = dims_from(2, x.sizes.size());
+  auto channel_sum = [&](const Tensor& v) { return inner.empty() ? as_type(a.L, v, t) : reduce_sum(a.L, v, inner, false, t, t); };
+  Tensor sum_g = channel_sum(g), sum_gx = channel_sum(product_of(a.L, g, x, t)),
+         sum_gh = channel_sum(product_of(a.L, g, hat(a, x, spread(mean, x.sizes), spread(rstd, x.sizes), t), t));
   if (mask[0]) {
-    Tensor gw = scaled(a, g, a.is_tensor(4) ? channelwise(a.L, a.tensor(4), x.sizes) : Tensor{}, t);
-    auto group_sum = [&](const Tensor& v) {
-      Dims split{x.sizes[0], Int(groups), per};
-      for (size_t d = 2; d < x.sizes.size(); ++d) split.push_back(x.sizes[d]);
-      return spread(reduce_sum(a.L, a.L.reshape(v, split), dims_from(2, split.size()), false, t, t));
+    Tensor weight = w ? channelwise(a.L, w, channels) : w, scale = scaled(a, spread(rstd, channels), weight, t);
+    auto group_sum = [&](const Tensor& v, const Tensor& factor) {
+      const int64_t last[] = {2};
+      return reduce_sum(a.L, a.L.reshape(scaled(a, v, factor, t), {x.sizes[0], Int(groups), per}), last, false, t, t);
     };
-    Int n = per;
-    for (size_t d = 2; d < x.sizes.size(); ++d) n = n * x.sizes[d];
-    r.push_back(input_gradient(a, gw, xh, group_sum(gw), group_sum(product_of(a.L, gw, xh, t)), s, n, a.out(0).dtype));
+    const GroupGradient of = group_gradient(a.L, group_sum(sum_g, weight), group_sum(sum_gx, weight), group_sum(sum_g, scale),
+                                            group_sum(sum_gh, scale), mean, rstd, per * product(x.sizes, inner));
+    Tensor factor = a.L.view(scale, x.sizes, [](const Index& i) { return Index{i[0], i[1]}; });
+    Tensor slope = spread(of.slope, x.sizes), from = spread(of.from, x.sizes), shift = spread(of.shift, x.sizes);
+    const DType out = a.out(0).dtype;
+    r.push_back(a.L.map(
+        out, x.sizes,
+        [=](Body& b, const Index& i) {
+          Val v = factor.at(b, i) * cast(g.at(b, i), t) + slope.at(b, i) * (cast(x.at(b, i), t) - from.at(b, i)) + shift.at(b, i);
+          return cast(v, compute_type(out));
+        },
+        g.cost + x.cost + 6, g.reads + x.reads + 5));
   } else {
     r.push_back(unused(a, 0));
   }
-  auto dims = all_but_channel(x.sizes.size());
-  r.push_back(mask[1] ? reduce_sum(a.L, product_of(a.L, g, xh, t), dims, false, t, a.out(1).dtype) : unused(a, 1));
-  r.push_back(mask[2] ? reduce_sum(a.L, g, dims, false, t, a.out(2).dtype) : unused(a, 2));
+  const int64_t samples[] = {0};
+  if (mask[1]) {
+    Tensor m = spread(mean, channels), s = spread(rstd, channels);
+    Tensor by_sample = a.L.map(
+        t, channels,
+        [=](Body& b, const Index& i) {
+          Val raw = (sum_gx.at(b, i) - sum_g.at(b, i) * cast(m.at(b, i), t)) * cast(s.at(b, i), t), ours = sum_gh.at(b, i);
+          return where(finite(raw) & finite(ours), ours, raw);  // as in group_gradient
+        },
+        8, 5);
+    r.push_back(reduce_sum(a.L, by_sample, samples, false, t, a.out(1).dtype));
+  } else {
+    r.push_back(unused(a, 1));
+  }
+  r.push_back(mask[2] ? reduce_sum(a.L, sum_g, samples, false, t, a.out(2).dtype) : unused(a, 2));
   return true;
 }
 

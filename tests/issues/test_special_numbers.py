@@ -129,6 +129,46 @@ def test_group_norm_of_infinite_weights(size, dtype):
             torch.testing.assert_close(p, q, equal_nan=True)
 
 
+def kinds(t):
+    return torch.stack([t.isnan(), t == INF, t == -INF])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size, channels_last", [((2, 4, 3), False), ((3, 4), False), ((2, 4, 4, 5), False), ((2, 4, 4, 5), True), ((2, 8, 2, 2), True)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradient_of_group_norm_of_infinities(size, dtype, channels_last, dynamic):
+    """Eager adds up products with the input itself, so that infinities of both signs meet where those with the normalised input do not."""
+    for groups, weighted in itertools.product((1, 2, 4), (True, False)):
+        f = lambda x, *p: F.group_norm(x, groups, *p)
+        compiled = vitrify.compile(f, dynamic=dynamic)
+        for where, value in itertools.product([(), ("w",), ("g",), ("x",), ("w", "g"), ("g", "w", "g"), ("b",)], (INF, -INF, NAN)):
+            torch.manual_seed(1)
+            t = {"x": torch.randn(size), "w": torch.randn(size[1]), "b": torch.randn(size[1]), "g": torch.randn(size)}
+            for k, n in enumerate(where):
+                t[n].view(-1)[-1 - 3 * k] = value if k < 2 else -value
+            x, w, b, g = (v.to(dtype, memory_format=torch.channels_last if channels_last and v.dim() == 4 else torch.preserve_format) for v in t.values())
+            args = (x, w, b) if weighted else (x,)
+
+            def gradients(h):
+                leaves = [v.clone().requires_grad_() for v in args]
+                return torch.autograd.grad(h(*leaves), leaves, g)
+            before = dict(vitrify.counters)
+            ours = gradients(compiled)
+            assert vitrify.counters["compiled_calls"] == before["compiled_calls"] + 2 and (vitrify.counters["externs_called"] == before["externs_called"] or dynamic or not weighted)
+            for p, q in zip(ours, gradients(f), strict=True):
+                assert torch.equal(kinds(p), kinds(q)), (groups, weighted, where, value, p, q)
+
+
+def test_gradient_of_group_norm_of_a_weight_that_its_scale_makes_infinite():
+    x = torch.tensor([[[1.0, 1.0009765625], [2.0, 3.0]]])
+    f = lambda x, w, b: F.group_norm(x, 2, w, b)
+    compiled = vitrify.compile(f)
+    for g in (torch.tensor([[[0.0, 1e-6], [1.0, 2.0]]]), torch.tensor([[[1.0, -1.0], [1e30, 1e38]]])):
+        ours, eager = (torch.autograd.grad(h(*leaves), leaves, g) for h in (compiled, f) for leaves in [[v.clone().requires_grad_() for v in (x, T([3e38, 1.0]), T([0.0, 0.0]))]])
+        for p, q in zip(ours, eager, strict=True):
+            assert torch.equal(kinds(p), kinds(q))
+
+
 @pytest.mark.parametrize("w", [0, 0.0, 0.25, 0.5, 1, 1.0, 2.0])
 def test_signs_of_zeros_of_lerp(w):
     x, y = T([-0.0, 0.0, -0.0, 0.0, 1.0]), T([-0.0, -0.0, 0.0, 0.0, -1.0])
