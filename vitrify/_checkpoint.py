@@ -168,9 +168,11 @@ def _noting(real):
 
 
 def _reentrant(real):
+    """Its function runs without gradients in the forward and with them in the backward, which goes to the leaves by itself: no one graph says both."""
     def apply(function, preserve, *args):
-        trains = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        return _captured(real, function, preserve, args) if trains and _C.capturing() else real.apply(function, preserve, *args)
+        if _C.capturing() and torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            _C.refuse("a reentrant checkpoint runs its function in the forward and, otherwise, in the backward: use_reentrant=False compiles")
+        return real.apply(function, preserve, *args)
     return type(real.__name__, (real,), {"apply": staticmethod(apply)})
 
 

@@ -22,6 +22,17 @@ const std::vector<std::optional<int64_t>>& CallSizes::by_symbol() const {
   return *found_;
 }
 
+std::vector<int64_t> CallSizes::values(std::span<const sym::Int> ints) const {
+  std::vector<int64_t> r;
+  for (sym::Int i : ints)
+    r.push_back(sym::eval(i, [&](uint32_t id) {
+      const auto& known = by_symbol();
+      VT_CHECK(id < known.size() && known[id], "a gradient has a size that the call does not say");
+      return *known[id];
+    }));
+  return r;
+}
+
 bool CallSizes::hold(const Assumed& assumed, const sym::Known& before) const {
   const auto& guards = assumed.guards;
   if (!ctx_ || guards.size() <= before.guards.size()) return true;
@@ -53,13 +64,7 @@ std::vector<ResultSpec::ViewOp> path_in(std::vector<ResultSpec::ViewOp> path, co
   for (ResultSpec::ViewOp& v : path)
     for (c10::IValue& a : v.args) {
       if (capture::is_static(a)) continue;
-      std::vector<int64_t> now;
-      for (sym::Int i : sizes_in(a))
-        now.push_back(sym::eval(i, [&](uint32_t id) {
-          const auto& known = sizes.by_symbol();
-          VT_CHECK(id < known.size() && known[id], "a gradient has a size that the call does not say");
-          return *known[id];
-        }));
+      const std::vector<int64_t> now = sizes.values(sizes_in(a));
       a = a.isSymInt() ? c10::IValue(now[0]) : c10::IValue(now);
     }
   return path;

@@ -24,6 +24,7 @@ class CallSizes {
   // `each`: gives values of the trace with what they are in the call, of which sizes are read.
   CallSizes(const sym::Context& ctx, std::function<void(const Note&)> each) : ctx_(&ctx), each_(std::move(each)) {}
   const std::vector<std::optional<int64_t>>& by_symbol() const;
+  std::vector<int64_t> values(std::span<const sym::Int>) const;
   // Beyond what was known `before`. What is found by a run that looks at it does; of another size that nobody knows nothing does.
   bool hold(const Assumed&, const sym::Known& before) const;
 

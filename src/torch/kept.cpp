@@ -221,11 +221,11 @@ bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const Join
   return take_by_sizes(given, j.given, own, j.program.graph->ctx());
 }
 
-Kept laid_as_recorded(const Saved& s, Kept k) {
+Kept laid_as_recorded(const Saved& s, Kept k, const CallSizes& sizes) {
   const ir::TensorType& type = s.value.type();
   if (s.bits || s.strides != type.strides) {
-    at::Tensor t = at::empty_strided(values_of(type.sizes), values_of(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
-    t.copy_(s.bits ? unpacked(k.tensor, values_of(type.sizes), values_of(s.strides)) : k.tensor);
+    at::Tensor t = at::empty_strided(sizes.values(type.sizes), sizes.values(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
+    t.copy_(s.bits ? unpacked(k.tensor, t.sizes(), sizes.values(s.strides)) : k.tensor);
     k = Kept(t);
   }
   return k;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "torch/call_sizes.h"
 #include "torch/compat.h"
 #include "torch/followed.h"
 #include "torch/split.h"
@@ -52,7 +53,7 @@ Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph);
 bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, size_t given);
 at::Tensor laid_in(const at::Tensor&, at::IntArrayRef sizes, at::IntArrayRef strides);  // a copy
 // As the trace has it: passes may have chosen another layout.
-Kept laid_as_recorded(const Saved&, Kept);
+Kept laid_as_recorded(const Saved&, Kept, const CallSizes&);
 
 // Raises eager's error where what is `asked` of `graph` reads more than the sizes of what was freed; what else it computes may be of any numbers.
 void check_freed(std::vector<Kept>& saved, const ir::Graph& graph, const std::vector<ir::Value>& asked);

@@ -128,6 +128,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const std::vector<Value>& wanted = joint_.given;
   const RegionCall::Assigned assigned = node.call().assigned(true);
   const size_t own = below.joint_.given.size();
+  const CallSizes sizes = below.sizes_of(*call, tangents);
   Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call};
   std::vector<char> found(wanted.size());
   for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
@@ -156,7 +157,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
         kept = Kept(call->kept[s].tensor);
         kept.version = call->kept[s].version;
       }
-      o.given[at] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept));
+      o.given[at] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept), sizes);
       if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
     }
   }
@@ -258,7 +259,7 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
     if (tangents[k].defined()) look.tangents[k] = laid_out(tangents[k].detach(), type_of_tangent(k), how[k]);
   for (const auto& [result, other] : node.call().assigned(true))
     if (const at::Tensor now = as_traced(other); now.defined()) look.assigned.emplace_back(result, now);
-  look.values = [this, &call, &node] {
+  look.values = [this, &call, &tangents, &node] {
     std::vector<std::pair<Value, at::Tensor>> values;
     for (size_t i = 0; i < joint_.given.size(); ++i)
       if (Kept k = call.given[i]; k.readable()) {
@@ -268,7 +269,7 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
     for (size_t s = 0; s < saved_.size(); ++s)
       if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot) {
         Kept k = call.unpack(s, node.getptr());  // of what was freed no gradient that is asked for is computed: any numbers do, as in origin()
-        k = k.freed ? any_numbers(k, saved_[s].value.type()) : laid_as_recorded(saved_[s], std::move(k));
+        k = k.freed ? any_numbers(k, saved_[s].value.type()) : laid_as_recorded(saved_[s], std::move(k), sizes_of(call, tangents));
         values.emplace_back(saved_[s].value, k.tensor.detach());
       }
     return values;

@@ -377,6 +377,7 @@ void Tracer::Impl::decompose_list(const OpInfo& info, Stack* stack) {
     if (!v.isTensorList()) fail(fmt::format("calls {}, which cannot be captured", info.name));
     for (const at::Tensor& t : v.toTensorVector()) written.push_back(t);
   }
+  check_inference(written, info);
   info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
   // Eager's kernels count one write, however many ops they are here; for other ops the layer above does.
   for (const at::Tensor& t : written) {

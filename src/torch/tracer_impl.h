@@ -223,6 +223,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   ir::Value conform(ir::Value, const ir::TensorType&, const std::function<ir::Value()>& old_value);
   ir::Value cast(ir::Value, const ir::TensorType&);
   ir::Value permute(ir::Value, const std::vector<sym::Int>& order);  // dispatch.cpp
+  void check_inference(const std::vector<at::Tensor>& written, const OpInfo&) const;
   void check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op);
   std::vector<ResultSpec::ViewOp> path_of(const View&) const;
 

@@ -230,6 +230,12 @@ bool Tracer::Impl::resize_out(const at::Tensor& out, Value result, const at::Ten
   return true;
 }
 
+// Eager's kernels raise where they write the first that counts no versions, and have written those before it.
+void Tracer::Impl::check_inference(const std::vector<at::Tensor>& written, const OpInfo& info) const {
+  if (!c10::InferenceMode::is_enabled() && std::ranges::any_of(written, [](const at::Tensor& t) { return t.defined() && t.is_inference(); }))
+    fail(fmt::format("{} writes to a tensor that was made in inference mode, outside of it", info.name));
+}
+
 void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
   size_t n = info.args.size();
   Stack args(last(*stack, n).begin(), last(*stack, n).end());
@@ -254,6 +260,7 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       fail(fmt::format("{} writes into an argument of an unknown kind", info.name));
   }
   for (const at::Tensor& t : targets) check_write(t, fakes, info.name);
+  if (info.flags & ir::kEffect) check_inference(targets, info);
   const auto in_order = [](const at::Tensor& t) { return as_fake(t)->view->type.is_contiguous(); };
   const bool draws = (info.flags | (info.functional ? info.functional->flags : 0)) & ir::kRandom;
   if (draws && !info.writes.empty() && info.writes.front() > 0 && !std::ranges::all_of(targets, in_order))
