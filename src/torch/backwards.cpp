@@ -317,6 +317,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
     const std::vector<uint32_t> numbers = RegionCall::numbers_of(assigned);
     if (!stale && numbers.empty())
       if (const auto known = backward_known(how, sizes)) return known;
+    if (stale) note_stale();
     if (stale || numbers.empty()) return derivative(how, sizes, node.call().needs_now(), numbers, stale);
     auto& all = of_assigned_[{how, numbers}];
     for (const auto& known : all)

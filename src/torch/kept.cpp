@@ -222,10 +222,11 @@ bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const Join
 }
 
 Kept laid_as_recorded(const Saved& s, Kept k, const CallSizes& sizes) {
+  const auto now = [&](const ir::Dims& d) { return sizes.values({d.data(), d.size()}); };
   const ir::TensorType& type = s.value.type();
   if (s.bits || s.strides != type.strides) {
-    at::Tensor t = at::empty_strided(sizes.values(type.sizes), sizes.values(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
-    t.copy_(s.bits ? unpacked(k.tensor, t.sizes(), sizes.values(s.strides)) : k.tensor);
+    at::Tensor t = at::empty_strided(now(type.sizes), now(type.strides), k.tensor.options().dtype(scalar_type_of(type)));
+    t.copy_(s.bits ? unpacked(k.tensor, t.sizes(), now(s.strides)) : k.tensor);
     k = Kept(t);
   }
   return k;

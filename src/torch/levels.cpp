@@ -108,11 +108,15 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
   }
 }
 
-std::string Training::leave_to_eager(const std::string& why) const {
-  std::string text = trace()->cannot("gradients of the gradients", why);
+std::string Training::leave_to_eager(const std::string& why, const char* what) const {
+  std::string text = trace()->cannot(what, why);
   if (!gave_up_->is) gave_up_->why = text;
   gave_up_->is = true;
   return text;
+}
+
+void Training::note_stale() const {
+  if (++stale_ == kMostStale) leave_to_eager("what a backward reads is changed between the forward and it, in many calls", "gradients");
 }
 
 void Training::give_up(const std::string& why) const {
@@ -222,7 +226,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     std::vector<Next>& all = too_many && own_backward_ ? none : next_[how];
     const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));
     const bool stale = is_stale(node.call());
-    if (stale) all.clear();
+    if (stale) all.clear(), note_stale();
     const Tracer::Needs needs = needs_now(call, node);
     for (const Next& n : all)
       if (n.assigned == assigned && n.needs == needs && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end())

@@ -34,6 +34,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 constexpr size_t kMaxLayouts = 8;   // of tangents in strides of their own
+constexpr int kMostStale = 64;      // derivatives that are for one backward: the trace keeps what each was made of
 constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, or for what it looks at
 
 // What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
@@ -239,7 +240,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     });
   }
   [[noreturn]] void give_up(const std::string& why) const;
-  std::string leave_to_eager(const std::string& why) const;  // calls from now on; mutex_ is held
+  std::string leave_to_eager(const std::string& why, const char* what = "gradients of the gradients") const;  // calls from now on; mutex_ is held
+  void note_stale() const;                                                                                    // so too
   std::shared_ptr<Tracer> trace() const;
   const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
   size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
@@ -381,6 +383,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
   mutable size_t replaced_ = 0;  // in next_
+  mutable int stale_ = 0;        // derivatives taken for one backward
   int64_t kept_bytes_ = 0;
   static constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
   mutable int renewals_ = 0;
