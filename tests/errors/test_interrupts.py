@@ -38,7 +38,7 @@ class AtLine:
 
 
 def program(x):
-    return checkpoint.checkpoint(lambda t: t.sin() * t, x, use_reentrant=True) * max(x.shape[0], 2)
+    return checkpoint.checkpoint(lambda t: t.sin() * t, x, use_reentrant=False) * max(x.shape[0], 2)
 
 
 def gradient(f):

@@ -415,7 +415,7 @@ def native_results(program):
 
 
 # What the engine leaves to eager, since nobody can promise more: not counted as not compiled, but named and bounded too.
-LEFT = re.compile("overlap|shares memory with input|reaches outside its tensor|registers a gradient hook")
+LEFT = re.compile("overlap|shares memory with input|reaches outside its tensor|registers a gradient hook|a reentrant checkpoint")
 
 CAUGHT = "raised what eager does not"
 

@@ -10,14 +10,14 @@ pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
 
 
 class Net(nn.Module):
-    def __init__(self, of, beside, passed, reentrant):
+    def __init__(self, of, beside, passed):
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.of, self.beside, self.passed, self.reentrant = nn.Linear(6, 6), of, beside, passed, reentrant
+        self.linear, self.of, self.beside, self.passed = nn.Linear(6, 6), of, beside, passed
 
     def forward(self, x):
         w = self.linear.weight
-        y = checkpoint(lambda t, *_: self.of(self.linear(t)), x, *([w] if self.passed else []), use_reentrant=self.reentrant)
+        y = checkpoint(lambda t, *_: self.of(self.linear(t)), x, *([w] if self.passed else []), use_reentrant=False)
         return y + x @ w if self.beside else y * 2
 
 
@@ -36,9 +36,8 @@ def trained(net, call):
 
 @pytest.mark.parametrize("of", [lambda t: t, nn.functional.gelu, lambda t: t.sin().exp()], ids=["linear", "gelu", "chain"])
 @pytest.mark.parametrize("beside, passed", [(False, False), (True, False), (False, True)], ids=["found", "saved beside", "passed"])
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_weights_written_before_the_backward(of, beside, passed, reentrant):
-    eager, ours = Net(of, beside, passed, reentrant), Net(of, beside, passed, reentrant)
+def test_weights_written_before_the_backward(of, beside, passed):
+    eager, ours = Net(of, beside, passed), Net(of, beside, passed)
     compiled, before = vitrify.compile(ours, fullgraph=True), vitrify.counters["kernels_launched"]
     for _ in range(2):
         expected, given = trained(eager, eager), trained(ours, compiled)
@@ -48,45 +47,6 @@ def test_weights_written_before_the_backward(of, beside, passed, reentrant):
             return
         for a, b in zip(given, expected):
             torch.testing.assert_close(a, b)
-    assert vitrify.counters["kernels_launched"] > before
-
-
-def of_a_view(x):
-    y = x * 2
-    z = checkpoint(lambda t: t.sin() * t, y.view(-1), use_reentrant=True)
-    y.mul_(2)
-    return z, y.exp()
-
-
-def of_what_is_written(x):
-    y = x.clone()
-    z = checkpoint(torch.tanh, y, use_reentrant=True)
-    y[1:] = 0
-    return z, y.exp()
-
-
-def of_the_argument(x):
-    z = checkpoint(lambda t, n: t * n.exp(), x * 2, x.detach(), use_reentrant=True)
-    x.data.add_(1)
-    return z, x.exp()
-
-
-@pytest.mark.parametrize("f", [of_a_view, of_what_is_written, of_the_argument], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("which", [0, 1])
-def test_arguments_written_by_the_program(f, which):
-    """Eager's reentrant checkpoint has saved its arguments, too, and counts what is written to them since: also when it is asked again."""
-    told, before = [], vitrify.counters["kernels_launched"]
-    for call in (f, vitrify.compile(f, fullgraph=True)):
-        x = torch.arange(1.0, 7.0).view(2, 3).requires_grad_()
-        out, says = call(x)[which].sum(), []
-        for _ in range(2):
-            try:
-                out.backward()
-            except RuntimeError as e:
-                says.append(str(e))
-        told.append((says, x.grad))
-    assert told[0][0] == told[1][0] and ("modified by an inplace operation" in told[0][0][0]) == (which == 0 and f is not of_the_argument)
-    torch.testing.assert_close(told[1][1], told[0][1])
     assert vitrify.counters["kernels_launched"] > before
 
 
@@ -227,17 +187,14 @@ def test_a_result_that_is_found_loses_its_history(fn, between):
             torch.testing.assert_close(ours, eager)
 
 
-INSIDE = {"reentrant in saved": (False, True), "in two": (False, False, True), "saved in reentrant in saved": (False, True, False), "two reentrant in saved": (False, True, True)}
-
-
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("deep", [2, 3])
 @pytest.mark.parametrize("history", [False, True], ids=["a leaf", "with a history"])
-def test_a_checkpoint_inside_another(name, history):
+def test_a_checkpoint_inside_another(deep, history):
     """A derivative that was taken after the capture computed the outer again with eager's own inside, which saves less than ours."""
     def f(x):
         of = torch.sin
-        for reentrant in reversed(INSIDE[name]):
-            of = (lambda x, of=of, reentrant=reentrant: checkpoint(of, x, use_reentrant=reentrant))
+        for _ in range(deep):
+            of = (lambda x, of=of: checkpoint(of, x, use_reentrant=False))
         return of(x)
     compiled, grads = vitrify.compile(f), []
     for g in (f, compiled, compiled):

@@ -44,8 +44,8 @@ def filled(x):
     return x * out
 
 
-def ckpt(f, reentrant, **how):
-    return lambda x: checkpoint(f, x, use_reentrant=reentrant, **how)
+def ckpt(f, **how):
+    return lambda x: checkpoint(f, x, use_reentrant=False, **how)
 
 
 BODIES = {
@@ -63,13 +63,13 @@ BODIES = {
     "two of a generator's": lambda x: (x * torch.rand(4, generator=G)).sin() * torch.randn(4, generator=G),
 }
 PLACES = {
-    "alone": lambda f, re: ckpt(f, re),
-    "after another": lambda f, re: lambda x: ckpt(f, re)(noise(x)),
-    "before another": lambda f, re: lambda x: noise(ckpt(f, re)(x)),
-    "twice": lambda f, re: lambda x: ckpt(f, re)(ckpt(f, re)(x)),
-    "nested": lambda f, re: ckpt(lambda x: ckpt(f, re)(noise(x)), re),
-    "as it goes on": lambda f, re: ckpt(f, re, preserve_rng_state=False),
-    "of one of two results": lambda f, re: lambda x: (ckpt(f, re)(x), noise(x).exp()),
+    "alone": lambda f: ckpt(f),
+    "after another": lambda f: lambda x: ckpt(f)(noise(x)),
+    "before another": lambda f: lambda x: noise(ckpt(f)(x)),
+    "twice": lambda f: lambda x: ckpt(f)(ckpt(f)(x)),
+    "nested": lambda f: ckpt(lambda x: ckpt(f)(noise(x))),
+    "as it goes on": lambda f: ckpt(f, preserve_rng_state=False),
+    "of one of two results": lambda f: lambda x: (ckpt(f)(x), noise(x).exp()),
 }
 
 
@@ -100,11 +100,10 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("way", ["once", "kept"])
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 @pytest.mark.parametrize("body", BODIES)
-def test_checkpoints(body, reentrant, place, way):
-    f = PLACES[place](BODIES[body], reentrant)
-    draws_others = not reentrant and (place == "as it goes on" or "generator" in body)
+def test_checkpoints(body, place, way):
+    f = PLACES[place](BODIES[body])
+    draws_others = place == "as it goes on" or "generator" in body
     if draws_others:
         eager("draws other numbers when a checkpoint is computed again")
         no_kernels("eager computes it")
@@ -113,7 +112,7 @@ def test_checkpoints(body, reentrant, place, way):
 
 @pytest.mark.parametrize("body", BODIES)
 def test_a_checkpoint_is_differentiated_twice(body):
-    f = ckpt(BODIES[body], False)
+    f = ckpt(BODIES[body])
     draws_others = "generator" in body
     if draws_others:
         eager("draws other numbers when a checkpoint is computed again")
@@ -163,24 +162,23 @@ def drops_alike(x):
 
 def test_what_is_refused_is_refused_in_a_backward_too():
     """An eager checkpoint computes it again there."""
-    want = gradients(ckpt(drops_alike, False), "once")
+    want = gradients(ckpt(drops_alike), "once")
     eager("sets the state of a random number generator")
-    same(gradients(ckpt(vitrify.compile(drops_alike), False), "once"), want)
+    same(gradients(ckpt(vitrify.compile(drops_alike)), "once"), want)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_one_that_raises_where_it_is_computed_again(reentrant):
+def test_one_that_raises_where_it_is_computed_again():
     """The generator stayed where the forward had been."""
     raises = []
 
-    @torch.library.custom_op(f"vt_draw::raises_{reentrant}", mutates_args=())
+    @torch.library.custom_op("vt_draw::raises", mutates_args=())
     def op(x: torch.Tensor) -> torch.Tensor:
         if raises:
             raise ValueError("boom")
         return x + torch.rand(4)
     op.register_fake(torch.empty_like)
     op.register_autograd(lambda ctx, g: g)
-    f = lambda x: torch.utils.checkpoint.checkpoint(lambda x: op(x.sin()).exp(), x, use_reentrant=reentrant)  # noqa: E731
+    f = ckpt(lambda x: op(x.sin()).exp())
     told = []
     for g in (vitrify.compile(f), f):
         raises.clear()

@@ -247,7 +247,7 @@ def test_a_hook_on_one_of_two_results():
 def test_one_of_two_results_of_a_checkpoint():
     """What was found in it has its size from a gradient that does not come: the backward raised."""
     def f(x, w):
-        return checkpoint(lambda x, w: ((x * w)[x > 0].sin(), (x * w).exp()), x, w, use_reentrant=True)
+        return checkpoint(lambda x, w: ((x * w)[x > 0].sin(), (x * w).exp()), x, w, use_reentrant=False)
     compiled = vitrify.compile(f)
     for values in ([-1.5, -.5, .5, 1.5], [1.5, -.5, .5, 1.0]):
         grads = []

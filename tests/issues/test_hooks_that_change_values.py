@@ -1,4 +1,4 @@
-"""Hooks on saved tensors may round what they are given, or change its type: they were given something else than eager saves, and a reentrant checkpoint of the program went past them."""
+"""Hooks on saved tensors may round what they are given, or change its type: they were given something else than eager saves."""
 import contextlib
 
 import expects
@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 HOOKS = {
     "half": (lambda t: t.half(), lambda t: t.double()), "half again": (lambda t: (t.half(), t.dtype), lambda p: p[0].to(p[1])),
@@ -16,22 +15,11 @@ HOOKS = {
 }
 
 
-def reentrant(f, *args):
-    return checkpoint(f, *args, use_reentrant=True)
-
-
 PROGRAMS = {
     "dropout": lambda x, w: F.dropout(x * w, 0.3).sin(), "relu": lambda x, w: F.relu(x * w) * 2, "layers": lambda x, w: F.dropout(F.relu(x @ w), 0.3) @ w,
     "masked": lambda x, w: x.masked_fill(w > 0, 0.0) * w, "where": lambda x, w: torch.where(x > 0, x * w, w), "norm": lambda x, w: F.layer_norm(x, (80,)) * w,
     "clamp": lambda x, w: x.clamp(-0.5, 0.5) * w.clamp(min=0), "chain": lambda x, w: ((x * w).exp().sin() * w).tanh().cos(), "maximum": lambda x, w: (x * w).max(1)[0],
 }
-CHECKPOINTS = {
-    "checkpoint": lambda x, w: reentrant(lambda x, w: (x * w).sin(), x, w) * w, "within": lambda x, w: reentrant(lambda a: (a @ w).sin(), (x * w).exp()).tanh(),
-    "two": lambda x, w: reentrant(lambda a: a.exp() * a, reentrant(lambda a: a.sin() * w, x)), "nested": lambda x, w: reentrant(lambda a: reentrant(lambda b: b.sin() * b, a).cos(), x * w),
-    "view": lambda x, w: reentrant(lambda a: a.exp() * a, x.t()) * w,
-}
-
-
 def once(y, x, w):
     (y * y).sum().backward()
     return x.grad, w.grad
@@ -65,15 +53,10 @@ def outcome(f, hooks, how, n=80):
         return repr(e)
 
 
-def same(program, hooks, how, inside=False, **options):
-    f = program
-    if inside:
-        def f(x, w):
-            with saved_tensors_hooks(*hooks):
-                return program(x, w)
-    compiled = vitrify.compile(f, **options)
+def same(program, hooks, how, **options):
+    compiled = vitrify.compile(program, **options)
     for _ in range(2):
-        ours, eager = (outcome(g, contextlib.nullcontext() if inside else saved_tensors_hooks(*hooks), how) for g in (compiled, f))
+        ours, eager = (outcome(g, saved_tensors_hooks(*hooks), how) for g in (compiled, program))
         assert ours == eager if isinstance(eager, str) else torch.testing.assert_close(ours, eager) is None
 
 
@@ -87,16 +70,6 @@ def test_around_the_call(name, hooks, how):
     """What a call keeps for its backward is less than what eager saves, and other values: hooks of others are given what eager gives them."""
     expects.eager("hooks on saved tensors, which may give back something else")
     same(PROGRAMS[name], HOOKS[hooks], how)
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
-@pytest.mark.parametrize("how", [once, twice], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("hooks", ["half", "half again", "scaled", "halved", "zero", "the same"])
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_reentrant_checkpoints(name, hooks, how, inside):
-    if not inside:
-        expects.eager("hooks on saved tensors, which may give back something else")
-    same(CHECKPOINTS[name], HOOKS[hooks], how, inside)
 
 
 def test_calls_with_hooks_and_without():

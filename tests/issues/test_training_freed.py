@@ -9,7 +9,6 @@ import torch.nn.functional as F
 import vitrify
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 import gradients  # noqa: E402
@@ -233,19 +232,6 @@ def test_with_hooks_of_saved_tensors(hooks):
         for i in (0, 1):
             with pytest.raises(RuntimeError, match="backward through the graph a second time"):
                 out[i].backward()
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_reentrant_checkpoint_is_freed_with_its_arguments(keep):
-    """Eager's node has saved them, so that a second backward through it raises, whichever result it comes from."""
-    def then(out, args):
-        for t in out:
-            t.sum().backward(retain_graph=keep)
-
-    def program(x, w):
-        y = checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=True)
-        return y, y * 2, x.cos()
-    check(program, leaves((4, 4), (4, 4)), then=then)
 
 
 @pytest.mark.parametrize("hooks", [False, True], ids=["", "hooks"])

@@ -151,38 +151,6 @@ def test_a_reentrant_checkpoint_beside():
         torch.testing.assert_close(ours, eager)
 
 
-class Pair(torch.autograd.Function):
-    """Two results; the gradient of one that nobody uses is None."""
-    @staticmethod
-    def forward(ctx, x):
-        ctx.set_materialize_grads(False)
-        return x * 2, x.sin()
-
-    @staticmethod
-    def backward(ctx, g, h):
-        return g * 2 if h is None else h if g is None else g * 2 + h
-
-
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("last", [False, True])
-def test_what_is_behind_a_reentrant_checkpoint_that_is_gone_past(last, beside):
-    """backward(inputs=...) that asks for nothing behind it: eager runs neither it nor what it leads to. The user's function was called with None alone."""
-    from torch.utils.checkpoint import checkpoint
-
-    def fn(x, y):
-        p, q = Pair.apply(y)
-        p = checkpoint(lambda t: torch.sin(t) * t, p, use_reentrant=True)
-        return (p if last else p * 2).sum() + (q * x.sum()).sum() * beside + x.exp().sum()
-
-    def run_with(f, create_graph):
-        x, y = leaf(0), leaf(1)
-        f(x, y).backward(inputs=[x], create_graph=create_graph)
-        return x.grad
-    compiled = vitrify.compile(fn, fullgraph=True)
-    for create_graph in (False, True):
-        torch.testing.assert_close(run_with(compiled, create_graph), run_with(fn, create_graph))
-
-
 class Materialized(torch.autograd.Function):
     """Cannot be called without a gradient."""
     @staticmethod

@@ -4,9 +4,8 @@ import contextvars
 import pytest
 import torch
 import vitrify
-from gradients import backward, check, leaf, leaves
+from gradients import leaf
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 
 @pytest.mark.eager("it registers a hook on a tensor")
@@ -59,16 +58,6 @@ def test_a_tensor_that_nothing_leads_to_is_not_pinned():
         x = leaf(2)
         compiled(x).sum().backward()
         assert torch.equal(x.grad, hidden.get())
-
-
-def test_a_reentrant_checkpoint_refuses_grad_as_in_eager():
-    """C15: backward() works, grad() has an error of its own."""
-    layer = nn.Linear(3, 3)
-
-    def fn(x):
-        return checkpoint(lambda v: layer(v).tanh(), x, use_reentrant=True)
-    for then in (backward, lambda out, args: torch.autograd.grad(out.sum(), args)):
-        check(fn, leaves((2, 3)), then=then, extra=tuple(layer.parameters()), native="both" if then is backward else "forward")
 
 
 def test_no_edge_leads_to_what_is_not_used():

@@ -280,7 +280,7 @@ class Checkpointed(nn.Module):
         return x
 
 
-HOW = [dict(use_reentrant=False), dict(use_reentrant=True), dict(use_reentrant=False, preserve_rng_state=False), dict(use_reentrant=True, preserve_rng_state=False)]
+HOW = [dict(use_reentrant=False), dict(use_reentrant=False, preserve_rng_state=False)]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -288,13 +288,12 @@ HOW = [dict(use_reentrant=False), dict(use_reentrant=True), dict(use_reentrant=F
 def test_checkpoint(how, p):
     """Dropout too: the same draws again, or fresh ones where eager draws afresh; the generator ends where eager's does."""
     m, parameters = pair(lambda: Checkpointed(p, **how))
-    check(m, leaves((4, 8)), "draws other numbers when a checkpoint is computed again" if p and how == HOW[2] else None, extra=parameters)
+    check(m, leaves((4, 8)), "draws other numbers when a checkpoint is computed again" if p and how == HOW[1] else None, extra=parameters)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_nested(reentrant):
+def test_checkpoint_nested():
     def inner(block, x):
-        return checkpoint(block, x, use_reentrant=reentrant).sin()
+        return checkpoint(block, x, use_reentrant=False).sin()
     m, parameters = pair(lambda: Block(0.3))
 
     class Outer(nn.Module):
@@ -303,12 +302,11 @@ def test_checkpoint_nested(reentrant):
             self.m = m
 
         def forward(self, x):
-            return checkpoint(functools.partial(inner, self.m), x, use_reentrant=reentrant)
+            return checkpoint(functools.partial(inner, self.m), x, use_reentrant=False)
     check(Outer(), leaves((4, 8)), extra=parameters)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_sequential(reentrant):
+def test_checkpoint_sequential():
     m, parameters = pair(lambda: nn.Sequential(*(Block() for _ in range(4))))
 
     class Outer(nn.Module):
@@ -317,72 +315,8 @@ def test_checkpoint_sequential(reentrant):
             self.m = m
 
         def forward(self, x):
-            return checkpoint_sequential(self.m, 2, x, use_reentrant=reentrant)
+            return checkpoint_sequential(self.m, 2, x, use_reentrant=False)
     check(Outer(), leaves((4, 8)), extra=parameters)
-
-
-class Reentrant(nn.Module):
-    """What eager's reentrant checkpoints do and others do not: results that nobody uses have gradients of zeros, and all need gradients."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def inside(self, x, factor, y):
-        return self.a(x) * factor, self.b(y).tanh(), (x * 3).round().long(), torch.ones(3), "text"
-
-    def forward(self, x, y):
-        first, second, whole, ones, text = checkpoint(self.inside, x, 2.5, y, use_reentrant=True)
-        assert text == "text" and ones.requires_grad and not whole.requires_grad
-        return (first * self.b.bias).sum() + ones.sum(), second, whole
-
-
-def grad_of(*which, **more):
-    return lambda out, args: torch.autograd.grad(out[0], [args[i] for i in which], **more)
-
-
-def test_reentrant_checkpoint_of_several_results():
-    m, parameters = pair(Reentrant)
-    make = lambda: [leaf(4, 8), leaf(4, 8, seed=2, grad=False)]  # noqa: E731
-    check(m, make, extra=parameters)
-    for used in (0, 1):
-        check(m, make, extra=parameters, then=gradients.only(used), native="forward")
-
-
-def test_reentrant_checkpoints_refuse_grad_as_eager_does():
-    """Where its way leads through one: to the arguments of the checkpoint, not to what else its function finds."""
-    m, (_, _, _, bias) = pair(Reentrant)
-    for then in (grad_of(0), grad_of(0, create_graph=True), lambda out, args: out[0].backward(inputs=[args[0]]), lambda out, args: out[0].backward(inputs=[bias])):
-        check(m, leaves((4, 8), (4, 8)), then=then, native="forward", extra=[bias])
-    compiled, results = vitrify.compile(m), []
-    for f in (compiled, m):
-        x, y = leaf(4, 8), leaf(4, 8, seed=2)
-        results.append([torch.autograd.grad(f(x, y)[0], bias)[0], *torch.autograd.grad(f(x, y)[0], [bias, m.a.weight], allow_unused=True)])
-        with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
-            torch.autograd.grad(f(x, y)[0], m.a.weight)
-    assert results[0][2] is None and results[1][2] is None and vitrify.counters["eager_calls"] == 0
-    torch.testing.assert_close(*results)
-
-
-def test_gradients_that_reentrant_checkpoints_give_have_no_history():
-    m, parameters = pair(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-
-    def fn(x, w):
-        return checkpoint(m, x * w, use_reentrant=True).square() * w
-
-    def twice(out, args):
-        out.sum().backward(create_graph=True)
-        x, w = args
-        penalty = (w.grad.square().sum() + (x.grad * w).sum())
-        x.grad = w.grad = None
-        for p in parameters:
-            p.grad = None
-        penalty.backward()
-        return [x.grad, w.grad]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Using backward.. with create_graph")
-        check(fn, leaves((4, 8), (4, 8)), then=twice, extra=parameters)
-    assert vitrify.counters["eager_calls"] == 0
 
 
 def test_reentrant_checkpoint_without_an_argument_that_needs_gradients():
@@ -393,29 +327,6 @@ def test_reentrant_checkpoint_without_an_argument_that_needs_gradients():
     torch.testing.assert_close(ours, eager)
     assert not ours.requires_grad and not eager.requires_grad
     assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["kernels_launched"] > 0
-
-
-def test_reentrant_checkpoints_that_run_eagerly():
-    """What comes to tensors with a history by another way than its arguments goes back through that history at once."""
-    m, parameters = pair(lambda: Block())
-
-    def closes_over(x):
-        h = x.sin()
-        return checkpoint(lambda v: m(v) * h, x * 2, use_reentrant=True)
-    check(closes_over, leaves((4, 8)), extra=parameters, reason="none of its arguments")
-    check(lambda x: checkpoint(lambda v: v.view(-1), x * 2, use_reentrant=True), leaves((4, 8)), reason="what it was given")
-    check(lambda x: checkpoint(lambda v: [v * 2], x, use_reentrant=True)[0] * x, leaves((4, 8)), reason="a container")
-
-
-@pytest.mark.no_kernels("the program raises")
-def test_reentrant_checkpoint_whose_function_raises():
-    """What it raises, with nothing of the checkpoint left behind: the hooks around the call are still there."""
-    def inside(v):
-        raise ValueError("as eager")
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(lambda t: t), lambda t: t)
-    with hooks, pytest.raises(ValueError, match="as eager"):
-        vitrify.compile(lambda x: checkpoint(inside, x, use_reentrant=True))(leaf(3))
 
 
 def test_checkpoint_selective():
@@ -433,15 +344,14 @@ def test_checkpoint_selective():
 
 
 @pytest.mark.eager("once more when a checkpoint is computed again")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_that_writes_runs_eagerly(reentrant):
+def test_checkpoint_that_writes_runs_eagerly():
     """Eager's batch norm counts twice."""
     def make():
         return pair(lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))[0]
     counts = []
     for compiled in (False, True):
         m = make()
-        fn = lambda x: checkpoint(m, x, use_reentrant=reentrant)  # noqa: E731, B023
+        fn = lambda x: checkpoint(m, x, use_reentrant=False)  # noqa: E731, B023
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
             f = vitrify.compile(fn) if compiled else fn
@@ -451,12 +361,6 @@ def test_checkpoint_that_writes_runs_eagerly(reentrant):
         assert bool(compiled) == any("computed again" in str(w.message) for w in log)
     torch.testing.assert_close(*counts)
     assert counts[1][2] == 6
-
-
-def test_reentrant_checkpoint_that_eager_refuses_to_compute_again():
-    """It watches the versions of what it saves when it computes again."""
-    m, parameters = pair(lambda: nn.Linear(8, 8))
-    check(lambda x: checkpoint(lambda v: m(v).relu_().mul_(2), x, use_reentrant=True), leaves((4, 8)), extra=parameters, reason="modified by an inplace operation")
 
 
 def test_checkpoint_around_the_call():
