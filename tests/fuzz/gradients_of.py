@@ -5,7 +5,7 @@ from families import floating, lines
 
 TRACED = """
     with torch.no_grad(): {v} = ({a} * 2).clone()                         {a}.detach()                       F.dropout({a}, 0.2)                F.dropout({a}, 0.5)
-    checkpoint(lambda t: torch.tanh(t * 2), {a}, use_reentrant=False)      checkpoint(lambda t: torch.sin(t) * t, {a}, use_reentrant=True)       checkpoint(lambda t, u: torch.sigmoid(t) * u, {a}, {b}, use_reentrant=False)
+    checkpoint(lambda t: torch.tanh(t * 2), {a}, use_reentrant=False)      with torch.no_grad(): {v} = checkpoint(torch.sin, {a}, use_reentrant=True)    checkpoint(lambda t, u: torch.sigmoid(t) * u, {a}, {b}, use_reentrant=False)
     checkpoint(lambda t: F.dropout(t, 0.3) * 2, {a}, use_reentrant=False)  customs.Scale.apply({a}, {b})      customs.Pair.apply({a})[0]         customs.Pair.apply({a})[1] + 1
     customs.Straight.apply({a})[0]      {v} = {a} * 1; {v} = customs.Dirty.apply({v})                        torch.ops.fuzz.scaled({a}, 0.5)    torch.autograd.grad({a}.pow(3).sum(), {a}, create_graph=True)[0]
     {v} = {a}.clone(); {v}[0] = 0
@@ -14,8 +14,8 @@ TRACED = """
     {a}.expand(2, *{a}.shape).prod(0)   torch.where({a} > 0, {a}.sqrt(), {a} * 0)                            {a}.clone().requires_grad_(False)  {a}.unfold(0, 2, 1).mean(-1)
 """
 HOOKED = "{a}.register_hook(lambda g: g * 2)    {v} = {a} * 2; {v}.retain_grad()    {v} = {a} + 0; {v}.register_hook(lambda g: g.clamp(-1, 1))"
-CHECKPOINTED = [("nn.Linear({n}, {n})", "checkpoint({m}, {a}, use_reentrant=False)"), ("nn.Linear({n}, {n})", "checkpoint({m}, {a}, use_reentrant=True)"),
-                ("nn.Sequential(nn.Linear({n}, 8), nn.GELU(), nn.Linear(8, {n}))", "{a} + checkpoint({m}, {a}, use_reentrant=False)"), ("nn.LayerNorm({n})", "checkpoint(lambda t: F.gelu({m}(t)), {a}, use_reentrant=False)")]
+CHECKPOINTED = [("nn.Linear({n}, {n})", "checkpoint({m}, {a}, use_reentrant=False)"), ("nn.Sequential(nn.Linear({n}, 8), nn.GELU(), nn.Linear(8, {n}))", "{a} + checkpoint({m}, {a}, use_reentrant=False)"),
+                ("nn.LayerNorm({n})", "checkpoint(lambda t: F.gelu({m}(t)), {a}, use_reentrant=False)")]
 FAMILIES = {"traced": (lines(TRACED), floating), "hooked": (lines(HOOKED), floating), "checkpointed": (CHECKPOINTED, floating)}
 
 # What is done with f, net and args, to give `out` and `told`. heads: the results that have gradients; weighed: their weighted sum.

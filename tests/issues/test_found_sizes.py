@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from beside import check, run, same_call
-from torch.utils.checkpoint import checkpoint
 
 CASES = {
     "cat of what is found and the rest": (lambda x: torch.cat([x[x > 0], x.reshape(-1)]), lambda: [torch.arange(-20, 20, dtype=torch.int32).view(5, 8)]),
@@ -242,17 +241,3 @@ def test_a_hook_on_one_of_two_results():
         (a.sum() + b.sum()).backward()
         grads.append(x.grad)
     assert torch.equal(*grads)
-
-
-def test_one_of_two_results_of_a_checkpoint():
-    """What was found in it has its size from a gradient that does not come: the backward raised."""
-    def f(x, w):
-        return checkpoint(lambda x, w: ((x * w)[x > 0].sin(), (x * w).exp()), x, w, use_reentrant=False)
-    compiled = vitrify.compile(f)
-    for values in ([-1.5, -.5, .5, 1.5], [1.5, -.5, .5, 1.0]):
-        grads = []
-        for g in (f, compiled):
-            x, w = torch.tensor(values, dtype=torch.float64, requires_grad=True), torch.arange(1.0, 5, dtype=torch.float64).requires_grad_()
-            g(x * 1, w)[1].sin().sum().backward()
-            grads.append(torch.cat([x.grad, w.grad]))
-        torch.testing.assert_close(grads[1], grads[0])
