@@ -74,6 +74,7 @@ void call_on_made_up(const capture::OpInfo& info, compat::Stack* stack) {
     });
   }
   if (places) throw NotAsked(fmt::format("{} is given places in memory that only the call knows", info.name));
+  const compat::Stack held = *stack;  // several out arguments are given back as references, which a boxed call drops before it has copied them
   info.op.callBoxed(stack);
 }
 

@@ -22,8 +22,7 @@ namespace {
 
 using at::Tensor;
 
-// Those whose results, errors or out arguments differ by that, and which do all their work by ops: one that gave an out argument its size by itself
-// would write to memory that a placeholder does not have.
+// Those whose results, errors or out arguments differ by that, and which do all their work by ops.
 bool asks_for_mode(std::string_view base) {
   static const std::unordered_set<std::string_view> names{"aten::linalg_matrix_rank", "aten::_scaled_dot_product_attention_math"};
   return names.contains(base);

@@ -401,6 +401,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
   const bool custom = factory && (info.flags & ir::kEffect);
   const KeepsDraws keeps(real && info.flags & ir::kRandom);
   if (custom && !info.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) throw NoMeta(fmt::format("no Meta kernel for {}", info.name));
+  const Stack held = metas;  // as in call_on_made_up()
   try {
     if (custom)
       info.op.callBoxedForDispatchKey(c10::DispatchKey::Meta, metas);
