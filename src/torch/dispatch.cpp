@@ -65,8 +65,10 @@ bool kernel_may_need_gradients(const capture::OpInfo& info, c10::ArrayRef<IValue
   });
   return needed && !seen;
 }
-bool has_composite_kernel(const capture::OpInfo& info) {
-  return std::ranges::any_of(kCompositeKeys, [&](c10::DispatchKey k) { return info.op.hasKernelForDispatchKey(k); });
+// Of the kernel that takes it apart.
+std::optional<c10::DispatchKey> composite_key(const capture::OpInfo& info) {
+  const auto key = std::ranges::find_if(kCompositeKeys, [&](c10::DispatchKey k) { return info.op.hasKernelForDispatchKey(k); });
+  return key == kCompositeKeys.end() ? std::nullopt : std::optional(*key);
 }
 // A view that needs gradients by its base alone.
 bool made_without_gradients(const at::Tensor& t) {
@@ -121,7 +123,7 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
     if (kernel_may_need_gradients(info, last(*stack, info.args.size())))
       fail(fmt::format("calls {} on a tensor that needs gradients: autograd sees what its kernel calls", info.name));
     if ((info.kind == OpKind::Composite && !whole) || (info.sees_autocast && Cast::asked_for())) {
-      if (has_composite_kernel(info)) return decompose(info, stack);
+      if (composite_key(info)) return decompose(info, stack);
       for_each_tensor(last(*stack, info.args.size()), [&](const at::Tensor& t) {
         if (at::isReducedFloatingType(t.scalar_type()) && t.scalar_type() != at::autocast::get_autocast_dtype(at::kCPU))
           fail(fmt::format("calls {}, which joins {} under autocast to another half", info.name, c10::toString(t.scalar_type())));
@@ -213,7 +215,7 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
         return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
       }))
     fail(fmt::format("calls {}, of which nothing is known but that it has no tensor for a result", info.name));
-  const auto key = *std::ranges::find_if(kCompositeKeys, [&](c10::DispatchKey k) { return info.op.hasKernelForDispatchKey(k); });
+  const c10::DispatchKey key = *composite_key(info);
   const size_t below = stack->size() - info.args.size();
   const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(below), stack->end());
   bool seen = false;  // by autograd, which has taken it apart if it is called from above

@@ -265,6 +265,7 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
     if (const at::Tensor now = as_traced(other); now.defined()) look.assigned.emplace_back(result, now);
   look.values = [this, &call, &tangents, &node] {
     std::vector<std::pair<Value, at::Tensor>> values;
+    const CallSizes sizes = sizes_of(call, tangents);
     for (size_t i = 0; i < joint_.given.size(); ++i)
       if (Kept k = call.given[i]; k.readable()) {
         k.take_now();
@@ -273,7 +274,7 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
     for (size_t s = 0; s < saved_.size(); ++s)
       if (saved_[s].kind != Saved::Kind::Sizes && !saved_[s].snapshot) {
         Kept k = call.unpack(s, node.getptr());  // of what was freed no gradient that is asked for is computed: any numbers do, as in origin()
-        k = k.freed ? any_numbers(k, saved_[s].value.type()) : laid_as_recorded(saved_[s], std::move(k), sizes_of(call, tangents));
+        k = k.freed ? any_numbers(k, saved_[s].value.type()) : laid_as_recorded(saved_[s], std::move(k), sizes);
         values.emplace_back(saved_[s].value, k.tensor.detach());
       }
     return values;
