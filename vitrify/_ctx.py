@@ -5,7 +5,7 @@ import types
 
 import torch
 
-from . import _C, _checkpoint
+from . import _C
 from ._sources import Sources, Unready
 
 _VALUES = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
@@ -91,8 +91,6 @@ def _refuse_unmet(own):
 
 def kept(function):
     """Gives what says later whether it still has what it has now."""
-    if getattr(function, "_forward_cls", None) is _checkpoint._Region:
-        return lambda: True
     if hasattr(function, "_forward_cls"):
         _refuse_unmet(function._forward_cls)
     now = lambda: {name: _state(value, {}) for name, value in getattr(function, "__dict__", {}).items()}  # noqa: E731

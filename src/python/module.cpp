@@ -505,12 +505,6 @@ void bind_capture(py::module_& m) {
       },
       py::arg("of") = py::none());
   m.def("takes_gradients", [] { return Tracer::current() && Tracer::current()->takes_gradients(); });
-  m.def("note_checkpoint", [](const at::Tensor& result, size_t args) { Tracer::current()->note_checkpoint(result, args); });
-  m.def("note_refusal", [](const std::string& of_grad) { return Tracer::current()->note_refusal(of_grad); });
-  m.def("note_late", [](const at::Tensor& leaf, const at::Tensor& grad) { return Tracer::current()->note_late(leaf, grad); });
-  m.def("gradients", [](const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to) {
-    return Tracer::current()->gradients(of, tangents, to);
-  });
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("hooks_of", &hooks_of);
   m.def("version_of", &version_of);

@@ -3,7 +3,6 @@
 
 #include <ranges>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "ops/lowering.h"
 #include "support/budget.h"
@@ -126,7 +125,6 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   std::optional<capture::InBatch> no_batch;
   if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
   Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
-  pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
   if (!batched) take_viewed(how, tangents, sizes);
   std::shared_ptr<const Backward> b;
@@ -246,7 +244,6 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
   {
     capture::InBatch no_batch(false);
     Layouts how = layouts_of(one_of_batch(tangents, 0), node);
-    pass_checkpoints(how, node);
     b = backward_for(how, sizes_of(node.call(), one_of_batch(tangents, 0)));
     if (n <= kMaxSingles && b && !draws(*b->program.graph)) {
       const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
@@ -308,7 +305,6 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
 variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
   ++counters().fallbacks;
   Layouts how = own_backward_ && all_plain(tangents) ? layouts_of(tangents, node) : layouts_as_asked(tangents, node);
-  pass_checkpoints(how, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
   const std::shared_ptr<const Backward> b = [&] {
@@ -394,20 +390,6 @@ void Training::take_viewed(Layouts& how, const variable_list& tangents, const Ca
   }
 }
 
-void Training::pass_checkpoints(Layouts& how, const RegionNode& node) const {
-  if (joint_.no_grad.empty() || !is_of_grad()) return;
-  std::unordered_set<uint32_t> asked;
-  for (size_t i = 0; i < joint_.gradients.size(); ++i)
-    if (comes_to(node.next_edge(i))) asked.insert(joint_.gradients[i].given);
-  for (size_t k = 0; k < how.size(); ++k) {
-    if (!how[k].defined || !joint_.way(k).checkpointed) continue;
-    if (std::ranges::any_of(joint_.way(k).barred, [&](uint32_t i) { return asked.contains(i); }) ||
-        std::ranges::any_of(joint_.way(k).barred_places, [&](uint32_t p) { return how[p].stops; }))
-      throw std::runtime_error(joint_.no_grad);
-    how[k].past_checkpoints = true;
-  }
-}
-
 std::shared_ptr<Training::Backward> Training::planned(const Layouts& how, const CallSizes& sizes) const {
   const std::shared_ptr<Backward> b = backward_known(how, sizes);
   if (!b || b->plan) return b;
@@ -473,8 +455,7 @@ std::shared_ptr<Training::Backward> Training::made_of_all(const Layouts& how, co
   std::vector<size_t> absent;
   for (size_t k = 0; k < how.size(); ++k) {
     if (!how[k].defined && k < joint_.roots.size()) absent.push_back(k);
-    if (how[k] != TangentLayout{.defined = how[k].defined} || joint_.way(k).checkpointed || (how[k].defined && k >= joint_.roots.size()))
-      return nullptr;
+    if (how[k] != TangentLayout{.defined = how[k].defined} || (how[k].defined && k >= joint_.roots.size())) return nullptr;
   }
   auto b = backward_without(joint_, (*all)->program, absent);
   return b ? std::make_shared<Backward>(std::move(*b), how, (*all)->known) : nullptr;

@@ -158,14 +158,14 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     try {
       f();
     } catch (...) {
-      in_backward = past_checkpoints = in_batch = once = false;
+      in_backward = in_batch = once = false;
       look = nullptr;
       assigned.clear();
       stop();
       if (failure) throw CaptureError(*failure);  // Python code on its way has made another exception of it
       throw;
     }
-    in_backward = past_checkpoints = in_batch = once = false;
+    in_backward = in_batch = once = false;
     assigned.clear();
     stop();
   };
@@ -203,7 +203,6 @@ std::vector<Gradient> Tracer::differentiate(const JointProgram& j, const std::ve
     m.once = once;
     std::list<NeedsNow> now;
     m.placeholders_of(j, needs, [&](const at::Tensor& t, bool n) { now.emplace_back(t, n); });
-    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     tangents = m.tangents_for(j, how);
     std::vector<at::Tensor> given;
     for (size_t k = 0; k < tangents.size(); ++k) {
@@ -250,7 +249,6 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
   m.again([&] {
     std::list<NeedsNow> now;
     m.placeholders_of(below, needs, [&](const at::Tensor& t, bool n) { now.emplace_back(t, n); });
-    m.past_checkpoints = std::ranges::any_of(how, &TangentLayout::past_checkpoints);
     const Tracer::Impl::Level base = m.levels.at(below.level);  // a copy: levels may move
     j.level = m.levels.size();
     j.below = below.tape;
@@ -374,10 +372,8 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     }
     m.find_nodes(j, level);
     m.find_below(j, level, below, base);
-    m.find_checkpoints(j, level);
     j.backward = m.graph->next_id();
     if (j.roots.empty()) return;
-    m.past_checkpoints = false;  // a backward of these gradients comes to checkpoints that theirs went round
     const auto tries = [&](auto&& run) -> std::exception_ptr {
       try {
         run();

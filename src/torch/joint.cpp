@@ -184,7 +184,7 @@ class Tracer::Impl::Nodes {
 class Tracer::Impl::Round {
  public:
   Round(const Impl& impl, const Level& level, std::vector<Edge> todo) {
-    if (impl.raising.empty() && level.raising.empty() && !impl.past_checkpoints) return;
+    if (impl.raising.empty() && level.raising.empty()) return;
     std::unordered_set<Node*> seen;
     while (!todo.empty()) {
       const compat::NodePtr n = todo.back().function;
@@ -223,7 +223,7 @@ bool comes_from(const Node& n, const Node& before) {
 // A backward that comes to it brings some: not so behind a user's own node of several results, which may give none for those that nobody used. Others
 // than generated nodes raise without.
 bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
-  if (capture::of_python(node) || dynamic_cast<const torch::autograd::Error*>(&node)) return true;
+  if (dynamic_cast<const torch::autograd::Error*>(&node)) return true;
   std::vector<const Node*> todo;
   std::unordered_set<const Node*> seen;
   for (const Edge& e : from) todo.push_back(e.function.get());
@@ -243,13 +243,9 @@ bool always_has_gradients(const Node& node, const std::vector<Edge>& from) {
 // something else.
 bool Tracer::Impl::note_raising(std::string says) {
   const compat::NodePtr node = std::exchange(running, {});
-  if (!node || failure || raises(node.get())) return false;
-  const bool checkpoint = is_checkpoint(node.get());
-  constexpr std::string_view kOfPython = "RuntimeError: ";
-  if (capture::of_python(*node) && says.starts_with(kOfPython))
-    says = says.substr(kOfPython.size(), says.find('\n') - kOfPython.size());  // and where it was raised
-  const bool unimplemented = !checkpoint && capture::is_unimplemented(*node, says);
-  if (unimplemented ? !always_has_gradients(*node, levels.back().from) : capture::of_python(*node) && !checkpoint) return false;
+  if (!node || failure || raises(node.get()) || capture::of_python(*node)) return false;
+  const bool unimplemented = capture::is_unimplemented(*node, says);
+  if (unimplemented && !always_has_gradients(*node, levels.back().from)) return false;
   constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
   // Of parts that run one by one eager takes turns: where each would raise another error, which comes first is its to say.
   if (std::ranges::any_of(raising, [&](const Raising& r) {
@@ -273,9 +269,7 @@ bool Tracer::Impl::note_raising(std::string says) {
       const at::Tensor& t = seen_by_autograd(*s);
       if (!t.defined() || !counts_versions(t) || !s->bumps || static_cast<int64_t>(t._version()) != now) continue;
       written = true;
-      const size_t sizes = of.find(' ');  // behind the type, for which Python has another name
-      if (!checkpoint && of.substr(0, sizes) != t.toString()) continue;
-      if (!of.substr(std::min(sizes, of.size())).starts_with(fmt::format(" [{}]] is at", fmt::join(t.sizes(), ", ")))) continue;
+      if (!of.starts_with(fmt::format("{} [{}]] is at", t.toString(), fmt::join(t.sizes(), ", ")))) continue;
       const bool counted = t.is_same(s->real);
       if (found && !(counted && seen_by_autograd(*found).is_same(found->real) && found->real_version == s->real_version)) return false;
       if (!found) r.expected = then - (counted ? s->real_version : 0);
@@ -283,7 +277,7 @@ bool Tracer::Impl::note_raising(std::string says) {
     }
     if (written && !found) return false;
     if (found) r.input = found->input;
-    for (const at::Tensor& saved : found || checkpoint ? std::vector<at::Tensor>() : capture::saved_by(*node))
+    for (const at::Tensor& saved : found ? std::vector<at::Tensor>() : capture::saved_by(*node))
       if (const FakeImpl* f = as_fake(saved);
           f && f->view->storage->input < 0 && static_cast<int64_t>(saved._version()) == now && counts_writes(*f->view, 0))
         r.memory = f->view->storage;
@@ -526,7 +520,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && (f->view->parent || f->view->storage->input < 0))
       if (j.program.results[i].kind != ResultSpec::Kind::Input) result_views.try_emplace(f->view, i);
 
-  if (!saved_arguments.empty() || !checkpoints.empty())
+  if (!saved_arguments.empty())
     for (const at::Tensor& t : outputs) may_be_found.push_back(t.defined() ? fake_of(t) : t);
   std::vector<int32_t> written(j.num_forward, -1);
   for (const Mutation& m : j.program.mutations) {
@@ -625,7 +619,6 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   find_parts(j, level, outputs);
   order_gradients(j, level, ready);
   find_nodes(j, level);
-  find_checkpoints(j, level);
   j.tape = tape_of(j, level);
   refuse_lost_ways(j);
   // A user's own backward may read what it gives no gradient: to second order that has one.

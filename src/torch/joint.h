@@ -29,7 +29,6 @@ struct TangentLayout {
   bool conj = false, neg = false;  // lazy bits: where something looks at them, or at strides that it loses without them
   std::vector<uint32_t> expanded;  // dims of one element, given once
   bool needs_grad = false;         // for gradients of gradients: so does it itself
-  bool past_checkpoints = false;   // grad(), which does not go through reentrant ones
   int8_t autocast = 0;             // the backward is called under autocast, to this dtype: its number plus one
   int8_t default_dtype = -1;       // what is made by default is of this one by then, and was of another when the program was captured
   int32_t view = -1;               // of Root::views: those after it gave none
@@ -58,9 +57,6 @@ struct JointProgram {
 
   // What is behind a place where gradients come in.
   struct Way {
-    bool checkpointed = false;     // reentrant checkpoints: grad() goes past them, and
-    std::vector<uint32_t> barred;  // to these of `given` it must not come
-    std::vector<uint32_t> barred_places;
     std::vector<uint32_t> behind;  // places that its gradient comes to
   };
   // A result, the memory that several results are views of, or an input that was written: gradients come back through it.
@@ -92,7 +88,6 @@ struct JointProgram {
   std::vector<std::vector<uint32_t>> nodes;  // of a part in front: its roots of one of eager's nodes each, in the order in which those were made
   std::vector<Gradient> gradients;           // only where eager has one
   std::vector<uint32_t> past_raising;        // of `given`: steps lead to them that give them none, or raise
-  std::string no_grad;                       // what grad() raises where it is barred
   std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
   std::vector<std::pair<uint32_t, ir::Value>> assigned;  // of Tape::views, those whose .data it found assigned to: what of `given` it reads for them

@@ -78,7 +78,6 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
   }
   if (saved_hooks_may_change()) give_up("hooks on saved tensors, which may give back something else than they are given, are around them");
   Layouts how = layouts_of(tangents, node);
-  pass_checkpoints(how, node);
   for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
   const CallSizes sizes = sizes_of(*call, tangents);
   std::vector<std::shared_ptr<Training>> refused;  // by what they look at in this call

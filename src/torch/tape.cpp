@@ -285,7 +285,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   auto counted = read_counted, uncounted = read_uncounted;
   std::set<uint32_t> views = read_views;
   for (Tape::Step& s : tape->steps) {
-    if (goes_round(level, s.node) && !is_checkpoint(s.node)) continue;
+    if (goes_round(level, s.node)) continue;
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
     // What leads to a leaf of the program's own alone has not run.
     if (std::ranges::none_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; }))
@@ -338,24 +338,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     part(s.reads_given, s.found_given, [&](uint32_t i) { return passed(j.given[i]); });
     part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return passed(j.outputs[o]); });
   }
-  // A user's own node is asked: it may hold on to tensors otherwise. What stands for eager's node of a checkpoint has saved nothing; that has its
-  // arguments.
+  // A user's own node is asked: it may hold on to tensors otherwise.
   for (Tape::Step& s : tape->steps)
-    if (const auto c = std::ranges::find(checkpoints, s.node, [](const Checkpoint& c) { return c.node.get(); }); c != checkpoints.end()) {
-      s.saves = c->args > 0;
-      s.reruns = true;
-      std::unordered_set<Value> passed;
-      for (const at::Tensor& t : options.saved_tensors ? options.saved_tensors(*s.node) : std::vector<at::Tensor>()) {
-        if (!t.defined()) continue;
-        const auto met = by_real.find(t.unsafeGetTensorImpl());
-        if (const auto* f = capture::as_fake(t))
-          passed.insert(root_of(f->view->storage->base));
-        else if (met != by_real.end() && met->second->input >= 0)
-          passed.insert(graph->inputs[static_cast<size_t>(met->second->input)].value);
-      }
-      part(s.reads_given, s.found_given, [&](uint32_t i) { return passed.contains(root_of(j.given[i])); });
-      part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return j.outputs[o] && passed.contains(root_of(j.outputs[o])); });
-    } else if (options.saved_tensors && capture::of_python(*s.node)) {
+    if (options.saved_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
       s.saves = !options.saved_tensors(*s.node).empty();
       s.holds = reads && !s.saves;
@@ -379,10 +364,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   }
   // Checkpoints have saved their arguments. A user's own node may hold on to what has lost its history.
   for (Tape::Step& s : tape->steps)
-    if (is_checkpoint(s.node) || s.again) {
-      if (!s.again) s.itself_given.insert(s.itself_given.end(), s.reads_given.begin(), s.reads_given.end());  // torch's own code sees those
-      s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
-    }
+    if (s.again) s.itself_outputs.insert(s.itself_outputs.end(), s.reads_outputs.begin(), s.reads_outputs.end());
   tape->find_whole();
   if (j.roots.size() > 1)
     for (const JointProgram::Root& r : j.roots) {

@@ -31,7 +31,6 @@ struct Tape {
     bool holds = false;                 // tensors that nothing frees
     int32_t once = -1;                  // one backward of a call comes here, and no other: to the steps with that number
     bool again = false;                 // what it has saved is made again, by a checkpoint's function
-    bool reruns = false;                // a reentrant checkpoint: its function runs again
     bool draws = false;                 // or has effects: it matters that all gradients come to it at once
     // Those among what it has saved that users can change: of JointProgram::given and of the forward's outputs.
     std::vector<uint32_t> reads_given, reads_outputs;

@@ -119,18 +119,11 @@ class Tracer {
                       const std::vector<uint32_t>& assigned);
   void abort();
 
-  // Reentrant checkpoints. A result of one, and how many of the edges of its node are of arguments.
-  void note_checkpoint(const at::Tensor& result, size_t args);
-  void note_saved(const std::vector<at::Tensor>& args);  // by a checkpoint that is not, whose function is about to run
+  void note_saved(const std::vector<at::Tensor>& args);  // by a checkpoint, whose function is about to run
   // A selective one has cached what its function computed from node number `first` on; a backward has taken so much of it that another would raise.
   void note_cached(uintptr_t which, uint64_t first);
   void note_taken(uintptr_t which);
-  bool takes_gradients() const;                   // in a backward that is captured, and none of the program's own
-  bool note_refusal(const std::string& of_grad);  // what eager raises there; false: the program's own grad() is under way
-  // The gradient of what a reentrant checkpoint's function finds by then and did not in the forward. False: it has made that itself.
-  bool note_late(const at::Tensor& leaf, const at::Tensor& grad);
-  // Without a history of their own; undefined where there are none.
-  std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& of, const std::vector<at::Tensor>& tangents, const std::vector<at::Tensor>& to);
+  bool takes_gradients() const;  // in a backward that is captured, and none of the program's own
 
   // The program reads of a tensor what no op says. What the capture can know holds in every call (Program::facts); else it fails.
   void note_fact(const at::Tensor&, Fact, std::string_view name);

@@ -290,14 +290,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool goes_back() const;                    // in one of the program's own, or of what is captured
   void again(const std::function<void()>&);  // goes on with a finished trace
   void placeholders_of(const JointProgram&, const Needs&, const std::function<void(const at::Tensor&, bool)>&) const;
-  // A reentrant one.
-  struct Checkpoint {
-    compat::NodePtr node;
-    // Of its edges: eager's node has these; the others are of what its function found elsewhere.
-    size_t args;
-  };
-  std::vector<Checkpoint> checkpoints;
-  // Sequence numbers of nodes whose saved tensors the program's hooks took, as those of other checkpoints do: nobody looks at versions of them. A
+  // Sequence numbers of nodes whose saved tensors the program's hooks took, as those of checkpoints do: nobody looks at versions of them. A
   // checkpoint has saved its arguments apart.
   std::unordered_set<uint64_t> hooked;
   // The op under way, and the last one that has written to an input, drawn, or may have done more than compute: the number of the node that autograd
@@ -318,7 +311,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   // In a derivative that is for one backward: what its functions meet for the first time, with constants in place of inputs.
   bool once = false;
   std::vector<std::pair<at::Tensor, at::Tensor>> met_late;  // with its placeholder
-  std::vector<ir::Node*> made_late;                         // not for other derivatives
+  std::vector<const ir::Node*> made_late;                   // not for other derivatives
   bool has_placeholder(const at::Tensor& real) const;
   at::Tensor late_constant(const at::Tensor& real);
   void forget_late();
@@ -329,9 +322,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   };
   std::vector<Cached> cached;  // by selective checkpoints; the inner ones first
   const void* const outer_hooks = capture::hooks_on_saved();
-  std::string no_grad;            // what eager raises where grad() comes to one
-  bool past_checkpoints = false;  // in a backward: it goes round them
-  void find_checkpoints(JointProgram&, const Level&) const;
   std::vector<Raising> raising;
   compat::NodePtr running;      // in a backward
   uint32_t backward_begin = 0;  // ids of the last one, from here on
@@ -356,12 +346,9 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool raises(const torch::autograd::Node* n) const {
     return std::ranges::any_of(raising, [&](const Raising& r) { return r.node.get() == n; });
   }
-  bool is_checkpoint(const torch::autograd::Node* n) const {
-    return std::ranges::any_of(checkpoints, [&](const Checkpoint& c) { return c.node.get() == n; });
-  }
   bool goes_round(const Level& level, const torch::autograd::Node* n) const {
     const auto is = [&](const Raising& r) { return r.node.get() == n && r.edges.empty(); };
-    return raises(n) || (past_checkpoints && is_checkpoint(n)) || std::ranges::any_of(level.raising, is);
+    return raises(n) || std::ranges::any_of(level.raising, is);
   }
   // The same of what a backward of gradients raised, whatever that is. False: no node did.
   bool note_failing(Level&, const std::exception_ptr&);

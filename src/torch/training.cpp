@@ -133,7 +133,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[in_turn_.empty() ? 0 : in_turn_[0]]->sequence_nr();
-  const bool again = !origin && std::ranges::any_of(tape().steps, [](const Tape::Step& s) { return s.again || s.reruns; });
+  const bool again = !origin && std::ranges::any_of(tape().steps, [](const Tape::Step& s) { return s.again; });
   if (again)
     for (uint32_t i = 0; i < given.size(); ++i)
       if (given[i]->defined() && std::ranges::find(joint_.program.mutations, i, &Mutation::input) == joint_.program.mutations.end())

@@ -311,9 +311,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
   void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
 
-  // grad() raises where eager's would come to a reentrant checkpoint, and goes past those that lead to nothing it asks for.
-  void pass_checkpoints(Layouts& how, const RegionNode& node) const;
-
   std::shared_ptr<const Backward> backward_for(const Layouts& how, const CallSizes& sizes) const {
     std::lock_guard lock(mutex_);
     return planned(how, sizes);
