@@ -29,12 +29,10 @@ inline __attribute__((always_inline)) float exp_negative(float x) {
   return x == x ? p : x;
 }
 
-}  // namespace
-
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-VT_CLONES
-#endif
-void softmax_of_edges(float* w, int64_t edges, int64_t heads, float epsilon, float* per_head) {
+// kHeads: their number where it is known here, 0 where it is `given`. With the number known, all heads of an edge are one vector.
+template <int64_t kHeads>
+inline __attribute__((always_inline)) void softmax(float* __restrict w, int64_t edges, int64_t given, float epsilon, float* __restrict per_head) {
+  const int64_t heads = kHeads ? kHeads : given;
   for (int64_t h = 0; h < heads; ++h) per_head[h] = edges ? w[h] : 0;
   for (int64_t k = 1; k < edges; ++k)
     for (int64_t h = 0; h < heads; ++h) {
@@ -50,6 +48,24 @@ void softmax_of_edges(float* w, int64_t edges, int64_t heads, float epsilon, flo
   for (int64_t h = 0; h < heads; ++h) per_head[h] += epsilon;
   for (int64_t k = 0; k < edges; ++k)
     for (int64_t h = 0; h < heads; ++h) w[k * heads + h] /= per_head[h];
+}
+
+}  // namespace
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+VT_CLONES
+#endif
+void softmax_of_edges(float* w, int64_t edges, int64_t heads, float epsilon, float* per_head) {
+  switch (heads) {
+    case 1:
+      return softmax<1>(w, edges, heads, epsilon, per_head);
+    case 4:
+      return softmax<4>(w, edges, heads, epsilon, per_head);
+    case 8:
+      return softmax<8>(w, edges, heads, epsilon, per_head);
+    default:
+      return softmax<0>(w, edges, heads, epsilon, per_head);
+  }
 }
 
 }  // namespace vitrify::runtime
