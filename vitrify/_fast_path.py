@@ -88,7 +88,7 @@ def attention(real):
     """Of torch._native_multi_head_attention, which is called with one tensor as query, key and value."""
     @functools.wraps(real)
     def native(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None):
-        if not _C.capturing():
+        if not _C.capturing() or proj_bias is None:  # which it raises for
             return real(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, need_weights, average_attn_weights, mask_type)
         refuse_casts("torch._native_multi_head_attention")
         batch, length, _ = query.shape

@@ -16,6 +16,7 @@
 
 #include "ir/faults.h"
 #include "support/budget.h"
+#include "support/counters.h"
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
@@ -647,6 +648,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   }
   if (j.roots.empty()) {  // otherwise the trace may go on
     ir::cut_dead_readers(*graph);
+    for (const ir::Node* n : ir::dead_nodes(*graph)) counters().values_compiled += std::max<size_t>(n->outs.size(), 1);  // as finish() does
     graph->remove_dead();
   }
   return j;

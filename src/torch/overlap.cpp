@@ -78,6 +78,14 @@ bool may_share(int64_t a_offset, at::IntArrayRef a_sizes, at::IntArrayRef a_stri
 
 bool may_share(const at::Tensor& a, const at::Tensor& b) {
   if (!a.has_storage() || !b.has_storage() || !(a.device() == b.device()) || a.numel() == 0 || b.numel() == 0) return false;
+  const auto* p = static_cast<const char*>(a.const_data_ptr());
+  const auto* q = static_cast<const char*>(b.const_data_ptr());
+  const auto end = [](const at::Tensor& t, const char* begin) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    return begin + (last + 1) * static_cast<int64_t>(t.element_size());
+  };
+  if (end(a, p) <= q || end(b, q) <= p) return false;                         // as nearly all do: a capture asks this of each pair of its inputs
   const auto scaled = [](const at::Tensor& t, std::vector<int64_t>& sizes) {  // an element as bytes
     std::vector<int64_t> strides = t.strides().vec();
     sizes = t.sizes().vec();
@@ -86,8 +94,6 @@ bool may_share(const at::Tensor& a, const at::Tensor& b) {
     strides.push_back(1);
     return strides;
   };
-  const auto* p = static_cast<const char*>(a.const_data_ptr());
-  const auto* q = static_cast<const char*>(b.const_data_ptr());
   std::vector<int64_t> a_sizes, b_sizes;
   const std::vector<int64_t> a_strides = scaled(a, a_sizes), b_strides = scaled(b, b_sizes);
   return may_share(0, a_sizes, a_strides, q - p, b_sizes, b_strides);

@@ -320,6 +320,10 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       std::ranges::any_of(info.op.schema().returns(), [](const c10::Argument& r) { return !r.alias_info() || !r.alias_info()->isWrite(); });
   if (fresh_results ? call.types.size() < targets.size() : call.types.size() != targets.size())
     fail(fmt::format("{} has other results than it is given tensors to write", info.name));
+  std::vector<at::Tensor> metas;
+  flatten_results(call.metas, metas);
+  if (std::ranges::any_of(metas, [](const at::Tensor& t) { return t.defined() && (t.is_conj() || t.is_neg()); }))
+    fail(fmt::format("{} makes a conjugate or negative view of its out argument", info.name));
   size_t first = call.types.size() - targets.size();
   const bool counts = copies_count_writes(info);
   for (size_t i = 0; i < targets.size(); ++i) {

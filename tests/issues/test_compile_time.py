@@ -400,3 +400,14 @@ def test_few_elements_and_long_bodies_have_one_loop(n, tmp_path):
         assert (len(vectors) == 1) == (n != 65), vectors
     else:
         assert n > 7 or not vectors
+
+
+def test_values_that_nothing_reads_count_with_gradients_too():
+    """Making them took its time; without them a small program would seem slow for its size."""
+    counted = []
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), compile_times.Recorder() as record:
+            vitrify.compile(lambda x: (torch.split(x, 1)[-1], x.cos())[1])(data(300))
+        counted.append(record.values)
+        vitrify.reset()
+    assert counted[0] >= 300 and counted[1] >= 300

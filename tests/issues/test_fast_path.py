@@ -94,3 +94,18 @@ def test_encoders_that_need_gradients_look_at_no_mask():
         ours, theirs = (f(x, src_key_padding_mask=mask) for f in (compiled, module))
         torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP)
     assert vitrify.counters["captures"] == before
+
+
+def test_a_projection_without_bias_raises():
+    """Eager's fast path takes none, as its argument parser says."""
+    module = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    module.out_proj.bias = None
+    check(lambda x: module(x, x, x)[0], lambda: [torch.ones(2, 5, 16)], reason="")
+    check(lambda x: module(x, x + 1, x + 1)[0], lambda: [torch.ones(2, 5, 16)])  # not its path
+
+    def caught(x):
+        try:
+            return module(x, x, x)[0]
+        except TypeError as e:
+            return x + 1, str(e)
+    check(caught, lambda: [torch.ones(2, 5, 16)])

@@ -267,3 +267,20 @@ STATISTICS = {
 def test_statistics_that_are_written_unsaid(name):
     """What the schema takes for an operand, the op writes."""
     check(STATISTICS[name], lambda: [torch.arange(30.0).view(2, 3, 5).sin(), torch.ones(3), torch.ones(3)], reason="calls aten::batch_norm_update_stats")
+
+
+@pytest.mark.parametrize("size", [(4, 4), (0,)], ids=str)
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("lies", [lambda o: o, lambda o: o.mT], ids=["rows", "columns"])
+def test_a_conjugate_view_of_the_callers(left, size, lies):
+    """The kernel solves in the out argument's own memory, and then says that it is conjugate."""
+    if len(size) == 1:
+        lies = lambda o: o  # noqa: E731
+    a = torch.view_as_complex(torch.arange(32.0).view(4, 4, 2).sin()) + 4 * torch.eye(4)
+    given = (*torch.linalg.lu_factor(a), a + 1)
+
+    def fn(factors, pivots, b, o):
+        r = torch.linalg.lu_solve(factors, pivots, b, left=left, out=o)
+        return r is o, o.is_conj(), b.real + 1
+    make = lambda: [*given, lies(torch.zeros(size, dtype=torch.complex64))]  # noqa: E731
+    check(fn, make, reason=None if left else "makes a conjugate or negative view of its out argument")
