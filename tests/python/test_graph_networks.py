@@ -63,3 +63,10 @@ def test_an_edge_to_nowhere_raises_as_eager_does():
     edges[1, 3] = NODES + 5
     with torch.no_grad(), pytest.raises((IndexError, RuntimeError)):
         compiled(x, edges)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 9])
+def test_heads(heads):
+    torch.manual_seed(0)
+    model, x, edges = nn.GATConv(12, 6, heads=heads).eval(), torch.randn(NODES, 12), torch.randint(0, NODES, (2, EDGES))
+    agree(model, vitrify.compile(model, fullgraph=True), x, edges)
