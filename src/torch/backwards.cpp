@@ -291,7 +291,8 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
 Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = node.layouts(tangents);
   if (!is_of_grad() || std::ranges::none_of(tape().steps, &Tape::Step::draws)) return how;
-  const Path asked = path_of(tangents, node), all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
+  const Path asked = path_of(which_defined(tangents), node),
+             all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
   bool more = false;
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
   std::vector<uint32_t> unasked;

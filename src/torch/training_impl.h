@@ -137,12 +137,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const;
 
-  // Which steps of eager's backward the one under way stands for, and where gradients stop on the way of it: those behind too, if `on`.
-  Path path_of(const variable_list& tangents, const RegionNode& node, bool on = false) const {
+  // Which steps of eager's backward the one under way, which has come to these places, stands for, and where gradients stop on the way of it: those
+  // behind too, if `on`.
+  Path path_of(const std::vector<char>& come, const RegionNode& node, bool on = false) const {
     const bool some = is_of_grad();
-    if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
+    if (!some && joint_.parts.empty() && std::ranges::find(come, 0) == come.end()) return {};
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
-    const auto comes = [&](size_t k) { return tangents[k].defined(); };
+    const auto comes = [&](size_t k) { return come[k] != 0; };
     Path path = joint_.tape->path(comes, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
     // backward(inputs=) of results: eager's nodes of those run, for nothing.
     if (some && std::ranges::find(path, 1) == path.end() && std::ranges::none_of(node.next_edges(), comes_to))
