@@ -117,7 +117,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (is_stale(node.call()) || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
+  if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
   if (batched && (!static_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
@@ -291,7 +291,8 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
 Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = node.layouts(tangents);
   if (!is_of_grad() || std::ranges::none_of(tape().steps, &Tape::Step::draws)) return how;
-  const Path asked = path_of(tangents, node), all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
+  const Path asked = path_of(which_defined(tangents), node),
+             all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
   bool more = false;
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
   std::vector<uint32_t> unasked;
@@ -309,17 +310,25 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);
   const std::shared_ptr<const Backward> b = [&] {
     std::lock_guard lock(mutex_);
-    const bool stale = is_stale(node.call());
+    const bool stale = is_stale();
+    const Tracer::Needs needs = node.call().needs_now();
     const std::vector<uint32_t> numbers = RegionCall::numbers_of(assigned);
-    if (!stale && numbers.empty())
+    const bool usual = needs.empty() && numbers.empty();
+    if (!stale && usual)
       if (const auto known = backward_known(how, sizes)) return known;
-    if (stale) note_stale();
-    if (stale || numbers.empty()) return derivative(how, sizes, node.call().needs_now(), numbers, stale);
-    auto& all = of_assigned_[{how, numbers}];
-    for (const auto& known : all)
-      if (holds(known->known, sizes)) return known;
-    if (all.size() >= kMaxVariants) all.erase(all.begin());
-    return all.emplace_back(derivative(how, sizes, {}, numbers));
+    if (!stale && !usual)
+      for (const auto& known : of_others_[{how, numbers, needs}])
+        if (holds(known->known, sizes)) return known;
+    const bool may_be_once = stale || !needs.empty();
+    bool once = false;
+    if (may_be_once) note_stale();
+    const auto made = derivative(how, sizes, needs, numbers, may_be_once ? &once : nullptr);
+    if (!stale && !once && !usual) {
+      auto& all = of_others_[{how, numbers, needs}];
+      if (all.size() >= kMaxVariants) all.erase(all.begin());
+      all.push_back(made);
+    }
+    return made;
   }();
   return interpreted(*b, unpack(b->program, false).first, tangents, sizes, assigned);
 }
@@ -436,12 +445,15 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
 }
 
 std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs,
-                                                         const std::vector<uint32_t>& assigned, bool once) const {
+                                                         const std::vector<uint32_t>& assigned, bool* once) const {
   StageTimer timer("derivative");
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();
-  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned, once);
+  std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned, once != nullptr);
+  // What functions have found by now, and did not in the forward, is a constant.
+  if (once)
+    *once = std::ranges::any_of(joint_.program.graph->nodes(), [&](const ir::Node* n) { return n->id >= first && n->op->name == "graph::constant"; });
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

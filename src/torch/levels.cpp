@@ -224,12 +224,13 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
     std::vector<Next> none;
     std::vector<Next>& all = too_many && own_backward_ ? none : next_[how];
     const std::vector<uint32_t> assigned = RegionCall::numbers_of(node.call().assigned(true));
-    const bool stale = is_stale(node.call());
-    if (stale) all.clear(), note_stale();
+    const bool stale = is_stale();
+    if (stale) all.clear();
     const Tracer::Needs needs = needs_now(call, node);
     for (const Next& n : all)
       if (n.assigned == assigned && n.needs == needs && holds(n.known, sizes) && std::ranges::find(refused, n.program) == refused.end())
         return n.program;
+    if (stale || !node.call().needs_now().empty()) note_stale();
     if (all.size() >= kMaxVariants) {
       all.erase(all.begin());
       if (++replaced_ > kMaxVariants) leave_to_eager("they fix sizes or look at values, of which too many come in turn");

@@ -82,8 +82,35 @@ std::vector<torch::autograd::Edge> RegionCall::places() const {
   return r;
 }
 
+torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&& tangents) {
+  for (size_t i = 0; i < tangents.size(); ++i)
+    if (const torch::autograd::Edge& e = next_edge(i); !tangents[i].defined() && e.function)
+      static_cast<RegionNode&>(*e.function).note_come(e.input_nr);
+  return std::move(tangents);
+}
+
+void RegionNode::note_come(size_t input) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  came_.at(input) = torch::autograd::get_current_graph_task_id();
+}
+
+std::vector<char> which_defined(const torch::autograd::variable_list& tangents) {
+  std::vector<char> r(tangents.size());
+  for (size_t k = 0; k < r.size(); ++k) r[k] = tangents[k].defined();
+  return r;
+}
+
+// Without ResultNodes all of its inputs are of one of eager's nodes.
+std::vector<char> RegionNode::places_come(const torch::autograd::variable_list& tangents) const {
+  std::vector<char> r = which_defined(tangents);
+  const JointProgram& j = call_->joint;
+  for (size_t i = 0; i < num_inputs() && j.level == 0; ++i)
+    if (came_.empty() || came_[i] == torch::autograd::get_current_graph_task_id()) r[j.parts.empty() ? i : j.parts[part_].places[i]] = 1;
+  return r;
+}
+
 // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
-void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
+void RegionNode::find_stops(torch::autograd::variable_list& tangents, const std::vector<char>& come) {
   stops_.clear();
   const JointProgram& j = call_->joint;
   if (j.parts.empty() || j.parts[part_].stops.empty()) return;
@@ -113,7 +140,8 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents) {
   };
   ahead.is_reached = [&](const torch::autograd::Node& n) {
     for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined() && std::ranges::any_of(j.way(k).behind, [&](uint32_t p) { return next_edge(j.edge_to(p)).function.get() == &n; }))
+      if ((tangents[k].defined() || come[k]) &&
+          std::ranges::any_of(j.way(k).behind, [&](uint32_t p) { return next_edge(j.edge_to(p)).function.get() == &n; }))
         return true;
     return false;
   };

@@ -106,11 +106,12 @@ class CallNode : public compat::OwningNode<torch::autograd::Node> {
   std::shared_ptr<RegionCall> call_;
 };
 
-// Of independent results: a backward comes to those nodes that eager's comes to, and all that they are given goes on together.
+// Of independent results: a backward comes to those nodes that eager's comes to, and all that they are given goes on together. It leads to one
+// RegionNode.
 class ResultNode final : public CallNode {
  public:
   using CallNode::CallNode;
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override { return std::move(tangents); }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
 };
 
 // One for each of JointProgram::parts. The gradient that it is given of a result and what it gives to one behind it are as eager's; in between, the
@@ -122,6 +123,9 @@ class RegionNode final : public CallNode {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
   void release_variables() override;
   size_t part() const { return part_; }
+  // There are ResultNodes in front of it: what it is not given may not have been come to.
+  void has_results_in_front() { came_.resize(num_inputs(), kNone); }
+  void note_come(size_t input);
   // Of the backward under way, by place: gradients stop there; empty: nowhere.
   const std::vector<char>& stops() const { return stops_; }
   // How gradients come, but for their strides.
@@ -131,16 +135,22 @@ class RegionNode final : public CallNode {
 
  private:
   torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
-  // Eager raises at the first of its nodes that cannot run.
-  void raise_first(const torch::autograd::variable_list& tangents, const Path& path) const;
+  // The places that the backward under way has come to, whether with a gradient or without.
+  std::vector<char> places_come(const torch::autograd::variable_list& tangents) const;
+  // Eager raises at the first of its nodes that cannot run. `path`: from the places that it has `come` to.
+  void raise_first(const torch::autograd::variable_list& tangents, const std::vector<char>& come, const Path& path) const;
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
-  void find_stops(torch::autograd::variable_list& tangents);
+  void find_stops(torch::autograd::variable_list& tangents, const std::vector<char>& come);
+  static constexpr int kNone = -2;
   std::shared_ptr<const Training> region_;
   size_t part_;
   std::vector<char> stops_;
-  bool freed_ = false;  // as the backward that ran last asked for
+  std::vector<int> came_;  // by input, if there are ResultNodes: the backward that came there last
+  bool freed_ = false;     // as the backward that ran last asked for
 };
+
+std::vector<char> which_defined(const torch::autograd::variable_list&);
 
 // One more input of that type, for the gradient of what nobody has been given.
 void add_inner(torch::autograd::Node&, const ir::TensorType&);

@@ -105,6 +105,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       const JointProgram::Root& r = joint_.roots[k];
       node->add_input_metadata(r.written < 0 ? values[r.output] : *given[r.written]);
     }
+    static_cast<RegionNode&>(*node).has_results_in_front();
     for (const std::vector<uint32_t>& own : joint_.nodes) {
       if (!in(own)) continue;
       const auto in_front = compat::make_node<ResultNode>(call);
@@ -311,7 +312,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
   }
 }
 
-void RegionNode::raise_first(const variable_list& tangents, const Path& path) const {
+void RegionNode::raise_first(const variable_list& tangents, const std::vector<char>& come, const Path& path) const {
   const Tape& tape = region_->tape();
   std::optional<size_t> first;
   std::function<void()> raise;
@@ -335,18 +336,25 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
     }
     // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
     // stop at a result.
-    const Path all = call_->raised.empty() && tape.failing.empty() ? path : region_->path_of(tangents, *this, true);
-    const bool none = std::ranges::none_of(tangents, &at::Tensor::defined);  // eager asks no formula then, but has unpacked what is saved
+    struct Way {
+      Path all, own;
+      bool meets(size_t step) const { return on(all, step) || on(own, step); }
+    };
+    const auto way_from = [&](const std::vector<char>& places) {
+      if (call_->raised.empty() && tape.failing.empty()) return Way();
+      return Way{region_->path_of(places, *this, true), region_->path_of(places, *this)};
+    };
+    // Without a gradient eager asks no formula, but has unpacked what is saved.
+    const Way asks = way_from(which_defined(tangents)), unpacks = way_from(come);
     for (const Tape::Failing& f : tape.failing) {
-      if (none) break;
       const bool whole = !is_of_grad();
       const auto asked = [&](uint32_t g) { return whole || comes_to(next_edge(g)); };
-      if (!on(all, f.step) && !on(path, f.step)) continue;
-      if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(all, n); }) || std::ranges::any_of(f.gradients, asked))
+      if (!asks.meets(f.step)) continue;
+      if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(asks.all, n); }) || std::ranges::any_of(f.gradients, asked))
         note(f.step, f.raise);
     }
     for (const RegionCall::Raised& r : call_->raised) {
-      if ((!on(all, r.step) && !on(path, r.step)) || (none && !r.version)) continue;
+      if (!(r.version ? unpacks : asks).meets(r.step)) continue;
       note(r.step, [this, &r = r, &tape] {
         const Tape::Step& step = tape.steps[r.step];
         const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;
@@ -369,28 +377,34 @@ variable_list RegionNode::apply(variable_list&& given) {
   freed_ = false;
   variable_list tangents = by_place(std::move(given));
   const size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
+  std::vector<char> come = places_come(tangents);
   if (std::ranges::none_of(tangents, &at::Tensor::defined)) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
-    // Eager comes to the nodes behind all the same: they unpack what they have saved, and let go of it.
-    const JointProgram& j = call_->joint;
-    const size_t places = j.parts.empty() ? j.roots.size() : j.parts[part_].places.size();
-    if (j.level == 0 && places == 1) {  // of several it is not known which it comes to
-      const size_t own = j.parts.empty() ? 0 : j.parts[part_].places[0];
-      const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(next_edge(g)); };
-      std::vector<char> stops(j.parts.empty() ? 0 : j.places());
-      if (!j.parts.empty())
-        for (uint32_t p : j.parts[part_].stops) stops[p] = 1;  // their own nodes are come to
-      const Path path = region_->tape().path([&](size_t k) { return k == own; }, is_of_grad() ? &asked : nullptr, stops);
-      raise_first(tangents, path);
-      if (freed_) call_->free(path);
-    }
     variable_list none(num_outputs());
-    skip_unreached(*this, none, edges_skipped, {});
+    const JointProgram& j = call_->joint;
+    if (j.level > 0) {
+      skip_unreached(*this, none, edges_skipped, {});
+      return none;
+    }
+    // Eager comes to the nodes behind all the same: they unpack what they have saved, and let go of it.
+    stops_.assign(j.parts.empty() ? 0 : j.places(), 0);
+    if (!j.parts.empty())
+      for (uint32_t p : j.parts[part_].stops) stops_[p] = 1;  // their own nodes are come to
+    const Path path = region_->path_of(come, *this);
+    raise_first(tangents, come, path);
+    if (freed_) call_->free(path);
+    std::vector<char> reached = region_->tape().edges_on(path, edges_out());
+    reached.resize(num_outputs());
+    for (size_t k = 0; k < come.size(); ++k)
+      if (come[k])
+        for (uint32_t p : j.way(k).behind) reached[j.edge_to(p)] = 1;
+    skip_unreached(*this, none, num_outputs(), reached);
     return none;
   }
-  find_stops(tangents);
-  const Path path = region_->path_of(tangents, *this);
-  raise_first(tangents, path);
+  find_stops(tangents, come);
+  for (size_t k = 0; k < come.size(); ++k) come[k] = come[k] || tangents[k].defined();
+  const Path path = region_->path_of(come, *this);
+  raise_first(tangents, come, path);
   TORCH_CHECK(
       call_->come_once(path),
       "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");

@@ -34,7 +34,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 constexpr size_t kMaxLayouts = 8;   // of tangents in strides of their own
-constexpr int kMostStale = 64;      // derivatives that are for one backward: the trace keeps what each was made of
+constexpr int kMostStale = 64;      // derivatives of what was changed behind the forward: the trace keeps what each was made of
 constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, or for what it looks at
 
 // What a derivative needs of what was saved, and whether plans can read it; the last one to ask leaves nothing.
@@ -137,12 +137,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // The same as a compiled call of its own, which has gradients too.
   variable_list differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const;
 
-  // Which steps of eager's backward the one under way stands for, and where gradients stop on the way of it: those behind too, if `on`.
-  Path path_of(const variable_list& tangents, const RegionNode& node, bool on = false) const {
+  // Which steps of eager's backward the one under way, which has come to these places, stands for, and where gradients stop on the way of it: those
+  // behind too, if `on`.
+  Path path_of(const std::vector<char>& come, const RegionNode& node, bool on = false) const {
     const bool some = is_of_grad();
-    if (!some && joint_.parts.empty() && std::ranges::all_of(tangents, [](const at::Tensor& t) { return t.defined(); })) return {};
+    if (!some && joint_.parts.empty() && std::ranges::find(come, 0) == come.end()) return {};
     const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
-    const auto comes = [&](size_t k) { return tangents[k].defined(); };
+    const auto comes = [&](size_t k) { return come[k] != 0; };
     Path path = joint_.tape->path(comes, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
     // backward(inputs=) of results: eager's nodes of those run, for nothing.
     if (some && std::ranges::find(path, 1) == path.end() && std::ranges::none_of(node.next_edges(), comes_to))
@@ -322,10 +323,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<Backward> backward_known(const Layouts& how, const CallSizes& sizes) const;
 
   std::shared_ptr<Backward> derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs = {},
-                                       const std::vector<uint32_t>& assigned = {}, bool once = false) const;
+                                       const std::vector<uint32_t>& assigned = {}, bool* once = nullptr) const;
 
-  // What Python code in the backward reads, or what needs gradients, is not as it was: no derivative that was taken before holds.
-  bool is_stale(const RegionCall& call) const { return (reads_state_ && !trace()->state_holds()) || !call.needs_now().empty(); }
+  // What Python code in the backward reads is not as it was: no derivative that was taken before holds.
+  bool is_stale() const { return reads_state_ && !trace()->state_holds(); }
 
   // Where all is as in the derivative through all results but for what some of them add to it.
   std::shared_ptr<Backward> made_of_all(const Layouts& how, const CallSizes& sizes) const;
@@ -373,14 +374,20 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<const Whole> whole_;
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
-  mutable std::map<std::pair<Layouts, std::vector<uint32_t>>, std::vector<std::shared_ptr<Backward>>> of_assigned_;  // by results as in Next
+  struct Other {  // as in Next
+    Layouts how;
+    std::vector<uint32_t> assigned;
+    Tracer::Needs needs;
+    auto operator<=>(const Other&) const = default;
+  };
+  mutable std::map<Other, std::vector<std::shared_ptr<Backward>>> of_others_;
   mutable std::map<Layouts, std::vector<Next>> next_;
   sym::Known assumed_;  // of sizes, by the forward and the first derivative
   std::shared_ptr<GaveUp> gave_up_;
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
   mutable size_t replaced_ = 0;  // in next_
-  mutable int stale_ = 0;        // derivatives taken for one backward
+  mutable int stale_ = 0;        // derivatives of what was changed behind the forward
   int64_t kept_bytes_ = 0;
   static constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
   mutable int renewals_ = 0;

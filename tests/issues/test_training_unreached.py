@@ -1,4 +1,5 @@
 """Gradients through some of the results of a call: the backward does not come to what they do not lead to, and others that run meanwhile, on other threads or in hooks, come there all the same."""
+import itertools
 import threading
 
 import pytest
@@ -267,4 +268,99 @@ def backwards_one_by_one(net, retain):
 def test_results_that_a_backward_comes_to_without_a_gradient(writes, retain):
     """The hook of a module leads to all its results: eager unpacks and frees what those without a gradient have saved."""
     assert backwards_one_by_one(vitrify.compile(Averaging(writes), fullgraph=True), retain) == backwards_one_by_one(Averaging(writes), retain)
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
+
+
+class Stop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+def shared(x, w):
+    h = (x * w).exp()
+    return h * 2, h.sin()
+
+
+def three(x, w):
+    h = (x * w).exp()
+    return h.cos(), h.sin(), h
+
+
+def each_of_its_own(x, w):
+    return (x * w).exp(), (x + w).sin()
+
+
+def one_behind_the_other(x, w):
+    a = (x * w).exp()
+    return a, a.sin() * w
+
+
+def all_behind_one(x, w):
+    h = x * w
+    a = h.exp()
+    return a.sin() * w, a, (h * x).cos()
+
+
+def parts_of_one(x, w):
+    a, b = (x * w).exp().split([1, 2])
+    return a * 1, b.cos(), a.sin()
+
+
+def alone(ys, stopped):
+    return Stop.apply(stopped).sum()
+
+
+def beside_another(ys, stopped):
+    return Stop.apply(stopped).sum() + ys[-1].sum()
+
+
+def half_of_two(ys, stopped):
+    return Half.apply(ys[0][:1], stopped[:1]).sum()
+
+
+@pytest.mark.parametrize("written", [None, "w", "result"])
+@pytest.mark.parametrize("way", [alone, beside_another, half_of_two], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [shared, three, each_of_its_own, one_behind_the_other, all_behind_one, parts_of_one], ids=lambda f: f.__name__)
+def test_results_that_share_something_are_come_to_without_a_gradient(program, way, written):
+    """Eager unpacks and frees what is behind the one that it comes to, and nothing of the others."""
+    def run(f, stopped, then, retain, asked):
+        x, w, ran = torch.linspace(0.5, 1, 3, requires_grad=True), torch.linspace(1, 2, 3, requires_grad=True), []
+        ys, said = f(x, w), []
+        for k, y in enumerate([*ys, x]):
+            y.register_hook(lambda g, k=k: ran.append((k, g is None)))
+        if written == "w":
+            with torch.no_grad():
+                w.mul_(2)
+        elif written:
+            ys[stopped].detach().mul_(2)
+        for loss in (way(ys, ys[stopped]), ys[then].sum()):
+            try:
+                loss.backward(retain_graph=retain, inputs=[x] if asked else None)
+            except RuntimeError as e:
+                said.append(str(e).partition(" is at ")[2] or str(e))
+            said.append([None if t.grad is None else t.grad.clone() for t in (x, w)])
+        return said, sorted(ran)
+
+    compiled = vitrify.compile(program, fullgraph=True)
+    count = len(program(torch.ones(3), torch.ones(3)))
+    for stopped, then, retain, asked in itertools.product(range(count), range(count), [False, True], [False, True]):
+        (a, hooks), (b, expected) = run(compiled, stopped, then, retain, asked), run(program, stopped, then, retain, asked)
+        assert hooks == expected, (stopped, then, retain, asked)
+        torch.testing.assert_close([t for t in a if not isinstance(t, str)], [t for t in b if not isinstance(t, str)])
+        assert [t for t in a if isinstance(t, str)] == [t for t in b if isinstance(t, str)], (stopped, then, retain, asked)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
