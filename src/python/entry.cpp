@@ -141,7 +141,8 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
       refused_for_good(*e, attempt.why);
     return nullptr;
   } catch (const capture::CallRefused& refusal) {
-    note_eager(refusal.what());
+    attempt.why = refusal.what();
+    attempt.tells = true;
     return nullptr;
   } catch (const capture::PlanRefused& refusal) {
     if (effects_begun() != effects) {
@@ -212,6 +213,9 @@ PyObject* call_after(const std::shared_ptr<const Effects>& effects, PyObject* f,
 
 PyObject* run_eagerly(State& s, const Call& c, const Attempt& attempt) {
   if (!attempt.why.empty()) note_eager(attempt.why);
+  if (attempt.tells && s.told.insert(attempt.why).second &&
+      PyErr_WarnFormat(error_types().warning, 2, "vitrify: a call of a compiled program runs eagerly: %s", attempt.why.c_str()) < 0)
+    return nullptr;
   counters().eager_calls.fetch_add(1, std::memory_order_relaxed);
   return call_after(attempt.effects, s.original.get(), c);
 }

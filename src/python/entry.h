@@ -1,6 +1,7 @@
 // The hot path: from a Python call to a compiled plan. No Python code runs on a hit.
 #pragma once
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,7 @@ struct State {
   std::vector<std::shared_ptr<Entry>> entries;
   bool off = false;  // everything eager
   int refusals = 0;  // plans that did not fit what ATen gave
+  std::set<std::string> told;  // why single calls ran eagerly: each is said once
 };
 
 PyTypeObject* state_type();  // made at first use
@@ -77,6 +79,7 @@ struct Attempt {
   std::vector<std::shared_ptr<Entry>> refused;
   bool captured = false;  // once more, since they have
   std::string why;
+  bool tells = false;  // it is the user's to know
   std::shared_ptr<const Effects> effects;
 };
 Attempt* attempt_of(PyObject* state_object);

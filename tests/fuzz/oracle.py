@@ -9,6 +9,7 @@ import warnings
 import torch
 import torch._decomp
 import vitrify
+from vitrify import _C
 from calls import Side
 from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, containers, distances, first_line, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -130,7 +131,7 @@ def in_another_order(func, args, kwargs, single=False):
     name = short(func)
     if name in REARRANGED:
         return torch._decomp.decomposition_table[func](*args, **kwargs)
-    if name in REDUCTIONS and func._overloadname in ("dim_IntList", "dim", "correction"):
+    if name in REDUCTIONS and func._overloadname in ("default", "dim_IntList", "dim", "correction"):
         x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
         turned = x.flip(tuple(dims))
         return func(turned.mul_(steps(turned, x.numel())) if turned.dtype in SINGLE else turned, *args[1:], **kwargs)  # also of what lies in one place, each step is rounded
@@ -425,6 +426,11 @@ def compiled(fn, dynamic):
     return vitrify.compile(fn, dynamic=dynamic, options={"recompile_limit": 64})
 
 
+def noted():
+    """How often calls have run eagerly, by reason."""
+    return _C.eager_reasons()
+
+
 def check(program, reference) -> dict:
     """How it went: kind ("ok", "library" (nothing but views and calls), "raises", "left" or "eager" with the reason, "inconclusive"). Raises compare.Mismatch."""
     unclear = set()
@@ -434,6 +440,7 @@ def check(program, reference) -> dict:
     decided = not any(half in text for half in ("F16", "half", "float16") for text in (program.body.source, *(call.text for call in program.calls)))
     total: dict[str, int] = {}
     reasons, said, silent, ends = [], [], [], []  # also by calls that raised; calls that ran eagerly; whether eager's raised
+    known = noted()
 
     def value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
@@ -496,7 +503,8 @@ def check(program, reference) -> dict:
     if not total.get("compiled_calls") and not total.get("eager_calls") and not reasons:
         return {"kind": "eager", "reason": "nothing was compiled, and nobody counted what ran"}
     if reasons or total.get("eager_calls") or total.get("fallbacks"):
-        told = reasons or (said if silent else [])  # each is said once
+        # Each is said once; why a single call went another way is only noted.
+        told = reasons or (said or [why for why, times in noted().items() if times > known.get(why, 0)] if silent else [])
         reason = told[0] if told else f"without a reason, in call {silent[0]}" if silent else "gradients are computed op by op"
         return {"kind": "left" if LEFT.search(reason) else "eager", "reason": reason}
     if not total.get("kernels_launched"):

@@ -235,6 +235,16 @@ def test_how_a_program_ran(monkeypatch, counts, says, kind):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_why_a_call_ran_eagerly_is_named_where_it_is_only_noted(monkeypatch):
+    Engine(monkeypatch, eager_calls=1)
+    times = iter(range(9))
+    monkeypatch.setattr(oracle, "noted", lambda: {"of another program": 3, "a number is another": next(times)})
+    assert judged() == {"kind": "eager", "reason": "a number is another"}
+    monkeypatch.setattr(oracle, "noted", lambda: {"of another program": 3})
+    assert judged()["reason"].startswith("without a reason")
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("says", ["vitrify: internal error while compiling f: x", "vitrify: a compiled call raised what eager does not, or what the program catches"])
 def test_an_internal_error_is_a_failure(monkeypatch, says):
     Engine(monkeypatch, says, compiled_calls=1, kernels_launched=1)
@@ -268,13 +278,15 @@ def test_what_a_rounding_decides():
 def test_another_order_is_the_same_but_for_roundings():
     x, y = torch.randn(7, 600, dtype=torch.float64), torch.randn(600, 5)
     aten = torch.ops.aten
-    for func, args in ((aten.sum.dim_IntList, (x, [1])), (aten.mean.dim, (x, [0, 1])), (aten.var.correction, (x, [-1])), (aten.std.correction, (x, None)), (aten.var_mean.correction, (x, [0])), (aten.prod.dim_int, (x / 8 + 1, 1)),
+    for func, args in ((aten.sum.dim_IntList, (x, [1])), (aten.sum.default, (x, None)), (aten.mean.dim, (x, [0, 1])), (aten.var.correction, (x, [-1])), (aten.std.correction, (x, None)), (aten.var_mean.correction, (x, [0])), (aten.prod.dim_int, (x / 8 + 1, 1)),
                        (aten.mm.default, (x.float(), y))):
         args = args if args[1] is not None else args[:1]
         torch.testing.assert_close(oracle.in_another_order(func, list(args), {}), func(*args), **(bounds.SUMS if func is aten.mm.default else {}))
     one = torch.tensor([0.7123456789], dtype=torch.float64).expand(3)  # of one place: eager's variance of it is a rounding
     assert oracle.in_another_order(aten.var.correction, [one, [0]], {}) != aten.var.correction(one, [0])
-    assert oracle.in_another_order(aten.amax.default, [x, [1]], {}) is None and oracle.in_another_order(aten.sum.default, [x], {}) is None
+    assert oracle.in_another_order(aten.amax.default, [x, [1]], {}) is None
+    terms = torch.tensor([1.0, 2 ** -53, 2 ** -53] * 3 + [-3.0], dtype=torch.float64)  # all of what is left is rounding
+    assert oracle.in_another_order(aten.sum.default, [terms], {}) != aten.sum.default(terms)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
