@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import vitrify
 from beside import check, run, same_call
+from torch.utils.checkpoint import checkpoint
 
 CASES = {
     "cat of what is found and the rest": (lambda x: torch.cat([x[x > 0], x.reshape(-1)]), lambda: [torch.arange(-20, 20, dtype=torch.int32).view(5, 8)]),
@@ -241,3 +242,37 @@ def test_a_hook_on_one_of_two_results():
         (a.sum() + b.sum()).backward()
         grads.append(x.grad)
     assert torch.equal(*grads)
+
+
+OF_TWO = {
+    "found first": lambda x, w: ((x * w)[x > 0].sin(), (x * w).exp()),
+    "found last": lambda x, w: ((x * w).exp(), (x * w)[x > 0].sin()),
+    "found in both": lambda x, w: ((x * w)[x > 0].sin(), (x * w)[x < 0].exp()),
+    "found by positions": lambda x, w: ((x * w)[(x > 0).nonzero()[:, 0]].sin() * 2, (x * w).exp()),
+    "found behind": lambda x, w: (lambda h: (h[h > 0].sin(), h))((x * w).sin()),
+    "decided by what was found": lambda x, w: (lambda y: (y.sin(), (x * w).exp() if y.shape[0] > 2 else x * w))((x * w)[x > 0]),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "in a checkpoint"])
+@pytest.mark.parametrize("name", OF_TWO)
+def test_one_of_two_results(name, again, dynamic, order):
+    """What was found has its size from a gradient that does not come, and is found once more where a checkpoint computes again: the backward raised."""
+    def f(x, w):
+        return checkpoint(OF_TWO[name], x, w, use_reentrant=False) if again else OF_TWO[name](x, w)
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    for which in (1, 0, None):
+        for values in ([-1.5, -.5, .5, 1.5], [1.5, -.5, .5, 1.0], [1.5, -.5, .5, 1.0, 2.0, 3.0]):
+            grads = []
+            for g in (f, compiled):
+                x, w = torch.tensor(values, dtype=torch.float64, requires_grad=True), torch.arange(1.0, 1 + len(values), dtype=torch.float64).requires_grad_()
+                out = g(x * 1, w)
+                loss = sum(t.sin().sum() for k, t in enumerate(out) if which in (None, k))
+                if order == 2:
+                    loss = sum(t.square().sum() for t in torch.autograd.grad(loss, [x, w], create_graph=True))
+                loss.backward()
+                grads.append(torch.cat([x.grad, w.grad]))
+            torch.testing.assert_close(grads[1], grads[0])
+    assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
