@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/kept.h"
@@ -133,6 +134,7 @@ class RegionNode final : public CallNode {
   torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
   // Eager raises at the first of its nodes that cannot run.
   void raise_first(const torch::autograd::variable_list& tangents, const Path& path) const;
+  std::vector<std::pair<const RegionNode*, torch::autograd::variable_list>> later(const torch::autograd::variable_list& tangents) const;
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
   void find_stops(torch::autograd::variable_list& tangents);

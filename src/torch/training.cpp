@@ -311,6 +311,25 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
   }
 }
 
+// The other nodes of the call that this backward comes to after this one, each with the places at which gradients come to it. Of one that has several
+// it is not known to which.
+std::vector<std::pair<const RegionNode*, variable_list>> RegionNode::later(const variable_list& tangents) const {
+  std::vector<std::pair<const RegionNode*, variable_list>> r;
+  const JointProgram& j = call_->joint;
+  const auto some = std::ranges::find_if(tangents, &at::Tensor::defined);
+  const std::vector<Edge> places = call_->places();
+  for (size_t p = j.first_front; p < j.parts.size() && some != tangents.end(); ++p) {
+    if (p == part_ || j.parts[p].places.size() != 1) continue;
+    const size_t k = j.parts[p].places[0];
+    const auto* node = dynamic_cast<const RegionNode*>(places[k].function.get());
+    if (!node || !comes_to_node(node) || node->sequence_nr() > sequence_nr()) continue;
+    variable_list comes(tangents.size());
+    comes[k] = *some;
+    r.emplace_back(node, std::move(comes));
+  }
+  return r;
+}
+
 void RegionNode::raise_first(const variable_list& tangents, const Path& path) const {
   const Tape& tape = region_->tape();
   std::optional<size_t> first;
@@ -321,9 +340,9 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
     first = step;
     raise = std::move(how);
   };
-  note(call_->spent(path), [] { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); });
-  try {
-    const auto lock = call_->lock();
+  const bool none = std::ranges::none_of(tangents, &at::Tensor::defined);  // eager asks no formula then, but has unpacked what is saved
+  // On `path`, and of what is known to raise also on `all`. `asks` says which gradients are asked for.
+  const auto find = [&](const Path& path, const Path& all, const RegionNode& asks) {
     for (const RegionCall::Watched& w : call_->watched) {
       if (w.has_node && w.is_detached()) note(tape.first_reading_itself(path, w.is_output, w.index), refuse_detached);
       const auto now = static_cast<int64_t>(w.version.current_version());
@@ -333,14 +352,10 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
                        w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
       });
     }
-    // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
-    // stop at a result.
-    const Path all = call_->raised.empty() && tape.failing.empty() ? path : region_->path_of(tangents, *this, true);
-    const bool none = std::ranges::none_of(tangents, &at::Tensor::defined);  // eager asks no formula then, but has unpacked what is saved
     for (const Tape::Failing& f : tape.failing) {
       if (none) break;
       const bool whole = !is_of_grad();
-      const auto asked = [&](uint32_t g) { return whole || comes_to(next_edge(g)); };
+      const auto asked = [&](uint32_t g) { return whole || comes_to(asks.next_edge(g)); };
       if (!on(all, f.step) && !on(path, f.step)) continue;
       if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(all, n); }) || std::ranges::any_of(f.gradients, asked))
         note(f.step, f.raise);
@@ -355,6 +370,20 @@ void RegionNode::raise_first(const variable_list& tangents, const Path& path) co
         refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "", now, r.expected);
       });
     }
+  };
+  note(call_->spent(path), [] { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); });
+  try {
+    const auto lock = call_->lock();
+    // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
+    // stop at a result.
+    const Path all = call_->raised.empty() && tape.failing.empty() ? path : region_->path_of(tangents, *this, true);
+    find(path, all, *this);
+    // Behind this node eager raises only when it has run those between, also those that other nodes of the call stand for.
+    if (first && !on(path, *first) && !none)
+      for (const auto& [node, comes] : later(tangents)) {
+        const Path behind = region_->path_of(comes, *node, true);
+        if (!behind.empty()) find(behind, behind, *node);
+      }
     if (raise) raise();
   } catch (...) {  // it has run those before
     Path before(tape.steps.size());
