@@ -63,8 +63,8 @@ struct Entry {
 struct State {
   Ref original, miss;
   std::vector<std::shared_ptr<Entry>> entries;
-  bool off = false;  // everything eager
-  int refusals = 0;  // plans that did not fit what ATen gave
+  bool off = false;            // everything eager
+  int refusals = 0;            // plans that did not fit what ATen gave
   std::set<std::string> told;  // why single calls ran eagerly: each is said once
 };
 

@@ -351,6 +351,9 @@ Tensor Nests::in_parts(const Tensor& x, std::span<const int64_t> dims, int64_t f
   for (size_t d = 0; d < x.sizes.size(); ++d)
     if (std::find(red.begin(), red.end(), static_cast<int64_t>(d)) == red.end()) kept.push_back(static_cast<int64_t>(d));
   std::sort(red.begin(), red.end());
+  // As they lie: what is next to each other goes in vectors, with a sum for each lane, and in one chain of sums otherwise.
+  if (const Dims strides = natural_strides(x); std::ranges::all_of(red, [&](int64_t d) { return strides[d].is_const(); }))
+    std::ranges::stable_sort(red, std::greater(), [&](int64_t d) { return strides[d].value(); });
   Dims sizes;
   for (int64_t d : kept) sizes.push_back(x.sizes[d]);
   sizes.push_back(parts);

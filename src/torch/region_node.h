@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/kept.h"
@@ -139,6 +140,7 @@ class RegionNode final : public CallNode {
   std::vector<char> places_come(const torch::autograd::variable_list& tangents) const;
   // Eager raises at the first of its nodes that cannot run. `path`: from the places that it has `come` to.
   void raise_first(const torch::autograd::variable_list& tangents, const std::vector<char>& come, const Path& path) const;
+  std::vector<std::pair<const RegionNode*, std::vector<char>>> later() const;
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
   void find_stops(torch::autograd::variable_list& tangents, const std::vector<char>& come);

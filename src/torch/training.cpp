@@ -312,6 +312,24 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
   }
 }
 
+// The other nodes of the call that this backward comes to after this one, each with the places at which gradients come to it. Of one that has several
+// it is not known to which.
+std::vector<std::pair<const RegionNode*, std::vector<char>>> RegionNode::later() const {
+  std::vector<std::pair<const RegionNode*, std::vector<char>>> r;
+  const JointProgram& j = call_->joint;
+  const std::vector<Edge> places = call_->places();
+  for (size_t p = j.first_front; p < j.parts.size(); ++p) {
+    if (p == part_ || j.parts[p].places.size() != 1) continue;
+    const size_t k = j.parts[p].places[0];
+    const auto* node = dynamic_cast<const RegionNode*>(places[k].function.get());
+    if (!node || !comes_to_node(node) || node->sequence_nr() > sequence_nr()) continue;
+    std::vector<char> come(j.places());
+    come[k] = 1;
+    r.emplace_back(node, std::move(come));
+  }
+  return r;
+}
+
 void RegionNode::raise_first(const variable_list& tangents, const std::vector<char>& come, const Path& path) const {
   const Tape& tape = region_->tape();
   std::optional<size_t> first;
@@ -322,9 +340,12 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
     first = step;
     raise = std::move(how);
   };
-  note(call_->spent(path), [] { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); });
-  try {
-    const auto lock = call_->lock();
+  struct Way {
+    Path all, own;
+    bool meets(size_t step) const { return on(all, step) || on(own, step); }
+  };
+  // Of what `node` runs: formulas are asked on one way, and what is saved is unpacked on the other, which is longer where no gradient comes.
+  const auto find = [&](const RegionNode& node, const Path& path, const Way& asks, const Way& unpacks) {
     for (const RegionCall::Watched& w : call_->watched) {
       if (w.has_node && w.is_detached()) note(tape.first_reading_itself(path, w.is_output, w.index), refuse_detached);
       const auto now = static_cast<int64_t>(w.version.current_version());
@@ -334,21 +355,9 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
                        w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
       });
     }
-    // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
-    // stop at a result.
-    struct Way {
-      Path all, own;
-      bool meets(size_t step) const { return on(all, step) || on(own, step); }
-    };
-    const auto way_from = [&](const std::vector<char>& places) {
-      if (call_->raised.empty() && tape.failing.empty()) return Way();
-      return Way{region_->path_of(places, *this, true), region_->path_of(places, *this)};
-    };
-    // Without a gradient eager asks no formula, but has unpacked what is saved.
-    const Way asks = way_from(which_defined(tangents)), unpacks = way_from(come);
     for (const Tape::Failing& f : tape.failing) {
       const bool whole = !is_of_grad();
-      const auto asked = [&](uint32_t g) { return whole || comes_to(next_edge(g)); };
+      const auto asked = [&](uint32_t g) { return whole || comes_to(node.next_edge(g)); };
       if (!asks.meets(f.step)) continue;
       if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(asks.all, n); }) || std::ranges::any_of(f.gradients, asked))
         note(f.step, f.raise);
@@ -363,6 +372,24 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
         refuse_changed(region_->type_of_watched(false, static_cast<uint32_t>(step.stale)), at::Tensor(r.tensor->lock()), "", now, r.expected);
       });
     }
+  };
+  note(call_->spent(path), [] { TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE); });
+  try {
+    const auto lock = call_->lock();
+    // Before it begins: also what raises where other nodes of the call go on with the gradients. That way leads to none that are asked for where they
+    // stop at a result.
+    const auto way_from = [&](const std::vector<char>& places) {
+      if (call_->raised.empty() && tape.failing.empty()) return Way();
+      return Way{region_->path_of(places, *this, true), region_->path_of(places, *this)};
+    };
+    const std::vector<char> given = which_defined(tangents);
+    find(*this, path, way_from(given), way_from(come));
+    // Behind this node eager raises only when it has run those between, also those that other nodes of the call stand for.
+    if (first && !on(path, *first) && std::ranges::find(given, 1) != given.end())
+      for (const auto& [node, places] : later()) {
+        const Path behind = region_->path_of(places, *node, true);
+        if (!behind.empty()) find(*node, behind, Way{behind, behind}, Way{behind, behind});
+      }
     if (raise) raise();
   } catch (...) {  // it has run those before
     Path before(tape.steps.size());

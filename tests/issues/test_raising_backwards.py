@@ -77,7 +77,24 @@ def drawn_over_beside_others(x, y):
     return drawn, a.sigmoid() * y
 
 
-PROGRAMS = {"drawn over": lambda: drawn_over, "drawn over beside others": lambda: drawn_over_beside_others, "result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
+def behind_a_part(x, y):
+    """What has no derivative lies behind both results, and the one that was made last raises after the other."""
+    a = torch.heaviside(x, x)
+    b = Twice.apply(a)
+    c = F.softplus(b) * y
+    b.fill_(0.5)
+    return b, c
+
+
+def behind_a_choice(x, y):
+    a = torch.nextafter(x, y)
+    b = torch.logsumexp(a, 0)
+    c = (b * y).prod(0)
+    a.zero_()
+    return a, c
+
+
+PROGRAMS = {"behind a part": lambda: behind_a_part, "behind a choice": lambda: behind_a_choice, "drawn over": lambda: drawn_over, "drawn over beside others": lambda: drawn_over_beside_others, "result written": lambda: result_written, "only way raises": lambda: only_way_raises, "without derivative": lambda: without_derivative, "behind others": lambda: behind_others, "argument written": lambda: argument_written, "buffer written": Counting}
 GRAD = torch.autograd.grad
 USES = {
     "backward": lambda out, x, y: (out[0].sum() + out[1].sum()).backward(),
