@@ -1,6 +1,7 @@
 """What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
 import argparse
+import dataclasses
 import dis
 import functools
 import gc
@@ -28,6 +29,9 @@ _LIMIT = 200_000
 _DEEP = 50  # what is nested further is put off: Python's stack ends
 _LONG = 300  # of a name; the rest of it says no more
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+# By id: what is compared with, or hashed, may be a class whose metaclass says how.
+_SCALAR_TYPES = frozenset(map(id, _SCALARS))
+_LEAVES = frozenset(map(id, (types.UnionType, types.GetSetDescriptorType, types.MemberDescriptorType, dataclasses.Field)))  # nothing follows from these
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Code whose state no tensor follows from, or that guards of their own look after (torch, numpy, the standard library).
@@ -66,7 +70,18 @@ def code_names(code, out):
     return out
 
 
-@functools.lru_cache(4096)
+_of_code = {}  # by id: (code, the names that it mentions, those of globals)
+
+
+def names_of(code):
+    known = _of_code.get(id(code))  # its hash is of all that is in it
+    if known is None:
+        if len(_of_code) >= 4096:
+            _of_code.clear()
+        known = _of_code[id(code)] = code, frozenset(code_names(code, set())), frozenset(global_names(code))
+    return known[1:]
+
+
 def global_names(code):
     """Names that a function looks up among its globals: an attribute of the same name is another thing."""
     out, code_bytes = set(), code.co_code
@@ -216,7 +231,7 @@ class Sources:
 
     def visit(self, o, name):
         t = type(o)
-        if t in _SCALARS or id(o) in self.seen:
+        if id(t) in _SCALAR_TYPES or id(o) in self.seen:
             return
         if self.depth == _DEEP:
             self.todo.append(lambda: self.visit(o, name))
@@ -229,12 +244,14 @@ class Sources:
 
     def look_at(self, o, t, name):
         self.seen[id(o)] = o
-        if isinstance(o, torch.Tensor):
+        if id(t) in _LEAVES:
+            return
+        if t is types.FunctionType:
+            self.todo.append(lambda: self.function(o, name))
+        elif isinstance(o, torch.Tensor):
             self.tensor(o, CAPTURED, name)
         elif isinstance(o, nn.Module):
             self.todo.append(lambda: self.module(o, name))
-        elif t is types.FunctionType:
-            self.todo.append(lambda: self.function(o, name))
         elif t is types.MethodType:
             self.visit(o.__func__, name)
             self.visit(o.__self__, name)
@@ -328,7 +345,7 @@ class Sources:
 
     def items(self, pairs, name):
         for k, v in pairs:
-            if type(v) not in _SCALARS:
+            if id(type(v)) not in _SCALAR_TYPES:
                 self.visit(v, name if len(name) > _LONG else f"{name}[{k!r}]" if isinstance(k, _SCALARS) else f"{name}[{type(k).__name__}]")
 
     def tensor(self, t, kind, name):
@@ -354,7 +371,7 @@ class Sources:
             g.add_dict(d, keys, full)
             self.cls(type(m))
             for k, v in d.items():
-                if type(v) in _SCALARS or k == "_compiled_call_impl":
+                if id(type(v)) in _SCALAR_TYPES or k == "_compiled_call_impl":
                     continue
                 if k in _MODULE_DICTS:
                     self.seen[id(v)] = v
@@ -396,7 +413,7 @@ class Sources:
                 count += 1
             self.items(list(group.items()), label)
         for k, v in list(o.__dict__.items()):
-            if type(v) not in _SCALARS:
+            if id(type(v)) not in _SCALAR_TYPES:
                 self.visit(v, f"{name}.{k}")
 
     def visit_tensor(self, t, kind, name):
@@ -415,7 +432,7 @@ class Sources:
         if isinstance(d, dict):
             self.guards.add_dict(d, None, name)
             for k, v in list(d.items()):
-                if type(v) not in _SCALARS:
+                if id(type(v)) not in _SCALAR_TYPES:
                     self.visit(v, f"{name}.{k}")
 
     def cls(self, c, constructed=False):
@@ -431,7 +448,7 @@ class Sources:
             self.seen[("body", id(base))] = base
             self.guards.add_class(base)
             for k, v in list(vars(base).items()):
-                if type(v) in _SCALARS:
+                if id(type(v)) in _SCALAR_TYPES:
                     continue
                 special = k.startswith("__") and k.endswith("__")
                 if k in self.live or k in _OF_FUNCTIONS and issubclass(c, torch.autograd.Function) or special and (constructed or k not in ("__init__", "__new__", "__init_subclass__", "__reduce__")):
@@ -464,13 +481,12 @@ class Sources:
             self.visit(v, f"a default of {f.__name__}")
         if f.__kwdefaults__:
             self.guards.add_dict(f.__kwdefaults__, None, f"defaults of {f.__name__}")
-        names = code_names(f.__code__, set())
+        names, direct = names_of(f.__code__)
         for n in names - self.live:
             self.live.add(n)
             for v, label in self.members.pop(n, ()):
                 self.member(v, label)
-        direct = names if names & _BY_STRING else global_names(f.__code__)
-        self.globals(f.__globals__, direct, f.__globals__.get("__name__", "globals"), names, absent=True)
+        self.globals(f.__globals__, names if names & _BY_STRING else direct, f.__globals__.get("__name__", "globals"), names, absent=True)
         if getattr(f, "__wrapped__", None) is not None:
             self.visit(f.__wrapped__, name)
 
@@ -498,5 +514,5 @@ class Sources:
             if type(v) is types.ModuleType:
                 if not is_library(v.__name__) and id(v.__dict__) != id(d):
                     self.globals(v.__dict__, attributes, v.__name__, attributes)
-            elif type(v) not in _SCALARS:
+            elif id(type(v)) not in _SCALAR_TYPES:
                 self.visit(v, n)

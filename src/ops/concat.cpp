@@ -261,11 +261,19 @@ Shape shape_roll(sym::Context& ctx, ArgSpan args) {
   TensorType t = *x;
   t.wrapped_number = false;
   const auto rank = static_cast<int64_t>(x->sizes.size());
-  for (size_t k = 0; k < dims->size(); ++k) {  // one dim after the other: the CPU joins two parts, of which an empty one is row-major
+  for (size_t k = 0; k < dims->size(); ++k) {  // one dim after the other: the CPU joins two parts, which say how it lies; an empty one is row-major
     const int64_t d = wrap_dim((*dims)[k].is_const() ? (*dims)[k].value() : ctx.specialize((*dims)[k]), x->sizes.size());
     if (d < 0 || d >= rank) return {};
     const bool moves = !ctx.guard_eq(sym::mod((*shifts)[k], x->sizes[d]), 0);
-    t.strides = strides_for(moves ? suggest_memory_format(ctx, t) : ir::MemoryFormat::Contiguous, t.sizes);
+    auto format = ir::MemoryFormat::Contiguous;
+    if (moves) {
+      TensorType from = t, to = t;
+      to.sizes[d] = sym::mod(Int(0) - (*shifts)[k], t.sizes[d]);
+      from.sizes[d] = t.sizes[d] - to.sizes[d];
+      const auto f = suggest_memory_format(ctx, from);
+      if (f == suggest_memory_format(ctx, to)) format = f;
+    }
+    t.strides = strides_for(format, t.sizes);
   }
   return one(t);
 }

@@ -81,8 +81,9 @@ bool may_share(const at::Tensor& a, const at::Tensor& b) {
   const auto* p = static_cast<const char*>(a.const_data_ptr());
   const auto* q = static_cast<const char*>(b.const_data_ptr());
   const auto end = [](const at::Tensor& t, const char* begin) {
+    const at::IntArrayRef sizes = t.sizes(), strides = t.strides();
     int64_t last = 0;
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
     return begin + (last + 1) * static_cast<int64_t>(t.element_size());
   };
   if (end(a, p) <= q || end(b, q) <= p) return false;                         // as nearly all do: a capture asks this of each pair of its inputs

@@ -178,3 +178,16 @@ def test_strides_of_what_is_made_like_its_argument(op, view):
         return [VIEWS[view]()]
     check(MADE[op], given)
     check(MADE[op], lambda: [torch.arange(8.0).view(1, 1, 8)[None, ..., -1]])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("size", [(1, 2, 8, 1), (1, 3, 8, 1), (2, 2, 8, 1), (1, 2, 8, 3), (1, 4, 1, 1)], ids=str)
+def test_of_what_a_roll_joins(size, dynamic):
+    """Eager joins two parts, which may lie channels last where the whole does not, or only one of which does."""
+    n, c, h, w = size
+    with torch.no_grad():
+        for by, dim in ((-1, 1), (1, 1), (1, 2), (-1, 2), (1, 3), (0, 1), ((1, -1), (1, 2))):
+            f = lambda x, by=by, dim=dim: x.roll(by, dim) * 2  # noqa: E731
+            for x in (torch.randn(n, h, c, w).transpose(1, 2), last(torch.randn(size)), torch.randn(size)):
+                ours, theirs = vitrify.compile(f, dynamic=dynamic, fullgraph=True)(x), f(x)
+                assert torch.equal(ours, theirs) and ours.stride() == theirs.stride(), (by, dim, x.stride())
