@@ -200,14 +200,17 @@ struct Splitter {
   Value given(size_t i) const { return joint->inputs[i].value; }
   Value tangent(size_t k) const { return joint->inputs[num_given() + k].value; }
 
+  // What may raise is the program's to run though nothing reads it. A derivative that is differentiated again is no program: it checks what it reads,
+  // as where it is not.
+  bool checks(const ir::Node& n) const { return j.level == 0 && ir::may_fault(n); }
+
   void copy() {
     std::vector<Value> inputs = j.given;
     for (const JointProgram::Root& r : j.roots) inputs.push_back(r.tangent);
     std::vector<ir::Node*> unordered;
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
-      if (((n->op->flags & kUnordered) || (n->id < j.backward && ir::may_fault(*n))) && n->id >= j.begin &&
-          (n->outs.empty() || !known.contains(n->out())))
+      if (((n->op->flags & kUnordered) || (n->id < j.backward && checks(*n))) && n->id >= j.begin && (n->outs.empty() || !known.contains(n->out())))
         unordered.push_back(n);
     find_others(known);
     std::vector<Value> wanted = j.outputs;
@@ -583,7 +586,7 @@ struct Splitter {
   std::vector<ir::Node*> unordered(bool backward) const {
     std::vector<ir::Node*> r;
     for (ir::Node* n : joint->nodes())
-      if (((n->op->flags & kUnordered) || (!backward && ir::may_fault(*n))) && static_cast<bool>(parts.backward[n->id]) == backward) r.push_back(n);
+      if (((n->op->flags & kUnordered) || (!backward && checks(*n))) && static_cast<bool>(parts.backward[n->id]) == backward) r.push_back(n);
     return r;
   }
 

@@ -334,3 +334,15 @@ def test_what_a_checkpoint_of_any_size_has_dropped(shape):
         gradient, = torch.autograd.grad(loss, x, create_graph=True)
         told.append(torch.autograd.grad(gradient.square().sum(), x)[0])
     torch.testing.assert_close(*told)
+
+
+def test_indices_that_only_zeros_are_added_by():
+    """Nothing reads what an op that checks its indices gives: they were not kept for it, and the derivative raised."""
+    def f(x, index):
+        return torch.poisson(x.abs()).index_select(0, index).geometric_(0.4)
+
+    x, index = torch.randn(3, 8, dtype=torch.float64, requires_grad=True), torch.tensor([2])
+    (g,) = torch.autograd.grad(vitrify.compile(f)(x, index).sum(), x, create_graph=True)
+    assert g.requires_grad and torch.equal(g, torch.zeros_like(g))
+    (q,) = torch.autograd.grad(g.sum(), x)
+    assert torch.equal(q, torch.zeros_like(q))
