@@ -120,7 +120,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
   const bool batched = !all_plain(tangents);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
-  if (batched && (!static_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
+  if (batched && (no_whole_batches_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
   if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node);  // it sees what eager calls
   std::optional<capture::InBatch> no_batch;
   if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
@@ -136,10 +136,19 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
         warn_once("gradients", "they come in too many sizes or layouts");
         return op_by_op(unpack, tangents, node);
       }
+      if (batched && std::ranges::any_of(b->program.results, [](const ResultSpec& r) { return has_sizes(r.path); })) {
+        no_batch.reset();
+        return one_by_one(unpack, tangents, node);
+      }
     } catch (const CaptureError& e) {
       if (!batched) throw;
       no_batch.reset();
       return one_by_one(unpack, tangents, node, e.what());
+    } catch (const c10::Error&) {  // ATen's rules for batches, of which some take no sizes that change
+      if (!batched || static_) throw;
+      no_whole_batches_ = true;
+      no_batch.reset();
+      return one_by_one(unpack, tangents, node);
     }
     const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
     Finish finish(b->program, b->tangents, tangents, joint_, sizes);                         // sizes are let go of with what is kept

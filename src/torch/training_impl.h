@@ -386,8 +386,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<GaveUp> gave_up_;
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
-  mutable size_t replaced_ = 0;  // in next_
-  mutable int stale_ = 0;        // derivatives of what was changed behind the forward
+  mutable size_t replaced_ = 0;                         // in next_
+  mutable int stale_ = 0;                               // derivatives of what was changed behind the forward
+  mutable std::atomic<bool> no_whole_batches_ = false;  // a derivative of one could not be recorded
   int64_t kept_bytes_ = 0;
   static constexpr int kMaxRenewals = 4;  // derivatives taken again, with more learned
   mutable int renewals_ = 0;
