@@ -7,6 +7,7 @@
 #include "ops/lowering.h"
 #include "support/budget.h"
 #include "torch/absent.h"
+#include "torch/come.h"
 #include "torch/derivatives.h"
 #include "torch/mode.h"
 #include "torch/sym_node.h"
@@ -300,15 +301,16 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
 Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNode& node) const {
   Layouts how = node.layouts(tangents);
   if (!is_of_grad() || std::ranges::none_of(tape().steps, &Tape::Step::draws)) return how;
-  const Path asked = path_of(which_defined(tangents), node),
-             all = tape().path([&](size_t k) { return tangents[k].defined(); }, nullptr, node.stops());
+  std::vector<char> runs = which_defined(tangents);
+  for (size_t k = 0; k < how.size(); ++k) runs[k] = runs[k] || comes_without(how[k]);
+  const Path asked = path_of(runs, node), all = tape().path([&](size_t k) { return runs[k] != 0; }, nullptr, node.stops());
   bool more = false;
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
   std::vector<uint32_t> unasked;
   for (uint32_t g = 0; g < joint_.gradients.size() && more; ++g)
     if (!comes_to(node.next_edge(g))) unasked.push_back(g);
   for (TangentLayout& l : how)
-    if (l.defined) l.unasked = unasked;
+    if (l.defined || comes_without(l)) l.unasked = unasked;
   return how;
 }
 

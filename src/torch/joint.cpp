@@ -18,6 +18,7 @@
 #include "support/budget.h"
 #include "support/counters.h"
 #include "torch/absent.h"
+#include "torch/come.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
 #include "torch/slice.h"
@@ -157,7 +158,8 @@ class Tracer::Impl::Nodes {
       const bool looks = looks_at_values(*node) && !(of_batch && capture::takes_batches(*node));
       if (nodes.impl_.in_batch && looks) fail(fmt::format("{} looks at values of a batch", node->name()));
       const at::Tensor held = std::exchange(nodes.held_, {});
-      if (looks && made.size() == 1 && grads.size() == 1) r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
+      if (looks && made.size() == 1 && grads.size() == 1 && (held.defined() || grads[0].defined()))
+        r[0] = capture::as_chosen(*node, held.defined() ? held : grads[0], made[0]);
       nodes.impl_.raise_where_false(*node, grads);
       nodes.without_hooks_.reset();
       nodes.impl_.running = {};
@@ -743,18 +745,22 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
                                                    const std::vector<TangentLayout>& how) {
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
+  const auto comes = [&](size_t k) {
+    return (tangents[k].defined() || (k < how.size() && comes_without(how[k]))) && !goes_round(level, level.at(k).function.get());
+  };
   for (size_t k = 0; k < tangents.size(); ++k)
-    if (tangents[k].defined() && !goes_round(level, level.at(k).function.get())) {
-      from.push_back(level.at(k));
-      defined.push_back(tangents[k]);
+    if (comes(k)) {
+      const at::Tensor& t = tangents[k].defined() ? tangents[k] : level.tangent(k);
+      from.push_back(tangents[k].defined() ? level.at(k) : Edge(compat::make_node<Without>(level.at(k), t), 0));
+      defined.push_back(t);
     }
   const auto stops = static_cast<size_t>(std::ranges::count_if(how, &TangentLayout::stops));
   if (level.to.size() + stops == 0 || from.empty()) return std::vector<at::Tensor>(level.to.size() + stops);
   if (std::ranges::any_of(level.views, [](const auto& views) { return !views.empty(); })) {
     const capture::LastUsers last = capture::last_users(from, level.to);
     for (size_t k = 0, i = 0; k < level.views.size(); ++k) {
-      if (!tangents[k].defined() || goes_round(level, level.from[k].function.get())) continue;
-      if (const auto& views = level.views[k]; !views.empty()) {
+      if (!comes(k)) continue;
+      if (const auto& views = level.views[k]; !views.empty() && tangents[k].defined()) {
         const bool known = k < how.size() && how[k].view >= 0;
         from[i] = capture::in_turn(from[i], known ? views.at(static_cast<size_t>(how[k].view)) : views.back(), last, tangents[k]);
       }

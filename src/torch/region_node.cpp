@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch/come.h"
 #include "torch/convert.h"
 #include "torch/graph_task.h"
 #include "torch/sym_node.h"
@@ -117,7 +118,7 @@ void RegionNode::find_stops(torch::autograd::variable_list& tangents, const std:
   const auto stop_behind = [&] {
     std::vector<char> behind(stops_.size());
     for (size_t k = 0; k < tangents.size(); ++k)
-      if (tangents[k].defined())
+      if (tangents[k].defined() || (!without_.empty() && without_[k]))
         for (uint32_t p : j.way(k).behind) behind[p] = 1;
     for (size_t p = 0; p < behind.size(); ++p) stops_[p] = stops_[p] && behind[p];
     if (std::ranges::find(stops_, 1) == stops_.end()) stops_.clear();
@@ -173,8 +174,10 @@ Layouts RegionNode::layouts(const torch::autograd::variable_list& tangents) cons
   const auto default_dtype = now == call_->joint.default_dtype ? int8_t{-1} : static_cast<int8_t>(now);
   for (size_t k = 0; k < how.size(); ++k) {
     how[k].defined = tangents[k].defined();
-    how[k].autocast = static_cast<int8_t>(how[k].defined ? autocast : 0);
-    how[k].default_dtype = how[k].defined ? default_dtype : int8_t{-1};
+    if (!without_.empty() && without_[k]) come_without(how[k]);
+    const bool runs = how[k].defined || comes_without(how[k]);
+    how[k].autocast = static_cast<int8_t>(runs ? autocast : 0);
+    how[k].default_dtype = runs ? default_dtype : int8_t{-1};
     how[k].stops = !stops_.empty() && stops_[k];
   }
   return how;

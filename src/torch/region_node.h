@@ -86,6 +86,8 @@ struct RegionCall : Call {
   std::vector<View> views;
   std::vector<InMemory> in_memory;
   uint64_t oldest = 0;  // number of its first node
+  // By step: the backward that ran the user's derivative there last.
+  std::vector<int> ran;
 
  private:
   void all_freed() override;
@@ -144,12 +146,15 @@ class RegionNode final : public CallNode {
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.
   void find_stops(torch::autograd::variable_list& tangents, const std::vector<char>& come);
+  // Eager runs a user's derivative also where no gradient comes to it: whether it would behind places that have `come`, and nothing else runs it.
+  void find_without(const torch::autograd::variable_list& tangents, const std::vector<char>& come, bool behind_stops);
   static constexpr int kNone = -2;
   std::shared_ptr<const Training> region_;
   size_t part_;
   std::vector<char> stops_;
-  std::vector<int> came_;  // by input, if there are ResultNodes: the backward that came there last
-  bool freed_ = false;     // as the backward that ran last asked for
+  std::vector<char> without_;  // by place, as find_without() left it; empty: none
+  std::vector<int> came_;      // by input, if there are ResultNodes: the backward that came there last
+  bool freed_ = false;         // as the backward that ran last asked for
 };
 
 std::vector<char> which_defined(const torch::autograd::variable_list&);

@@ -21,6 +21,14 @@ struct Tracer::Impl::InputNode final : torch::autograd::Node {
   std::string name() const override { return "VitrifyInput"; }
 };
 
+// The engine begins with gradients alone: what it is given is none to those behind.
+struct Without final : torch::autograd::Node {
+  Without(const torch::autograd::Edge& to, const at::Tensor& like) : Node(/*sequence_nr=*/UINT64_MAX, torch::autograd::edge_list{to}) {
+    add_input_metadata(like);
+  }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return torch::autograd::variable_list(1); }
+};
+
 // For a backward, edges to places where it stops lead out of the program.
 class Tracer::Impl::Stops {
  public:

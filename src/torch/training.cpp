@@ -382,7 +382,8 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
       if (call_->raised.empty() && tape.failing.empty()) return Way();
       return Way{region_->path_of(places, *this, true), region_->path_of(places, *this)};
     };
-    const std::vector<char> given = which_defined(tangents);
+    std::vector<char> given = which_defined(tangents);
+    for (size_t k = 0; k < without_.size(); ++k) given[k] = given[k] || without_[k];
     find(*this, path, way_from(given), way_from(come));
     // Behind this node eager raises only when it has run those between, also those that other nodes of the call stand for.
     if (first && !on(path, *first) && std::ranges::find(given, 1) != given.end())
@@ -399,17 +400,43 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
   }
 }
 
+void RegionNode::find_without(const variable_list& tangents, const std::vector<char>& come, bool behind_stops) {
+  without_.clear();
+  const std::vector<Tape::Step>& steps = region_->tape().steps;
+  std::vector<char> without(come.size());
+  for (size_t k = 0; k < come.size(); ++k) without[k] = come[k] && !tangents[k].defined();
+  if (std::ranges::find(without, 1) == without.end() || std::ranges::none_of(steps, &Tape::Step::own)) return;
+  const std::vector<char> given = which_defined(tangents);
+  const bool some = std::ranges::find(given, 1) != given.end();
+  const Path others = some ? region_->path_of(given, *this, behind_stops) : Path(steps.size());
+  const int now = torch::autograd::get_current_graph_task_id();
+  const auto lock = call_->lock();
+  for (size_t k = 0; k < without.size(); ++k) {
+    if (!without[k]) continue;
+    std::vector<char> only(without.size());
+    only[k] = 1;
+    const Path path = region_->path_of(only, *this, behind_stops);
+    bool runs = false;
+    for (size_t i = 0; i < steps.size(); ++i)
+      runs = runs || (steps[i].own && on(path, i) && !on(others, i) && (call_->ran.empty() || call_->ran[i] != now));
+    without[k] = runs;
+  }
+  if (std::ranges::find(without, 1) != without.end()) without_ = std::move(without);
+}
+
 variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
   variable_list tangents = by_place(std::move(given));
-  const size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
+  size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
   std::vector<char> come = places_come(tangents);
+  const JointProgram& j = call_->joint;
+  std::vector<char> behind;  // edges to places
+  find_without(tangents, come, true);
   if (std::ranges::none_of(tangents, &at::Tensor::defined)) {
-    freed_ = !torch::autograd::get_current_graph_task_keep_graph();
-    variable_list none(num_outputs());
-    const JointProgram& j = call_->joint;
     if (j.level > 0) {
+      freed_ = !torch::autograd::get_current_graph_task_keep_graph();
+      variable_list none(num_outputs());
       skip_unreached(*this, none, edges_skipped, {});
       return none;
     }
@@ -417,21 +444,37 @@ variable_list RegionNode::apply(variable_list&& given) {
     stops_.assign(j.parts.empty() ? 0 : j.places(), 0);
     if (!j.parts.empty())
       for (uint32_t p : j.parts[part_].stops) stops_[p] = 1;  // their own nodes are come to
-    const Path path = region_->path_of(come, *this);
-    raise_first(tangents, come, path);
-    if (freed_) call_->free(path);
-    std::vector<char> reached = region_->tape().edges_on(path, edges_out());
-    reached.resize(num_outputs());
+    behind.resize(num_outputs());
     for (size_t k = 0; k < come.size(); ++k)
       if (come[k])
-        for (uint32_t p : j.way(k).behind) reached[j.edge_to(p)] = 1;
-    skip_unreached(*this, none, num_outputs(), reached);
-    return none;
+        for (uint32_t p : j.way(k).behind) behind[j.edge_to(p)] = 1;
+    edges_skipped = num_outputs();
+  } else {
+    find_stops(tangents, come);
   }
-  find_stops(tangents, come);
+  find_without(tangents, come, false);
   for (size_t k = 0; k < come.size(); ++k) come[k] = come[k] || tangents[k].defined();
   const Path path = region_->path_of(come, *this);
   raise_first(tangents, come, path);
+  const auto reached = [&] {
+    std::vector<char> r = region_->tape().edges_on(path, edges_out());
+    r.resize(num_outputs());
+    for (size_t e = 0; e < behind.size(); ++e) r[e] = r[e] || behind[e];
+    return r;
+  };
+  if (without_.empty() && std::ranges::none_of(tangents, &at::Tensor::defined)) {
+    freed_ = !torch::autograd::get_current_graph_task_keep_graph();
+    variable_list none(num_outputs());
+    if (freed_) call_->free(path);
+    skip_unreached(*this, none, edges_skipped, reached());
+    return none;
+  }
+  if (std::ranges::any_of(region_->tape().steps, &Tape::Step::own)) {
+    const auto lock = call_->lock();
+    call_->ran.resize(path.empty() ? region_->tape().steps.size() : path.size(), kNone);
+    for (size_t i = 0; i < call_->ran.size(); ++i)
+      if (on(path, i)) call_->ran[i] = torch::autograd::get_current_graph_task_id();
+  }
   TORCH_CHECK(
       call_->come_once(path),
       "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective activation checkpoint.");
@@ -460,7 +503,7 @@ variable_list RegionNode::apply(variable_list&& given) {
   describe_inner(grads);
   if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_skipped),
                           [](const at::Tensor& t) { return !t.defined(); }))
-    skip_unreached(*this, grads, edges_skipped, region_->tape().edges_on(path, edges_out()));
+    skip_unreached(*this, grads, edges_skipped, reached());
   return grads;
 }
 

@@ -1,0 +1,198 @@
+"""A gradient that is None comes to a result behind which a user's Function lies: eager runs the Function, with zeros or with None, and what it gives counts."""
+import pytest
+import torch
+import vitrify
+
+
+class Stop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return 2 * x * g
+
+
+class AddAux(torch.autograd.Function):
+    """As in mixtures of experts: a loss that is added in the backward."""
+    @staticmethod
+    def forward(ctx, y, aux):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, torch.ones(())
+
+
+class Regularised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        ctx.save_for_backward(y)
+        ctx.set_materialize_grads(False)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        y, = ctx.saved_tensors
+        return .1 * y if g is None else g + .1 * y
+
+
+class OnlyWithout(torch.autograd.Function):
+    """What it has saved is read for None alone."""
+    @staticmethod
+    def forward(ctx, y):
+        e = y.exp()
+        ctx.save_for_backward(e)
+        ctx.set_materialize_grads(False)
+        return e * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        e, = ctx.saved_tensors
+        return e if g is None else g * 3
+
+
+PROGRAMS = {
+    "one": lambda x, w: (Square.apply(x), w.sin()),
+    "behind": lambda x, w: (Square.apply(x) * 2, w.sin()),
+    "shared": lambda x, w: (lambda h: (h * 2, h.sin() * w))(Square.apply(x * w)),
+    "aux": lambda x, w: (AddAux.apply(x * 2, (x * w).square().sum()), w.sin()),
+    "aux beside": lambda x, w: (AddAux.apply(x * 2, x.square().sum()), x.sin() * w),
+    "regularised": lambda x, w: (Regularised.apply(x * 2), x.sin() * w),
+    "regularised shared": lambda x, w: (lambda h: (Regularised.apply(h) * w, h.cos()))((x * w).exp()),
+    "two": lambda x, w: (AddAux.apply(Regularised.apply(x * w) * 2, w.sum()), Regularised.apply(w)),
+    "in a row": lambda x, w: (lambda h: (h, Regularised.apply(h.sin())))(Regularised.apply(x * w) * 2),
+    "only without": lambda x, w: (OnlyWithout.apply(x * w), x * 2),
+    "view": lambda x, w: (Regularised.apply(x * w)[1:], x.sin()),
+    "in place": lambda x, w: (Regularised.apply(x * w).mul_(2), x.sin()),
+    "no Function": lambda x, w: ((x * w).exp(), w.sin()),
+    "returned itself": lambda x, w: (lambda h: (h, h * 2))(Regularised.apply(x * w)),
+}
+
+
+def nothing(a, b, x, w):
+    Stop.apply(a).sum().backward()
+
+
+def nothing_twice(a, b, x, w):
+    (Stop.apply(a).sum() + Stop.apply(b).sum()).backward()
+
+
+def beside(a, b, x, w):
+    (Stop.apply(a).sum() + b.sum()).backward()
+
+
+def the_other(a, b, x, w):
+    (a.sum() + Stop.apply(b).sum()).backward()
+
+
+def retained(a, b, x, w):
+    loss = Stop.apply(a).sum() + (b * b).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def two_losses(a, b, x, w):
+    Stop.apply(a).sum().backward(retain_graph=True)
+    (a.sum() + b.sum()).backward()
+
+
+def second(a, b, x, w):
+    Stop.apply(a).sum().backward()
+    (a.sum() + b.sum()).backward()
+
+
+def of_grad(a, b, x, w):
+    x.grad, w.grad = torch.autograd.grad(Stop.apply(a).sum() + b.sum(), (x, w), allow_unused=True)
+
+
+def of_one(a, b, x, w):
+    w.grad, = torch.autograd.grad(Stop.apply(a).sum(), w, allow_unused=True)
+
+
+def again(a, b, x, w):
+    gx, gw = torch.autograd.grad(Stop.apply(a).sum() + (b * b).sum(), (x, w), create_graph=True, allow_unused=True)
+    gs = [g for g in (gx, gw) if g is not None and g.requires_grad]
+    if gs:
+        sum(g.square().sum() for g in gs).backward()
+
+
+WAYS = [nothing, nothing_twice, beside, the_other, retained, two_losses, second, of_grad, of_one, again]
+
+
+def run(fn, way, n):
+    x = torch.linspace(.5, 1.5, n, dtype=torch.float64).requires_grad_()
+    w = torch.linspace(-1., 1., n, dtype=torch.float64).requires_grad_()
+    error = None
+    try:
+        way(*fn(x, w), x, w)
+    except RuntimeError as e:
+        error = str(e)[:60]
+    return x.grad, w.grad, error
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_none_comes_to_a_result(name, way, dynamic):
+    fn = PROGRAMS[name]
+    compiled = vitrify.compile(fn, dynamic=dynamic)
+    before = dict(vitrify.counters)
+    for n in (3, 3, 5) if dynamic else (3, 3):
+        *ours, error = run(compiled, way, n)
+        *eager, expected = run(fn, way, n)
+        assert error == expected
+        for a, b in zip(ours, eager):
+            assert (a is None) == (b is None)
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+                assert a.stride() == b.stride()
+    assert vitrify.counters["compiled_calls"] > before.get("compiled_calls", 0)
+    assert vitrify.counters["eager_calls"] == before.get("eager_calls", 0)
+
+
+def test_weight_decay_and_an_auxiliary_loss():
+    """Without a gradient the optimizer left the weight alone."""
+    def step(of):
+        torch.manual_seed(0)
+        m = torch.nn.Linear(3, 3)
+        o = torch.optim.SGD(m.parameters(), .1, momentum=.9, weight_decay=.1)
+
+        def f(x):
+            h = m(x)
+            return AddAux.apply(h, h.square().mean())
+        f = of(f)
+        for _ in range(3):
+            o.zero_grad()
+            Stop.apply(f(torch.ones(2, 3))).sum().backward()
+            o.step()
+        return m.weight.detach(), m.bias.detach()
+    torch.testing.assert_close(step(vitrify.compile), step(lambda f: f))
+
+
+def test_it_runs_once_in_a_backward():
+    """The node of a Function that others' gradients went through is come to without one: nothing is added again."""
+    def f(x, w):
+        h = Regularised.apply(x * w)
+        return h.sin(), h.cos(), h * 2
+    compiled = vitrify.compile(f)
+    for stopped in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)):
+        found = []
+        for g in (compiled, f):
+            x, w = (torch.full((3,), v, dtype=torch.float64).requires_grad_() for v in (.5, .7))
+            sum(Stop.apply(t).sum() if i in stopped else t.sum() for i, t in enumerate(g(x, w))).backward()
+            found.append((x.grad, w.grad))
+        torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
