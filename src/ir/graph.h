@@ -69,8 +69,22 @@ struct OpaqueArg {
   bool operator==(const OpaqueArg&) const = default;
 };
 
-using Arg = std::variant<None, Value, std::vector<Value>, Int, std::vector<Int>, double, std::vector<double>, bool, std::vector<bool>, std::string,
-                         std::vector<Complex>, Complex, DType, Device, MemoryFormat, Layout, OpaqueArg>;
+using AnyArg = std::variant<None, Value, std::vector<Value>, Int, std::vector<Int>, double, std::vector<double>, bool, std::vector<bool>, std::string,
+                            std::vector<Complex>, Complex, DType, Device, MemoryFormat, Layout, OpaqueArg>;
+// What may throw is copied outside of the variant: libstdc++ destroys one of so many alternatives whose copy constructor has thrown as if it held
+// something.
+struct Arg : AnyArg {
+  using AnyArg::AnyArg;
+  Arg(const Arg& o)
+      : AnyArg(
+            std::visit([](const auto& x) { return AnyArg(std::in_place_type<std::decay_t<decltype(x)>>, std::decay_t<decltype(x)>(x)); }, o.any())) {}
+  Arg(Arg&&) noexcept = default;
+  Arg& operator=(const Arg& o) { return *this = Arg(o); }
+  Arg& operator=(Arg&&) noexcept = default;
+  ~Arg() = default;
+  const AnyArg& any() const { return *this; }
+  bool operator==(const Arg& o) const { return any() == o.any(); }
+};
 
 // Facts about an op that hold for every call. Set by the tracer from the schema and the table of src/ops.
 enum OpFlags : uint32_t {
@@ -111,6 +125,8 @@ struct std::hash<vitrify::ir::Value> {
 namespace vitrify::ir {
 
 inline const TensorType& Value::type() const { return node->outs[index]; }
+inline bool is_input(const Node& n) { return n.op->name == "graph::input"; }
+inline bool is_constant(const Node& n) { return n.op->name == "graph::constant"; }
 
 // Where an input comes from, for text and messages; the guards live with the door that made the graph.
 enum class InputKind : uint8_t { Argument, Parameter, Buffer, Captured, Tangent, Saved };

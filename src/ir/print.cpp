@@ -251,7 +251,7 @@ std::string print(const Graph& g) {
   if (!g.constants.empty()) w.out += fmt::format(" constants({})", g.constants.size());
   w.out += " {\n";
   for (const Node* n : g.nodes()) {
-    if (n->op->name == "graph::input") continue;
+    if (is_input(*n)) continue;
     w.out += "  ";
     w.node(*n);
     if (n->source < g.sources.size() && !g.sources[n->source].empty()) {

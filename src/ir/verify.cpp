@@ -38,10 +38,10 @@ void verify(const Graph& g, const std::vector<uint32_t>* effect_order_before) {
       const Int* index = n->args.size() == 1 ? std::get_if<Int>(&n->args[0]) : nullptr;
       if (!index || !index->is_const() || index->value() < 0 || n->outs.size() != 1) fail("one constant index and one result expected");
       const size_t i = static_cast<size_t>(index->value());
-      if (n->op->name == "graph::input") {
+      if (is_input(*n)) {
         ++input_nodes;
         if (i >= g.inputs.size() || !(g.inputs[i].value == n->out())) fail("is not the value of that input");
-      } else if (n->op->name == "graph::constant") {
+      } else if (is_constant(*n)) {
         if (i >= g.constants.size()) fail("no such constant");
       } else {
         fail("unknown op of the graph itself");

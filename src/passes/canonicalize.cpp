@@ -104,7 +104,7 @@ bool may_be_lazy(Value v) {
   if (!is_complex(v.type().dtype) && v.type().dtype != DType::Opaque) return false;
   for (; v.node->op->flags & ir::kView; v = std::get<Value>(v.node->args[0]))
     if (v.node->op->flags & ir::kMakesBits) return true;
-  return v.node->op->name == "graph::input";
+  return ir::is_input(*v.node);
 }
 
 // The operand that n's first result equals, bit for bit and in type.

@@ -119,7 +119,7 @@ Partition partition(const JointView& j) {
       });
       continue;
     }
-    const bool input = n->op->name == "graph::input", constant = n->op->name == "graph::constant";
+    const bool input = ir::is_input(*n), constant = ir::is_constant(*n);
     if (constant) continue;  // both sides have it
     const size_t compute = net.vertex();
     if (input || !recomputable(*n)) net.edge(source, compute, kNever);

@@ -18,7 +18,7 @@ bool settle(ir::Graph& g) {
       if (auto* i = std::get_if<sym::Int>(&a)) settle(*i);
       if (auto* l = std::get_if<std::vector<sym::Int>>(&a)) std::ranges::for_each(*l, settle);
     }
-    if (n->op->name == "graph::input" || (n->op->flags & (ir::kDataDependent | ir::kEffect))) continue;
+    if (ir::is_input(*n) || (n->op->flags & (ir::kDataDependent | ir::kEffect))) continue;
     for (ir::TensorType& t : n->outs)
       for (ir::Dims* dims : {&t.sizes, &t.strides}) std::ranges::for_each(*dims, settle);
   }

@@ -80,13 +80,13 @@ class GraphLowering final : public Nests {
   // ---- nodes
   void lower_node(const ir::Node& n) {
     current_ = &n;
-    if (n.op->name == "graph::input" || n.op->name == "graph::constant") {
+    if (ir::is_input(n) || ir::is_constant(n)) {
       const Value v{const_cast<ir::Node*>(&n), 0};
       const ir::TensorType& t = n.outs[0];
       const uint32_t buf = new_buffer(t.dtype, t.sizes, t.strides);
       program_.buffers[buf].device = t.device;
       const int64_t index = std::get<Int>(n.args[0]).value();
-      if (n.op->name == "graph::input") {
+      if (ir::is_input(n)) {
         program_.buffers[buf].role = BufferRole::Input;
         if (program_.inputs.size() <= static_cast<size_t>(index)) program_.inputs.resize(index + 1, UINT32_MAX);
         program_.inputs[index] = buf;

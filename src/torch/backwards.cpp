@@ -7,7 +7,6 @@
 #include "ops/lowering.h"
 #include "support/budget.h"
 #include "torch/absent.h"
-#include "torch/come.h"
 #include "torch/derivatives.h"
 #include "torch/mode.h"
 #include "torch/sym_node.h"
@@ -136,10 +135,6 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       if (!b) {
         warn_once("gradients", "they come in too many sizes or layouts");
         return op_by_op(unpack, tangents, node);
-      }
-      if (batched && std::ranges::any_of(b->program.results, [](const ResultSpec& r) { return has_sizes(r.path); })) {
-        no_batch.reset();
-        return one_by_one(unpack, tangents, node);
       }
     } catch (const CaptureError& e) {
       if (!batched) throw;
@@ -302,7 +297,7 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
   Layouts how = node.layouts(tangents);
   if (!is_of_grad() || std::ranges::none_of(tape().steps, &Tape::Step::draws)) return how;
   std::vector<char> runs = which_defined(tangents);
-  for (size_t k = 0; k < how.size(); ++k) runs[k] = runs[k] || comes_without(how[k]);
+  for (size_t k = 0; k < how.size(); ++k) runs[k] = runs[k] || how[k].without;
   const Path asked = path_of(runs, node), all = tape().path([&](size_t k) { return runs[k] != 0; }, nullptr, node.stops());
   bool more = false;
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
@@ -310,7 +305,7 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
   for (uint32_t g = 0; g < joint_.gradients.size() && more; ++g)
     if (!comes_to(node.next_edge(g))) unasked.push_back(g);
   for (TangentLayout& l : how)
-    if (l.defined || comes_without(l)) l.unasked = unasked;
+    if (l.defined || l.without) l.unasked = unasked;
   return how;
 }
 
@@ -463,8 +458,7 @@ std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, con
   const uint32_t first = joint_.program.graph->next_id();
   std::vector<Gradient> gradients = trace()->differentiate(joint_, how, tangents, values, needs, assigned, once != nullptr);
   // What functions have found by now, and did not in the forward, is a constant.
-  if (once)
-    *once = std::ranges::any_of(joint_.program.graph->nodes(), [&](const ir::Node* n) { return n->id >= first && n->op->name == "graph::constant"; });
+  if (once) *once = std::ranges::any_of(joint_.program.graph->nodes(), [&](const ir::Node* n) { return n->id >= first && ir::is_constant(*n); });
   BackwardProgram b = backward_from(joint_, saved_, tangents, std::move(gradients), values, first);
   Assumed known = taking.known(sizes, *b.graph, b.graph->outputs, {});
   return std::make_shared<Backward>(std::move(b), how, std::move(known));

@@ -18,7 +18,6 @@
 #include "support/budget.h"
 #include "support/counters.h"
 #include "torch/absent.h"
-#include "torch/come.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
 #include "torch/slice.h"
@@ -746,7 +745,7 @@ std::vector<at::Tensor> Tracer::Impl::run_backward(const Level& level, const std
   std::vector<Edge> from;
   std::vector<at::Tensor> defined, grads;
   const auto comes = [&](size_t k) {
-    return (tangents[k].defined() || (k < how.size() && comes_without(how[k]))) && !goes_round(level, level.at(k).function.get());
+    return (tangents[k].defined() || (k < how.size() && how[k].without)) && !goes_round(level, level.at(k).function.get());
   };
   for (size_t k = 0; k < tangents.size(); ++k)
     if (comes(k)) {

@@ -43,7 +43,7 @@ bool add_graph(std::string& key, const ir::Graph& g) {
     for (const ir::TensorType& t : n->outs)
       if (!constant(t.sizes) || !constant(t.strides)) return false;
     (key += ir::print(*n)) += '\n';
-    if (n->op->name != "graph::constant") continue;
+    if (!ir::is_constant(*n)) continue;
     const at::Tensor& t = constant_tensor(g, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
     if (!t.device().is_cpu() || !t.is_non_overlapping_and_dense() || t.nbytes() > kMaxConstantBytes) return false;
     key.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "torch/come.h"
 #include "torch/convert.h"
 #include "torch/graph_task.h"
 #include "torch/sym_node.h"
@@ -174,8 +173,8 @@ Layouts RegionNode::layouts(const torch::autograd::variable_list& tangents) cons
   const auto default_dtype = now == call_->joint.default_dtype ? int8_t{-1} : static_cast<int8_t>(now);
   for (size_t k = 0; k < how.size(); ++k) {
     how[k].defined = tangents[k].defined();
-    if (!without_.empty() && without_[k]) come_without(how[k]);
-    const bool runs = how[k].defined || comes_without(how[k]);
+    how[k].without = !without_.empty() && without_[k];
+    const bool runs = how[k].defined || how[k].without;
     how[k].autocast = static_cast<int8_t>(runs ? autocast : 0);
     how[k].default_dtype = runs ? default_dtype : int8_t{-1};
     how[k].stops = !stops_.empty() && stops_[k];

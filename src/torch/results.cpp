@@ -29,12 +29,12 @@ using torch::autograd::CreationMeta;
 Value Tracer::Impl::own_storage(Value v, const StorageState* storage, ir::ValueMap<const StorageState*>& roots) {
   Value root = root_of(v);
   const ir::Node* n = root.node;
-  bool borrowed = n->op->name == "graph::input" || n->op->name == "graph::constant" || n->op->name == "aten::scalar_tensor";
+  bool borrowed = ir::is_input(*n) || ir::is_constant(*n) || n->op->name == "aten::scalar_tensor";
   if (const auto* owner = roots.find(root); owner && *owner != storage) borrowed = true;
   if (borrowed) {
     TensorType type = v.type();
     type.wrapped_number = false;
-    if (n->op->name == "graph::input" || n->op->name == "graph::constant" || type.dim()) {
+    if (ir::is_input(*n) || ir::is_constant(*n) || type.dim()) {
       Value empty =
           append("aten::empty_strided",
                  {std::vector<sym::Int>(type.sizes.begin(), type.sizes.end()), std::vector<sym::Int>(type.strides.begin(), type.strides.end()),

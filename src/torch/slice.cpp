@@ -12,12 +12,9 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-bool is_input(const Node& n) { return n.op->name == "graph::input"; }
 uint32_t input_index(const Node& n) { return static_cast<uint32_t>(std::get<sym::Int>(n.args[0]).value()); }
 
 namespace {
-
-bool is_constant(const Node& n) { return n.op->name == "graph::constant"; }
 
 // Whose results have which symbol as a size, in the graph's order.
 using Makers = std::unordered_map<uint32_t, std::vector<Node*>>;
@@ -70,16 +67,6 @@ ir::NodeSet reach(const Graph& g, const std::vector<Node*>& roots, const ir::Val
 
 }  // namespace
 
-// libstdc++ destroys a variant whose copy constructor has thrown as if it held something: what may throw is copied outside of one.
-static ir::Arg copied(const ir::Arg& a) {
-  return std::visit(
-      [](const auto& x) {
-        auto copy = x;
-        return ir::Arg(std::in_place_type<decltype(copy)>, std::move(copy));
-      },
-      a);
-}
-
 std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, const std::vector<Value>& given, const std::vector<Node*>& also,
                                ir::ValueMap<Value>* copies) {
   auto p = std::make_shared<Graph>(const_cast<Graph&>(g).shared_ctx());
@@ -103,9 +90,7 @@ std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, c
       copy.emplace(n->out(), p->add_constant(n->outs[0], g.constants[static_cast<size_t>(std::get<sym::Int>(n->args[0]).value())]));
       continue;
     }
-    std::vector<ir::Arg> args;
-    args.reserve(n->args.size());
-    for (const ir::Arg& a : n->args) args.push_back(copied(a));
+    auto args = n->args;
     for (ir::Arg& a : args) {
       if (auto* v = std::get_if<Value>(&a); v && *v) *v = copy.at(*v);
       if (auto* l = std::get_if<std::vector<Value>>(&a))

@@ -23,7 +23,7 @@ Slice slice(const ir::Graph&, const std::vector<ir::Value>& outs);
 std::shared_ptr<ir::Graph> extract(const ir::Graph&, const std::vector<ir::Value>& outs, const std::vector<ir::Value>& given,
                                    const std::vector<ir::Node*>& also = {}, ir::ValueMap<ir::Value>* copies = nullptr);
 
-bool is_input(const ir::Node&);
+using ir::is_input;
 uint32_t input_index(const ir::Node&);  // of a graph::input
 using ir::root_of;
 

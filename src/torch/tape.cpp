@@ -204,6 +204,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     s.number = s.node->sequence_nr();
     s.saves = capture::saves(*s.node);
     s.own = capture::of_users(*s.node);
+    tape->own = tape->own || s.own;
     s.python = capture::of_python(*s.node) || hooked.contains(s.node->sequence_nr());
     if (s.saves && hooked.contains(s.node->sequence_nr()) && !capture::of_python(*s.node))
       if (const auto c = std::ranges::find_if(cached, [n = s.node->sequence_nr()](const Cached& c) { return c.once && c.from <= n && n < c.to; });

@@ -66,6 +66,7 @@ struct Tape {
   // Results that are views, by number, which eager has saved themselves: assigning to their .data gives them other memory, and it reads that.
   std::vector<uint32_t> views;
 
+  bool own = false;          // some step is a derivative of the user's
   bool stopped = false;      // the derivative that was recorded first ends in front of Python code: none goes through all
   bool hands_out = false;    // hooks of saved tensors are given something: numbers are kept from them
   bool writes_last = false;  // what the program writes last, or a custom op of it does, it does when all of that is saved

@@ -1,10 +1,15 @@
 """Gradients through some of the results of a call: the backward does not come to what they do not lead to, and others that run meanwhile, on other threads or in hooks, come there all the same."""
 import itertools
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 import vitrify
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+from gradients import Stop  # noqa: E402
 
 
 def leaf(seed):
@@ -269,16 +274,6 @@ def test_results_that_a_backward_comes_to_without_a_gradient(writes, retain):
     """The hook of a module leads to all its results: eager unpacks and frees what those without a gradient have saved."""
     assert backwards_one_by_one(vitrify.compile(Averaging(writes), fullgraph=True), retain) == backwards_one_by_one(Averaging(writes), retain)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
-
-
-class Stop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return None
 
 
 class Half(torch.autograd.Function):

@@ -10,6 +10,17 @@ import torch
 import vitrify
 
 
+class Stop(torch.autograd.Function):
+    """Gives no gradient: what is behind is come to without one."""
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
 def leaf(*size, seed=1, dtype=torch.float32, grad=True, low=0.5):
     """Positive and away from zero: for logarithms too."""
     g = torch.Generator().manual_seed(seed)

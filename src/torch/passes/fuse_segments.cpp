@@ -133,7 +133,7 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
     Node*& c = csrs[{id(from.edges), from.row, to.row, sources, nodes}];
     if (!c) {
       Node* at = first;
-      if (!is(*from.edges.node, "graph::input")) {
+      if (!is_input(*from.edges.node)) {
         const auto& all = g.nodes();
         auto it = std::find(all.begin(), all.end(), from.edges.node);
         if (it == all.end() || ++it == all.end()) return nullptr;
@@ -150,9 +150,8 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
   auto edges_usable = [&](const Value& e) {
     auto [it, fresh] = usable.try_emplace(id(e), false);
     if (fresh)
-      it->second = is(*e.node, "graph::input")
-                       ? is_static(e.type().sizes) && e.type().sizes[1].value() < INT32_MAX && follows_from_integers(g, e, unwritten)
-                       : follows_from_integers(g, e, unwritten);
+      it->second = is_input(*e.node) ? is_static(e.type().sizes) && e.type().sizes[1].value() < INT32_MAX && follows_from_integers(g, e, unwritten)
+                                     : follows_from_integers(g, e, unwritten);
     return it->second;
   };
 

@@ -61,7 +61,7 @@ struct Hoister {
       bool ok = true, reads_weight = false, heavy = false, key = wanted.contains(n), filled = false, only_fills = true;
       ir::for_each_input(*n, [&](Value& v) {
         only_fills = only_fills && fills.contains(v.node);
-        if (v.node->op->name == "graph::input" && input_of.contains(v.node) && !weight_input(v.node)) {
+        if (ir::is_input(*v.node) && input_of.contains(v.node) && !weight_input(v.node)) {
           key = reads_weight = true;
           return;
         }
@@ -69,8 +69,8 @@ struct Hoister {
           filled = true;
           return;
         }
-        const bool in = input_of.contains(v.node) && v.node->op->name == "graph::input" && weight_input(v.node);
-        const bool constant = v.node->op->name == "graph::constant";
+        const bool in = input_of.contains(v.node) && ir::is_input(*v.node) && weight_input(v.node);
+        const bool constant = ir::is_constant(*v.node);
         ok = ok && (in || constant || frozen.contains(v.node));
         reads_weight = reads_weight || in || (frozen.contains(v.node));
         heavy = heavy || weighty.contains(v.node);
@@ -99,7 +99,7 @@ struct Hoister {
   void find_wanted() {
     auto unwritten = [&](uint32_t i) { return !(i < state.written.size() && state.written[i]); };
     std::function<void(Node*)> visit = [&](Node* n) {
-      if (n->op->name == "graph::input") input_of.try_emplace(n, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
+      if (ir::is_input(*n)) input_of.try_emplace(n, static_cast<uint32_t>(std::get<sym::Int>(n->args[0]).value()));
       if (is_own(*n) || !wanted.insert(n)) return;
       ir::for_each_input(*n, [&](Value& v) { visit(v.node); });
     };
@@ -140,7 +140,7 @@ struct Hoister {
 
   void inputs_below(Node* n, ir::NodeSet& seen, std::vector<uint32_t>& out) {
     if (!seen.insert(n)) return;
-    if (n->op->name == "graph::input") return out.push_back(input_of.at(n));
+    if (ir::is_input(*n)) return out.push_back(input_of.at(n));
     ir::for_each_input(*n, [&](Value& v) { inputs_below(v.node, seen, out); });
   }
 
@@ -196,8 +196,8 @@ bool PassState::is_frozen(Value v) const {
     const Value x = open.back();
     open.pop_back();
     if (!static_type(x.type())) return false;
-    if (x.node->op->name == "graph::constant") continue;
-    if (x.node->op->name == "graph::input") {
+    if (ir::is_constant(*x.node)) continue;
+    if (ir::is_input(*x.node)) {
       const auto i = static_cast<uint32_t>(std::get<sym::Int>(x.node->args[0]).value());
       if (i < num_args || (i < written.size() && written[i])) return false;
       continue;
