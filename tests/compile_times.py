@@ -14,8 +14,9 @@ NOISE = 0.25   # seconds: a compile that others' work delays by less is none
 
 
 class Recorder:
-    """What was compiled between entering and leaving: `values` (the results of all nodes of the graphs) and `seconds` (sources, capture, passes, schedule,
-    code), of the clock or, where the machine was busy with other work and that is less, of the processor."""
+    """What was compiled between entering and leaving: `values` (the results of all nodes of the graphs), `work` (units of about a microsecond, counted where
+    it is done, whatever the machine) and `seconds` (sources, capture, passes, schedule, code), of the clock or, where the machine was busy with other work
+    and that is less, of the processor."""
 
     def __enter__(self):
         import vitrify
@@ -25,14 +26,14 @@ class Recorder:
 
     def _now(self):
         m = self._metrics()
-        return m["counters"]["values_compiled"], sum(m["compile_us"].values())
+        return m["counters"]["values_compiled"], m["counters"]["compile_work"], sum(m["compile_us"].values())
 
     def __exit__(self, *_):
-        self.values, us = (b - a for a, b in zip(self._start, self._now()))
+        self.values, self.work, us = (b - a for a, b in zip(self._start, self._now()))
         self.seconds = min(us / 1e6, time.process_time() - self._cpu)
 
     def __repr__(self):
-        return f"{self.values} values in {self.seconds:.3f} s"
+        return f"{self.values} values in {self.work} units and {self.seconds:.3f} s"
 
 
 def size_class(values):

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "support/counters.h"
+
 namespace vitrify {
 
 namespace {
@@ -56,7 +58,9 @@ Budget::Budget(double seconds, bool clock)
   if (outermost_) current() = this;
 }
 Budget::~Budget() {
-  if (outermost_) current() = nullptr;
+  if (!outermost_) return;
+  current() = nullptr;
+  counters().compile_work += spent_;
 }
 
 void Budget::look() {

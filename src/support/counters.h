@@ -12,6 +12,7 @@ namespace vitrify {
 #define VT_COUNTERS(_) \
   _(captures)          \
   _(values_compiled)   \
+  _(compile_work)      \
   _(kernels_built)     \
   _(kernels_launched)  \
   _(externs_called)    \
