@@ -242,8 +242,8 @@ bool Tracer::Impl::note_failing(Level& level, const std::exception_ptr& error) {
   return true;
 }
 
-JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept, Look look,
-                            const Needs& needs, const std::vector<uint32_t>& assigned) {
+JointProgram Tracer::deepen(const JointProgram& below, const std::vector<TangentLayout>& how, const std::vector<Value>& kept,
+                            const std::vector<Value>& snapshots, Look look, const Needs& needs, const std::vector<uint32_t>& assigned) {
   Impl& m = *impl_;
   JointProgram j;
   m.again([&] {
@@ -267,6 +267,14 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (const auto& [_, value] : j.assigned) j.given.push_back(value);
     for (const auto& before : below.assigned)
       if (std::ranges::find(assigned, before.first) == assigned.end()) j.assigned.push_back(before);
+    j.was = below.was;
+    for (Value v : snapshots) {
+      ir::TensorType type = v.type();
+      type.wrapped_number = false;
+      const Value was = m.add_tangent(fmt::format("was{}", m.inputs.size()), type, ir::InputKind::Captured);
+      j.was.push_back({v, below.level, was});
+      j.given.push_back(was);
+    }
     std::optional<capture::InRound> in_round;
     if (!m.assigned.empty()) in_round.emplace(++m.round);
     const std::vector<Value> given = m.tangents_for(below, how);

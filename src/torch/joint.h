@@ -36,6 +36,7 @@ struct TangentLayout {
   int32_t batch_dim = 0;           // this dim
   std::vector<uint32_t> unasked;   // gradients that nobody asks for, and what leads to them draws
   bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
+  bool without = false;            // it is none: a backward comes there without, and runs a derivative of the user's behind it
   bool is_own() const { return !strides.empty() || conj || neg; }
   bool is_expanded(size_t dim) const { return std::find(expanded.begin(), expanded.end(), dim) != expanded.end(); }
   auto operator<=>(const TangentLayout&) const = default;
@@ -91,6 +92,14 @@ struct JointProgram {
   std::shared_ptr<const Tape> tape, below;   // what eager's autograd does in a backward (torch/tape.h), and that of the level below
 
   std::vector<std::pair<uint32_t, ir::Value>> assigned;  // of Tape::views, those whose .data it found assigned to: what of `given` it reads for them
+
+  // A value that users can change, as it was when the program of that level ran: what that computed of it is computed again of this, which is given.
+  struct Was {
+    ir::Value now;
+    size_t level;
+    ir::Value was;
+  };
+  std::vector<Was> was;
 
   size_t places() const { return roots.size() + inner.size(); }
   ir::Value tangent(size_t place) const { return place < roots.size() ? roots[place].tangent : inner[place - roots.size()].tangent; }

@@ -164,9 +164,22 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
       if (below.saved_[s].kind == Saved::Kind::Result && below.tape().finds({}, true, below.saved_[s].index)) found[at] = 1;
     }
   }
+  std::vector<char> was(wanted.size());
+  auto snapshot = joint_.was.begin() + static_cast<std::ptrdiff_t>(below.joint_.was.size());
+  for (size_t s = 0; s < below.saved_.size(); ++s) {
+    if (!below.saved_[s].is_as_it_was()) continue;
+    const uint32_t i = joint_.place_of(snapshot++->was);
+    was[i] = 1;
+    if (needs_[i]) {
+      Kept kept = call->unpack(s, node.getptr());
+      o.given[i] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept), sizes);
+    } else if (!capture::is_static(wanted[i].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined()) {
+      o.given[i] = Kept::sizes_of(call->kept[s].tensor);
+    }
+  }
   size_t k = 0;
   for (size_t i = own; i < wanted.size(); ++i) {
-    if (!is_input(*wanted[i].node)) continue;
+    if (!is_input(*wanted[i].node) || was[i]) continue;
     if (const auto of = std::ranges::find(joint_.assigned, wanted[i], [](const auto& a) { return a.second; }); of != joint_.assigned.end()) {
       const at::Tensor now = as_traced(assigned.at(of->first));
       if (!now.defined()) give_up("what they read has another size or dtype than in the forward");
@@ -195,12 +208,15 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
 
 bool Training::reads_for(const Training& below, const Node& node, size_t given) const {
   std::vector<Value> asked;
+  const auto* outputs_of_was = was_read_by(static_cast<uint32_t>(given));
   for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
     ResultSpec r = joint_.program.results[g];
     if (r.kind == ResultSpec::Kind::Undefined || !comes_to(node.next_edge(g))) continue;
     if (r.kind == ResultSpec::Kind::ViewOfValue) r = joint_.program.results[r.index];
+    if (!is_of_tangent(r) && outputs_of_was && (*outputs_of_was)[r.index]) return true;
     asked.push_back(is_of_tangent(r) ? joint_.given[r.index] : joint_.outputs[r.index]);
   }
+  if (outputs_of_was) return false;
   std::lock_guard lock(below.mutex_);
   return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
 }
@@ -235,12 +251,15 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
       all.erase(all.begin());
       if (++replaced_ > kMaxVariants) leave_to_eager("they fix sizes or look at values, of which too many come in turn");
     }
-    std::vector<Value> kept;
+    std::vector<Value> kept, snapshots;
     for (const Saved& s : saved_)
-      if (s.kind != Saved::Kind::Sizes && !s.snapshot) kept.push_back(s.value);
+      if (s.is_as_it_was())
+        snapshots.push_back(s.value);
+      else if (s.kind != Saved::Kind::Sizes && !s.snapshot)
+        kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
-      JointProgram j = trace()->deepen(joint_, how, kept, look_at(call, tangents, how, node), needs, assigned);
+      JointProgram j = trace()->deepen(joint_, how, kept, snapshots, look_at(call, tangents, how, node), needs, assigned);
       j.results = joint_.results;
       for (const Saved& s : saved_)
         if (s.kind == Saved::Kind::Result) j.results.push_back(s.value);

@@ -17,6 +17,7 @@
 #include "passes/dce.h"
 #include "passes/partition.h"
 #include "pipeline/pipeline.h"
+#include "torch/as_it_was.h"
 #include "torch/bits.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
@@ -35,12 +36,6 @@ const bool named = add_stage_names({"conv_layout"});
 using ir::Value;
 
 constexpr uint32_t kUnordered = ir::kRandom | ir::kEffect;
-
-// Pointwise work and views fuse into what reads them: as good as free.
-bool recomputable(const ir::Node& n) {
-  if (n.op->flags & ir::kView) return true;
-  return !(n.op->flags & (kUnordered | ir::kDataDependent)) && ops::is_elementwise(n.op->name);
-}
 
 // How many products each number of a result is the sum of, for products and convolutions.
 double depth_of(const ir::Node& n) {
@@ -154,16 +149,6 @@ std::vector<Value> needed_of(const ir::Graph& g, const std::vector<Value>& given
     if (!tangent) saved.push_back(k);
   }
   return needed;
-}
-
-// Of the views that `n` reads, those that were there before the gradients were. For what was detached then an alias stands
-// (Tracer::Impl::read_noted).
-void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late) {
-  ir::for_each_input(*n, [&](Value& v) {
-    if (!(v.node->op->flags & ir::kView)) return;
-    const bool detached = v.node->op->name == "aten::alias" && !late.contains(std::get<Value>(v.node->args[0]).node);
-    if (detached || !late.contains(v.node)) v = as.of(v, n);
-  });
 }
 
 // Which derivative, of those that this one differentiates, has computed it: each reads what was kept as it is by its time. A view is of the value
@@ -280,6 +265,7 @@ struct Splitter {
     std::vector<Value> all;
     for (const ir::Input& in : g.inputs) all.push_back(in.value);
     wanted.insert(wanted.end(), inputs.begin(), inputs.end());
+    for (const JointProgram::Was& w : j.was) wanted.push_back(w.now);
     ir::ValueMap<Value> first;
     const auto whole = extract(g, wanted, all, unordered, &first);
     ir::NodeSet draw(*whole);
@@ -293,12 +279,13 @@ struct Splitter {
     for (auto& [to, from] : recorded)
       if (drawn.contains(from.node)) draw.insert(to.node);
     ir::NodeSet is_given(*whole);
-    for (Value v : std::span(whole->outputs).subspan(static_cast<size_t>(num_wanted)))
+    for (Value v : std::span(whole->outputs).subspan(static_cast<size_t>(num_wanted), inputs.size()))
       if (v) is_given.insert(v.node);
     const ir::NodeSet users = users_own(*whole);
     passes::cse(*whole, {}, [&](const ir::Node& n) { return users.contains(&n) && !is_given.contains(&n) ? -1 : group.at(&n); });
-    const auto end = whole->outputs.begin() + num_wanted;
-    const std::vector<Value> outs(whole->outputs.begin(), end), given(end, whole->outputs.end());
+    const auto end = whole->outputs.begin() + num_wanted, given_end = end + static_cast<std::ptrdiff_t>(inputs.size());
+    const std::vector<Value> outs(whole->outputs.begin(), end), given(end, given_end), now(given_end, whole->outputs.end());
+    read_as_was(*whole, j, now, given, [&](const ir::Node& n) { return group.at(&n); });
     std::vector<ir::Node*> draws;
     for (ir::Node* n : whole->nodes())
       if (draw.contains(n) || n->outs.empty()) draws.push_back(n);
@@ -355,7 +342,7 @@ struct Splitter {
     for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     ir::NodeSet visible(*joint);
     for (size_t i = 0; i < num_given(); ++i)
-      if (!written[i] && (is_input(*j.given[i].node) || std::ranges::find(j.results, j.given[i]) != j.results.end())) visible.insert(given(i).node);
+      if (!written[i] && is_visible(j, j.given[i])) visible.insert(given(i).node);
     for (uint32_t o = 0; o < j.num_forward; ++o)
       if (const Value v = joint->outputs[o]; v && seen[o] && !fixed.contains(v) && v == root_of(v) && !is_input(*v.node) && recorded_as.contains(v)) {
         visible.insert(v.node);
@@ -674,42 +661,6 @@ struct Splitter {
 
 Split split(const JointProgram& j, const Options& options) { return Splitter{j, options}.run(); }
 
-namespace {
-
-// As Splitter::find_snapshots, with what is kept. `given`: values of `saved`, which become those that stand for them.
-void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
-  ir::ValueMap<Value> kept(g), memories(g);
-  std::unordered_set<Value> results;
-  const std::vector<ir::Node*> order = g.nodes();
-  for (size_t k = 0; k < saved.size(); ++k) {
-    if (saved[k].kind == Saved::Kind::Result) results.insert(given[k]);
-    if (!saved[k].snapshot) continue;
-    const auto next = is_input(*given[k].node) ? std::ranges::find_if(order, [](const ir::Node* n) { return !n->op->name.starts_with("graph::"); })
-                                               : std::next(std::ranges::find(order, given[k].node));
-    if (next == order.end()) continue;
-    const Value was = copy_before(g, *next, given[k]);
-    (saved[k].kind == Saved::Kind::Private ? kept : memories).emplace(given[k], was);
-    given[k] = was;
-  }
-  Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
-    if (const Value* was = kept.find(v)) return *was;
-    if (results.contains(v) && recomputable(*v.node)) return again_before(g, before, v);
-    const Value* was = memories.find(v);
-    return was ? *was : Value();
-  });
-  Snapshots of_memory(g, {}, [&](Value v, ir::Node*) {
-    const Value* was = memories.find(v);
-    return was ? *was : Value();
-  });
-  for (ir::Node* n : order)
-    if (late.contains(n))
-      read_early_views(of_memory, n, late);
-    else
-      as_it_was.redirect(n);
-}
-
-}  // namespace
-
 bool ends_between(const JointProgram& j) {
   if (j.parts.empty() || !j.tape) return false;
   const Tape& tape = *j.tape;
@@ -744,6 +695,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     if (v && !is_input(*v.node)) inputs.push_back(v);
   for (const Saved& s : saved) wanted.push_back(s.value);
   wanted.insert(wanted.end(), j.given.begin(), j.given.end());
+  for (const JointProgram::Was& w : j.was) wanted.push_back(w.now);
   std::vector<ir::Node*> drawn;
   for (ir::Node* n : j.program.graph->nodes())
     if (n->id >= first && (n->op->flags & kUnordered)) drawn.push_back(n);
@@ -757,7 +709,12 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   }
   passes::cse(*whole, {}, [&](const ir::Node& n) { return late.contains(&n) ? kOwn : group.at(&n); });
   const std::vector<Value> made(whole->outputs.begin(), whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()));
-  std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), whole->outputs.end());
+  const auto given_end = whole->outputs.end() - static_cast<std::ptrdiff_t>(j.was.size());
+  std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), given_end);
+  if (j.level) {
+    const std::vector<Value> now(given_end, whole->outputs.end()), all(given.begin() + static_cast<std::ptrdiff_t>(saved.size()), given.end());
+    read_as_was(*whole, j, now, all, [&](const ir::Node& n) { return late.contains(&n) ? kOwn : group.at(&n); });
+  }
   // A user's own formula may read what it does not read where all results have gradients.
   const size_t kept = saved.size() + j.given.size();
   read_snapshots(*whole, saved, given, late);

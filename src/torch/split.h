@@ -18,6 +18,7 @@ struct Saved {
   bool bits = false;                                                 // kept as bits (torch/bits.h)
   bool snapshot =
       false;  // private, or given and as memory, and what was computed of it is computed again; the derivative itself reads what users have
+  bool is_as_it_was() const { return snapshot && kind == Kind::Private; }
 };
 
 struct BackwardProgram {

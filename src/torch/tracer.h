@@ -114,9 +114,9 @@ class Tracer {
     std::vector<std::pair<uint32_t, at::Tensor>> assigned;                  // the results whose .data is another tensor
   };
   // The program of the next level: the gradients for those tangents, none of which is expanded, differentiable. It is given what was `kept` for the
-  // first derivative, too.
-  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept, Look, const Needs& needs,
-                      const std::vector<uint32_t>& assigned);
+  // first derivative, too, and `snapshots`, of values as they were (JointProgram::Was, the last of them in this order).
+  JointProgram deepen(const JointProgram&, const std::vector<TangentLayout>& how, const std::vector<ir::Value>& kept,
+                      const std::vector<ir::Value>& snapshots, Look, const Needs& needs, const std::vector<uint32_t>& assigned);
   void abort();
 
   void note_saved(const std::vector<at::Tensor>& args);  // by a checkpoint, whose function is about to run

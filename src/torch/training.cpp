@@ -264,12 +264,18 @@ void Training::find_read(const ir::Graph& forward) {
     if (s.kind == Saved::Kind::Given) needs_[s.index] = 1;
   for (const ResultSpec& r : joint_.program.results)
     if (r.kind == ResultSpec::Kind::Input || r.kind == ResultSpec::Kind::ViewOfInput) needs_[r.index] = 1;
+  for (const JointProgram::Was& w : joint_.was) {
+    const uint32_t i = joint_.place_of(w.was);
+    for (uint32_t o = 0; o < joint_.num_forward; ++o)
+      was_[i].push_back(forward.outputs[o] && nodes_behind(forward, {forward.outputs[o]}).contains(forward.inputs[i].value.node));
+  }
   const ir::Graph& g = *joint_.program.graph;
   const std::vector<Value> gradients(joint_.outputs.begin() + joint_.num_forward, joint_.outputs.end());
   const ir::NodeSet behind = nodes_behind(g, gradients);
   const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
   for (size_t i = 0; i < joint_.given.size(); ++i)
-    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node))) kept_given_.push_back(static_cast<uint32_t>(i));
+    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was_.contains(static_cast<uint32_t>(i))))
+      kept_given_.push_back(static_cast<uint32_t>(i));
 }
 
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
@@ -403,9 +409,10 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
 void RegionNode::find_without(const variable_list& tangents, const std::vector<char>& come, bool behind_stops) {
   without_.clear();
   const std::vector<Tape::Step>& steps = region_->tape().steps;
+  if (!region_->tape().own) return;
   std::vector<char> without(come.size());
   for (size_t k = 0; k < come.size(); ++k) without[k] = come[k] && !tangents[k].defined();
-  if (std::ranges::find(without, 1) == without.end() || std::ranges::none_of(steps, &Tape::Step::own)) return;
+  if (std::ranges::find(without, 1) == without.end()) return;
   const std::vector<char> given = which_defined(tangents);
   const bool some = std::ranges::find(given, 1) != given.end();
   const Path others = some ? region_->path_of(given, *this, behind_stops) : Path(steps.size());
@@ -469,7 +476,7 @@ variable_list RegionNode::apply(variable_list&& given) {
     skip_unreached(*this, none, edges_skipped, reached());
     return none;
   }
-  if (std::ranges::any_of(region_->tape().steps, &Tape::Step::own)) {
+  if (region_->tape().own) {
     const auto lock = call_->lock();
     call_->ran.resize(path.empty() ? region_->tape().steps.size() : path.size(), kNone);
     for (size_t i = 0; i < call_->ran.size(); ++i)
