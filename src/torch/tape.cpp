@@ -48,6 +48,17 @@ std::vector<char> Tape::edges_on(const Path& path, size_t edges) const {
   return r;
 }
 
+bool Tape::comes_to_place(const Path& path, size_t place) const {
+  const auto leads = [&](const Step& s) {
+    for (size_t e = 0; e < s.next.size(); ++e)
+      if (std::pair(static_cast<int32_t>(s.next[e]), s.next_input[e]) == places[place]) return true;
+    return false;
+  };
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (on(path, i) && leads(steps[i])) return true;
+  return false;
+}
+
 bool Tape::finds(const Path& path, bool is_output, uint32_t index) const {
   bool found = false;
   for (size_t i = 0; i < steps.size(); ++i)

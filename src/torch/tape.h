@@ -77,6 +77,7 @@ struct Tape {
   int32_t step_of(size_t place) const { return place < roots.size() ? roots[place] : places[place].first; }
   // Those of `edges` to which it comes, whether with a gradient or without.
   std::vector<char> edges_on(const Path&, size_t edges) const;
+  bool comes_to_place(const Path&, size_t place) const;
   void find_whole();
   // By step: whether a gradient of the program's follows from it. Not on the way to a leaf that the program makes.
   std::vector<char> gives_gradients() const;

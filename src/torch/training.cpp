@@ -467,6 +467,8 @@ variable_list RegionNode::apply(variable_list&& given) {
     std::vector<char> r = region_->tape().edges_on(path, edges_out());
     r.resize(num_outputs());
     for (size_t e = 0; e < behind.size(); ++e) r[e] = r[e] || behind[e];
+    for (size_t k = 0; k < stops_.size() && j.level > 0; ++k)  // the nodes of the level below are come to
+      if (stops_[k] && region_->tape().comes_to_place(path, k)) r[j.edge_to(k)] = 1;
     return r;
   };
   if (without_.empty() && std::ranges::none_of(tangents, &at::Tensor::defined)) {

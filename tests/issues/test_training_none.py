@@ -192,3 +192,44 @@ def test_it_runs_once_in_a_backward():
             sum(Stop.apply(t).sum() if i in stopped else t.sum() for i, t in enumerate(g(x, w))).backward()
             found.append((x.grad, w.grad))
         torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 0.5
+
+
+PLACES = {"returned": lambda v, c: (v, c), "a view of it": lambda v, c: (v[0], c), "another": lambda v, c: (v * 1, c), "behind it": lambda v, c: (c,)}
+
+
+@pytest.mark.parametrize("through", ["grad", "backward"])
+@pytest.mark.parametrize("name", PLACES)
+def test_none_of_a_second_derivative_comes_to_a_result(name, through):
+    """A convolution's second derivative gives its input none: what the input follows from is come to all the same, also where users have it."""
+    w = (torch.arange(16.).reshape(4, 4, 1).double() / 9).requires_grad_()
+
+    def f(x):
+        v = Halved.apply(x) + x
+        return PLACES[name](v, torch.nn.functional.conv1d(v, w))
+    compiled, before = vitrify.compile(f), dict(vitrify.counters)
+    found = []
+    for g in (compiled, f, compiled, f):
+        x = (torch.arange(60.).reshape(3, 4, 5).double() / 50 + 0.1).requires_grad_()
+        w.grad = None
+        first, = torch.autograd.grad(sum(r.sum() for r in g(x)), x, create_graph=True)
+        if through == "grad":
+            found.append(torch.autograd.grad(first.square().sum(), (x, w), allow_unused=True))
+        else:
+            first.square().sum().backward()
+            found.append((x.grad, w.grad))
+    for ours, eager in zip(found[::2], found[1::2]):
+        for a, b in zip(ours, eager, strict=True):
+            assert (a is None) == (b is None)
+            assert b is not None
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
