@@ -285,6 +285,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     for (size_t k = 0; k < tangents.size(); ++k) {
       if (!given[k]) continue;
       tangents[k] = as_it_comes(m.new_tensor(given[k]), below.tangent(k).type(), how[k], m.graph->shared_ctx());
+      m.tangent_memory[as_fake(m.fake_of(tangents[k]))->view->storage] = static_cast<int32_t>(input_index(*given[k].node));
       j.given.push_back(given[k]);
       if (!how[k].needs_grad) continue;
       tangents[k].set_requires_grad(true);

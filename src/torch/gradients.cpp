@@ -56,6 +56,7 @@ void Tracer::Impl::take_gradients(JointProgram& j, std::vector<Grad> grads, cons
     j.gradients.push_back({.given = j.place_of(g.of), .how = std::move(g.how), .type = std::move(g.type)});
   }
   j.outputs.insert(j.outputs.end(), values.begin(), values.end());
+  j.end = graph->next_id();
 }
 
 std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, const std::vector<at::Tensor>& tangents, std::vector<Value>& values,

@@ -54,7 +54,8 @@ struct JointProgram {
   uint32_t num_forward = 0;        // outputs before the gradients'
   uint32_t begin = 0;              // ids from here on: nodes recorded by what it computes (above level 0)
   uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
-  std::vector<uint32_t> begins;    // the same of each level below, the lowest first
+  uint32_t end = UINT32_MAX;       // ids from here on: recorded for other gradients, later
+  std::vector<uint32_t> begins;    // `backward` of each level below, the lowest first
 
   // What is behind a place where gradients come in.
   struct Way {

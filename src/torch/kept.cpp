@@ -140,6 +140,7 @@ Kept Kept::for_level(Hold how) const {
   if (readable()) k.tensor = std::exchange(k.was_, {});
   k.given_.reset();
   k.itself = false;
+  k.loose = true;
   return k;
 }
 
@@ -180,7 +181,7 @@ bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
 Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
   Fit fit = Fit::Yes;
   for (size_t k = 0; k < saved.size(); ++k) {
-    if (!saved[k].itself || !saved[k].readable()) continue;
+    if (!(saved[k].itself || saved[k].loose) || !saved[k].readable()) continue;
     at::Tensor& t = saved[k].tensor;
     const ir::TensorType& type = graph.inputs[k].value.type();
     if (const bool fixed = capture::is_static(type); is_alike(t, type, true) && fixed)
@@ -204,7 +205,7 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, siz
 bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const JointProgram& j, const std::vector<char>& needs) {
   bool sizes = false;
   for (size_t i = 0; i < given.size(); ++i) {
-    if (!origin.given[i].itself || !given[i].defined()) continue;
+    if (!(origin.given[i].itself || origin.given[i].loose) || !given[i].defined()) continue;
     const ir::TensorType& type = j.given[i].type();
     if (needs[i] && !is_alike(given[i], type, false)) return false;
     if (!capture::is_static(type))
@@ -272,7 +273,8 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
 
 at::Tensor Call::from_hooks(size_t saved, const compat::NodePtr& node) const {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (tape_->places.size() < 2 || task < 0) return hooked[saved].unpack(node);
+  const bool once = tape_->places.size() < 2 && !c10::GradMode::is_enabled();  // what is differentiated again may be looked at before
+  if (once || task < 0) return hooked[saved].unpack(node);
   const std::shared_ptr<FromHooks> here = [&] {
     std::lock_guard lock(mutex_);
     if (!from_hooks_ || from_hooks_->task != task) {

@@ -132,7 +132,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const RegionCall::Assigned assigned = node.call().assigned(true);
   const size_t own = below.joint_.given.size();
   const CallSizes sizes = below.sizes_of(*call, tangents);
-  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call};
+  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call, {}};
   std::vector<char> found(wanted.size());
   for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
   std::ranges::copy(call->given, o.given.begin());
@@ -187,7 +187,9 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
       continue;
     }
     while (!how[k].defined) ++k;
-    o.given[i] = Kept(laid_out(tangents[k], below.type_of_tangent(k), how[k]));
+    const at::Tensor laid = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
+    o.given[i] = Kept(laid, laid.is_same(tangents[k]) ? Hold::Tensor : Hold::Memory);
+    if (!laid.is_same(tangents[k])) o.copied.emplace_back(static_cast<uint32_t>(i), tangents[k]);
     if (tangents[k].requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(tangents[k]);
     ++k;
   }
@@ -298,6 +300,8 @@ Tracer::Look Training::look_at(const Call& call, const variable_list& tangents, 
       }
     return values;
   };
+  if (!call.hooked.empty())  // a hook may run compiled programs, which it could not while one is recorded
+    look.values = [values = look.values()] { return values; };
   return look;
 }
 

@@ -39,6 +39,13 @@ void RegionCall::note_memory(uint32_t result, int32_t output, const at::Tensor& 
   in_memory.push_back({result, output, Followed(t), recorded.defined() ? recorded : Kept::sizes_of(t).tensor});
 }
 
+void RegionCall::check_unfollowed(const Path& path) const {
+  for (const Unfollowed& u : unfollowed)
+    TORCH_CHECK(!u.tensor.elsewhere().defined() || !joint.tape->reads(path, u.is_output, u.index),
+                "vitrify: the .data of a gradient was assigned to between it and its own gradient, which reads it: write to it in place instead "
+                "(t.data.copy_(...))");
+}
+
 RegionCall::Assigned RegionCall::assigned(bool all) const {
   Assigned r;
   for (const InMemory& m : in_memory) {

@@ -69,6 +69,13 @@ struct RegionCall : Call {
     at::Tensor tensor, recorded;
     int32_t output;
   };
+  // Above level 0: what eager's nodes have saved themselves, and these do not follow to other memory.
+  struct Unfollowed {
+    Followed tensor;
+    bool is_output;
+    uint32_t index;
+  };
+  void check_unfollowed(const Path&) const;
   using Assigned = std::map<uint32_t, Other>;
   Assigned assigned(bool all) const;
   static std::vector<uint32_t> numbers_of(const Assigned&);
@@ -85,6 +92,7 @@ struct RegionCall : Call {
   std::vector<Raised> raised;
   std::vector<View> views;
   std::vector<InMemory> in_memory;
+  std::vector<Unfollowed> unfollowed;
   uint64_t oldest = 0;  // number of its first node
   // By step: the backward that ran the user's derivative there last.
   std::vector<int> ran;

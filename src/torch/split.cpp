@@ -195,7 +195,8 @@ struct Splitter {
     std::vector<ir::Node*> unordered;
     const std::unordered_set<Value> known(inputs.begin(), inputs.end());
     for (ir::Node* n : j.program.graph->nodes())
-      if (((n->op->flags & kUnordered) || (n->id < j.backward && checks(*n))) && n->id >= j.begin && (n->outs.empty() || !known.contains(n->out())))
+      if (((n->op->flags & kUnordered) || (n->id < j.backward && checks(*n))) && n->id >= j.begin && n->id < j.end &&
+          (n->outs.empty() || !known.contains(n->out())))
         unordered.push_back(n);
     find_others(known);
     std::vector<Value> wanted = j.outputs;
@@ -241,10 +242,13 @@ struct Splitter {
         if (v) read.insert(v.node);
       for (ir::Node* n : g.nodes()) ir::for_each_input(*n, [&](Value& v) { read.insert(v.node); });
       for (ir::Node* n : g.nodes())
-        if (n->id >= j.backward && !is_input(*n) && !read.contains(n) && !(n->op->flags & kUnordered))
+        if (n->id >= j.backward && n->id < j.end && !is_input(*n) && !read.contains(n) && !(n->op->flags & kUnordered))
           for (uint32_t i = 0; i < n->outs.size(); ++i)
             if (!is_undefined(n->outs[i])) others.push_back(n->out(i));
     }
+    if (j.tape)
+      for (Value v : j.tape->unread)
+        if (!known.contains(v)) others.push_back(v);
     if (j.places() < 2 || !j.tape) return;
     const bool chooses = std::ranges::any_of(j.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
     if (!chooses && !ends_between(j)) return;

@@ -147,6 +147,7 @@ Value Tracer::Impl::read_noted(View& v) {
 
 int32_t Tracer::Impl::memory_key(const std::shared_ptr<StorageState>& s) const {
   if (s->input >= 0) return s->input;
+  if (const auto tangent = tangent_memory.find(s); tangent != tangent_memory.end()) return tangent->second;
   const auto at = result_memory.find(s);
   return at == result_memory.end() ? -1 : result_key(at->second);
 }
@@ -296,12 +297,27 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   };
   auto counted = read_counted, uncounted = read_uncounted;
   std::set<uint32_t> views = read_views;
+  std::unordered_set<int32_t> itself = read_itself;
+  std::unordered_set<const ir::Node*> read;
+  for (ir::Node* n : graph->nodes())
+    if (n->id >= std::max(j.backward, backward_begin)) ir::for_each_input(*n, [&](Value& v) { read.insert(root_of(v).node); });
+  const auto note_unread = [&](const at::Tensor& saved) {
+    const auto* f = saved.defined() ? capture::as_fake(saved) : nullptr;
+    if (!f || f->view->storage->input >= 0) return;
+    const Value v = root_of(f->view->storage->base);
+    const bool made = v.node->id < j.backward && !is_input(*v.node) && !ir::is_constant(*v.node) && v.node->op->name != "aten::scalar_tensor";
+    if (made && !given.find(v) && read.insert(v.node).second) tape->unread.push_back(v);
+  };
   for (Tape::Step& s : tape->steps) {
     if (goes_round(level, s.node)) continue;
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
     // What leads to a leaf of the program's own alone has not run.
-    if (std::ranges::none_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; }))
-      s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
+    const bool ran = std::ranges::any_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; });
+    if (ran && capture::of_python(*s.node) && options.saved_tensors)
+      std::ranges::for_each(options.saved_tensors(*s.node), note_unread);
+    else if (ran)
+      std::ranges::for_each(all, note_unread);
+    if (!ran) s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
     if (read_counted.contains({s.node, kAllSaved}) && options.saved_tensors) all = options.saved_tensors(*s.node);
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;
@@ -318,14 +334,16 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       while (at && at->in_place) at = at->parent.get();
       // A node's own result is saved without a history; what Python's hold is known of what it has said.
       if ((at && at->parent) || !saved.requires_grad() || capture::of_python(*s.node)) continue;
-      add_itself(s, f ? memory_key(f->view->storage) : input);
+      const int32_t key = f ? memory_key(f->view->storage) : input;
+      add_itself(s, key);
+      if (key != -1 && !read_memory.contains(key)) itself.insert(key);  // a formula that is differentiated again may read it
       if (const auto* which = j.level && f && f->view->storage->input < 0 ? given.find(memory) : nullptr)  // a result of the program below
         s.itself_given.insert(s.itself_given.end(), which->begin(), which->end());
     }
   }
   if (j.level == 0) tape->views.assign(views.begin(), views.end());
   const auto held = [&](int32_t key) {
-    if (!read_itself.contains(key)) return Hold::Memory;
+    if (!itself.contains(key)) return Hold::Memory;
     return read_memory.contains(key) ? Hold::Both : Hold::Tensor;
   };
   tape->holds.resize(j.given.size(), Hold::Memory);

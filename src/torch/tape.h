@@ -63,6 +63,10 @@ struct Tape {
   std::vector<Hold> holds;          // by JointProgram::given
   std::vector<Hold> holds_results;  // the same of the forward's outputs
 
+  // What eager's nodes have saved of what the program computes, and this derivative does not read: others may, that are differentiated again or come
+  // by fewer gradients.
+  std::vector<ir::Value> unread;
+
   // Results that are views, by number, which eager has saved themselves: assigning to their .data gives them other memory, and it reads that.
   std::vector<uint32_t> views;
 

@@ -333,9 +333,11 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::set<std::pair<const torch::autograd::Node*, int32_t>> read_counted, read_uncounted;
   static constexpr int32_t kAllSaved = INT32_MIN;                             // in place of a key: all that the node has saved
   std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
-  std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;           // of results that are views: which
-  std::set<uint32_t> read_views;                                              // of those, what a backward has read
-  std::map<const View*, ir::Value> assigned;                                  // and, in a backward, other memory that some have by now
+  std::unordered_map<std::shared_ptr<StorageState>, int32_t>
+      tangent_memory;                                                // of what derivatives that are differentiated again are given: which input
+  std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;  // of results that are views: which
+  std::set<uint32_t> read_views;                                     // of those, what a backward has read
+  std::map<const View*, ir::Value> assigned;                         // and, in a backward, other memory that some have by now
   void assign(const JointProgram&, const std::vector<uint32_t>& now, std::vector<std::pair<uint32_t, ir::Value>>& made);
   ir::Value read_as_assigned(View& v, const View& result);
   static const View* before_backwards(const View& v);  // what it is, or is a view of, that no backward has made

@@ -166,6 +166,13 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
+  if (origin) {
+    for (const auto& [i, tangent] : origin->copied) call->unfollowed.push_back({tangent, false, i});
+    for (uint32_t o : read_outputs_)
+      for (uint32_t i = 0; i < out.size(); ++i)
+        if (joint_.program.results[i].kind == ResultSpec::Kind::Value && joint_.program.results[i].index == o && out[i].defined())
+          call->unfollowed.push_back({Followed(out[i]), true, o});
+  }
   for (RegionCall::Raised& r : call->raised)
     if (const int32_t i = tape().steps[r.step].stale_result; i >= 0 && !r.version && out[static_cast<size_t>(i)].defined()) {
       const at::Tensor& t = out[static_cast<size_t>(i)];
@@ -463,6 +470,7 @@ variable_list RegionNode::apply(variable_list&& given) {
   for (size_t k = 0; k < come.size(); ++k) come[k] = come[k] || tangents[k].defined();
   const Path path = region_->path_of(come, *this);
   raise_first(tangents, come, path);
+  call_->check_unfollowed(path);
   const auto reached = [&] {
     std::vector<char> r = region_->tape().edges_on(path, edges_out());
     r.resize(num_outputs());
