@@ -306,7 +306,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (!f || f->view->storage->input >= 0) return;
     const Value v = root_of(f->view->storage->base);
     const bool made = v.node->id < j.backward && !is_input(*v.node) && !ir::is_constant(*v.node) && v.node->op->name != "aten::scalar_tensor";
-    if (made && !given.find(v) && read.insert(v.node).second) tape->unread.push_back(v);
+    if (made && !given.find(v) && !outputs.find(v) && read.insert(v.node).second) tape->unread.push_back(v);
   };
   for (Tape::Step& s : tape->steps) {
     if (goes_round(level, s.node)) continue;
