@@ -442,7 +442,6 @@ variable_list RegionNode::apply(variable_list&& given) {
   std::lock_guard<std::mutex> lock(mutex_);
   freed_ = false;
   variable_list tangents = by_place(std::move(given));
-  size_t edges_skipped = call_->joint.level ? num_outputs() : edges_out();  // find_stops() sees to those to places of this level
   std::vector<char> come = places_come(tangents);
   const JointProgram& j = call_->joint;
   std::vector<char> behind;  // edges to places
@@ -451,23 +450,24 @@ variable_list RegionNode::apply(variable_list&& given) {
     if (j.level > 0) {
       freed_ = !torch::autograd::get_current_graph_task_keep_graph();
       variable_list none(num_outputs());
-      skip_unreached(*this, none, edges_skipped, {});
+      skip_unreached(*this, none, num_outputs(), {});
       return none;
     }
     // Eager comes to the nodes behind all the same: they unpack what they have saved, and let go of it.
     stops_.assign(j.parts.empty() ? 0 : j.places(), 0);
     if (!j.parts.empty())
       for (uint32_t p : j.parts[part_].stops) stops_[p] = 1;  // their own nodes are come to
-    behind.resize(num_outputs());
-    for (size_t k = 0; k < come.size(); ++k)
-      if (come[k])
-        for (uint32_t p : j.way(k).behind) behind[j.edge_to(p)] = 1;
-    edges_skipped = num_outputs();
   } else {
     find_stops(tangents, come);
   }
   find_without(tangents, come, false);
   for (size_t k = 0; k < come.size(); ++k) come[k] = come[k] || tangents[k].defined();
+  if (j.level == 0 && !j.parts.empty()) {  // the others' nodes would run users' derivatives
+    behind.resize(num_outputs());
+    for (size_t k = 0; k < come.size(); ++k)
+      if (come[k])
+        for (uint32_t p : j.way(k).behind) behind[j.edge_to(p)] = 1;
+  }
   const Path path = region_->path_of(come, *this);
   raise_first(tangents, come, path);
   call_->check_unfollowed(path);
@@ -483,7 +483,7 @@ variable_list RegionNode::apply(variable_list&& given) {
     freed_ = !torch::autograd::get_current_graph_task_keep_graph();
     variable_list none(num_outputs());
     if (freed_) call_->free(path);
-    skip_unreached(*this, none, edges_skipped, reached());
+    skip_unreached(*this, none, num_outputs(), reached());
     return none;
   }
   if (region_->tape().own) {
@@ -518,9 +518,8 @@ variable_list RegionNode::apply(variable_list&& given) {
   free();
   grads.resize(num_outputs());  // those past what raises have none
   describe_inner(grads);
-  if (std::ranges::any_of(grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(edges_skipped),
-                          [](const at::Tensor& t) { return !t.defined(); }))
-    skip_unreached(*this, grads, edges_skipped, reached());
+  if (std::ranges::any_of(grads.begin(), grads.end(), [](const at::Tensor& t) { return !t.defined(); }))
+    skip_unreached(*this, grads, num_outputs(), reached());
   return grads;
 }
 

@@ -233,3 +233,32 @@ def test_none_of_a_second_derivative_comes_to_a_result(name, through):
             assert b is not None
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
+
+
+class Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 + 1
+
+
+BETWEEN = {"before": lambda x, w: (lambda v: (w - x, v + Affine.apply(w)))(x.sin()), "behind": lambda x, w: (lambda a, v: (a, v + Affine.apply(w)))(w - x, x.sin()),
+           "three": lambda x, w: (lambda v: (w * x, v + Affine.apply(w), v * 2))(x.sin()), "times": lambda x, w: (lambda v: (w * x, v * Affine.apply(w)))(x.sin())}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_nobody_comes_to_does_not_run(name):
+    """A Function behind another result, in whichever order eager's nodes are made."""
+    f = BETWEEN[name]
+    compiled, before = vitrify.compile(f), dict(vitrify.counters)
+    for i in (0, 1, 0):
+        found = []
+        for g in (compiled, f):
+            x, w = torch.full((4, 5), .5).requires_grad_(), torch.full((1, 5), .7).requires_grad_()
+            g(x, w)[i].sum().backward()
+            found.append((x.grad, w.grad))
+        torch.testing.assert_close(*found)
+    assert vitrify.counters["kernels_launched"] > before["kernels_launched"] and vitrify.counters["eager_calls"] == before["eager_calls"]
