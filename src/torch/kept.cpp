@@ -90,6 +90,7 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& v
   std::vector<int64_t> sizes, strides;
   for (size_t i = 0; i < given; ++i) {
     if (!is_strided(i) || type(i).dtype == DType::Opaque) continue;
+    if (tensors[i].storage().nbytes() == 0) continue;  // sizes alone
     if (!is_alike(tensors[i], type(i), false)) return false;
     const ir::Dims &size = type(i).sizes, &stride = type(i).strides;
     if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;
@@ -262,7 +263,7 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   if (kept[saved].freed) return kept[saved];
   if (!hooked.empty() && !kept[saved].tensor.defined()) {
     Kept k(from_hooks(saved, node));
-    k.itself = true;  // hooks may give something else than they were given
+    k.loose = true;  // hooks may give something else than they were given
     return k;
   }
   TORCH_CHECK(kept[saved].tensor.defined(), torch::autograd::ERR_BACKWARD_TWICE);

@@ -219,3 +219,19 @@ def test_under_a_mode(f, under):
         found.append(told)
     same(found[0], found[2])
     same(found[1], found[2])
+
+
+def test_three_derivatives_of_what_hooks_give_back():
+    """What hooks give back needs no gradient: that says nothing of the tensor that they were given."""
+    def f(x, w):
+        return (x * w * w).sin()
+    same_again = vitrify.mark_lossless(lambda t: t)
+    found = []
+    for g in (vitrify.compile(f), f):
+        x, w = (leaf(3, seed=s, dtype=torch.float64) for s in (1, 2))
+        with torch.autograd.graph.saved_tensors_hooks(same_again, same_again):
+            y = g(x, w).sum()
+        first, = torch.autograd.grad(y, w, create_graph=True)
+        second, = torch.autograd.grad(first.square().sum(), w, create_graph=True)
+        found.append((first, second, *torch.autograd.grad(second.sum(), (x, w))))
+    same(*found)
