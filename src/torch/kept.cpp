@@ -90,7 +90,7 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& v
   std::vector<int64_t> sizes, strides;
   for (size_t i = 0; i < given; ++i) {
     if (!is_strided(i) || type(i).dtype == DType::Opaque) continue;
-    if (tensors[i].storage().nbytes() == 0) continue;  // sizes alone
+    if (tensors[i].numel() > 0 && tensors[i].storage().nbytes() == 0) continue;  // sizes alone
     if (!is_alike(tensors[i], type(i), false)) return false;
     const ir::Dims &size = type(i).sizes, &stride = type(i).strides;
     if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;

@@ -23,7 +23,7 @@ struct Kept {
   int64_t version = 0;
   bool hollow = false;  // sizes and strides, and no elements
   bool itself = false;  // the tensor may have other memory by now, and that is read
-  bool loose = false;   // it was such a one, and may lie otherwise than recorded
+  bool loose = false;   // of such a one, or from hooks: it may lie otherwise than recorded
   bool freed = false;   // by a backward; what saves nothing can run again, for which sizes may count
 
   Kept() = default;

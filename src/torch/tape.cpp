@@ -313,11 +313,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
     // What leads to a leaf of the program's own alone has not run.
     const bool ran = std::ranges::any_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; });
-    if (ran && capture::of_python(*s.node) && options.saved_tensors)
-      std::ranges::for_each(options.saved_tensors(*s.node), note_unread);
-    else if (ran)
-      std::ranges::for_each(all, note_unread);
-    if (!ran) s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
+    if (ran)
+      std::ranges::for_each(capture::of_python(*s.node) && options.saved_tensors ? options.saved_tensors(*s.node) : all, note_unread);
+    else
+      s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
     if (read_counted.contains({s.node, kAllSaved}) && options.saved_tensors) all = options.saved_tensors(*s.node);
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;

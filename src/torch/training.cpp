@@ -271,10 +271,12 @@ void Training::find_read(const ir::Graph& forward) {
     if (s.kind == Saved::Kind::Given) needs_[s.index] = 1;
   for (const ResultSpec& r : joint_.program.results)
     if (r.kind == ResultSpec::Kind::Input || r.kind == ResultSpec::Kind::ViewOfInput) needs_[r.index] = 1;
-  for (const JointProgram::Was& w : joint_.was) {
-    const uint32_t i = joint_.place_of(w.was);
-    for (uint32_t o = 0; o < joint_.num_forward; ++o)
-      was_[i].push_back(forward.outputs[o] && nodes_behind(forward, {forward.outputs[o]}).contains(forward.inputs[i].value.node));
+  for (uint32_t o = 0; o < joint_.num_forward && !joint_.was.empty(); ++o) {
+    const ir::NodeSet read_by = forward.outputs[o] ? nodes_behind(forward, {forward.outputs[o]}) : ir::NodeSet(forward);
+    for (const JointProgram::Was& w : joint_.was) {
+      const uint32_t i = joint_.place_of(w.was);
+      was_[i].push_back(read_by.contains(forward.inputs[i].value.node));
+    }
   }
   const ir::Graph& g = *joint_.program.graph;
   const std::vector<Value> gradients(joint_.outputs.begin() + joint_.num_forward, joint_.outputs.end());

@@ -7,7 +7,7 @@ import torch
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-from gradients import Stop  # noqa: E402
+from gradients import OnlyWithout, Stop  # noqa: E402
 
 
 class Square(torch.autograd.Function):
@@ -44,21 +44,6 @@ class Regularised(torch.autograd.Function):
     def backward(ctx, g):
         y, = ctx.saved_tensors
         return .1 * y if g is None else g + .1 * y
-
-
-class OnlyWithout(torch.autograd.Function):
-    """What it has saved is read for None alone."""
-    @staticmethod
-    def forward(ctx, y):
-        e = y.exp()
-        ctx.save_for_backward(e)
-        ctx.set_materialize_grads(False)
-        return e * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        e, = ctx.saved_tensors
-        return e if g is None else g * 3
 
 
 PROGRAMS = {

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-from gradients import Stop, leaf  # noqa: E402
+from gradients import OnlyWithout, Stop, leaf  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -78,21 +78,6 @@ def test_of_an_argument_whose_data_is_assigned(op, create_graph):
         w.data = w.detach() * 1.1
         found.append(torch.autograd.grad(y.sum(), (w, x), create_graph=create_graph))
     same(*found)
-
-
-class OnlyWithout(torch.autograd.Function):
-    """What it has saved it reads where no gradient comes."""
-    @staticmethod
-    def forward(ctx, y):
-        e = y.exp()
-        ctx.save_for_backward(e)
-        ctx.set_materialize_grads(False)
-        return e * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        e, = ctx.saved_tensors
-        return e if g is None else g * 3
 
 
 class OnlySome(OnlyWithout):
