@@ -6,6 +6,7 @@
 
 #include "ops/lowering.h"
 #include "support/budget.h"
+#include "support/eager.h"
 #include "torch/absent.h"
 #include "torch/derivatives.h"
 #include "torch/mode.h"
@@ -107,6 +108,11 @@ at::Tensor in_dtype(const at::Tensor& t, at::ScalarType dtype) {
   return t.as_strided({elements}, {1}).view(dtype);
 }
 
+void note_op_by_op(const std::string& why) {
+  ++counters().fallbacks;
+  note_eager("gradients are computed op by op: " + why);
+}
+
 bool draws(const ir::Graph& g) {
   return std::ranges::any_of(g.nodes(), [](const ir::Node* n) { return n->op->flags & (ir::kRandom | ir::kEffect); });
 }
@@ -117,11 +123,12 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty()) return op_by_op(unpack, tangents, node);
+  if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty())
+    return op_by_op(unpack, tangents, node, "what they read is changed between the forward and them");
   const bool batched = !all_plain(tangents);
-  if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node);
+  if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node, "they come by tangents that are no plain tensors");
   if (batched && (no_whole_batches_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
-  if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node);  // it sees what eager calls
+  if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node, "a mode sees what eager calls");
   std::optional<capture::InBatch> no_batch;
   if (batched) no_batch.emplace(false);  // what runs is a plan of whole batches
   Layouts how = batched ? batches_of(tangents, node) : layouts_of(tangents, node);
@@ -133,8 +140,9 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
     try {
       b = backward_for(how, sizes);
       if (!b) {
-        warn_once("gradients", "they come in too many sizes or layouts");
-        return op_by_op(unpack, tangents, node);
+        constexpr const char* kWhy = "they come in too many sizes or layouts";
+        warn_once("gradients", kWhy);
+        return op_by_op(unpack, tangents, node, kWhy);
       }
     } catch (const CaptureError& e) {
       if (!batched) throw;
@@ -153,6 +161,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
     if (fit == Fit::BySizes && take_by_sizes(saved, *b->program.graph, b->program.saved.size())) fit = Fit::Yes;
     if (fit != Fit::Yes) {
+      note_op_by_op("what they read has another size or dtype than in the forward");
       ResultMaker(made_by_graph(b->program.results)).make(interpret(*b->program.graph, saved), addresses_of(saved), grads);
       finish.take(grads);
       break;
@@ -270,7 +279,7 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
     if (!has_dims_of_one(each[0]) && !strides_show(node, node.edges_shown())) return as_batch(each);
   }
   if (!why.empty()) warn_once("batched gradients", why);
-  return op_by_op(unpack, tangents, node);
+  return op_by_op(unpack, tangents, node, why.empty() ? "a batch of them has no plan" : why);
 }
 
 variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
@@ -309,8 +318,8 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
   return how;
 }
 
-variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
-  ++counters().fallbacks;
+variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const {
+  note_op_by_op(why);
   Layouts how = own_backward_ && all_plain(tangents) ? layouts_of(tangents, node) : layouts_as_asked(tangents, node);
   const CallSizes sizes = sizes_of(node.call(), tangents);
   const RegionCall::Assigned assigned = node.call().assigned(joint_.level > 0);

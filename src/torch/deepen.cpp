@@ -31,23 +31,14 @@ using torch::autograd::Node;
 
 namespace {
 
-// What comes expanded in sizes that its memory says: where it lies in memory once.
-at::Tensor once(at::Tensor t, const TangentLayout& how) {
-  bool narrows = false;
-  for (uint32_t d : how.expanded) {
-    narrows = narrows || t.sym_size(d) != 1;
-    t = t.narrow(d, 0, 1);
-  }
-  return narrows ? t.clone() : t;
-}
-
 // As the caller has the tangent of which `t` is what lies in memory.
 at::Tensor as_it_comes(at::Tensor t, const ir::TensorType& type, const TangentLayout& how, const std::shared_ptr<sym::Context>& ctx) {
   const at::AutoDispatchBelowADInplaceOrView no_view;  // it is no view to autograd
   std::vector<c10::SymInt> sizes;
   for (sym::Int n : type.sizes) sizes.push_back(capture::to_sym_int(ctx, n));
   if (how.batch) sizes.insert(sizes.begin() + how.batch_dim, how.batch);
-  if (!how.expanded.empty()) t = once(std::move(t), how).expand_symint(sizes);
+  for (uint32_t d : how.expanded) t = t.narrow(d, 0, 1);
+  if (!how.expanded.empty()) t = t.expand_symint(sizes);
   if (how.conj) t = t._conj();
   if (how.neg) t = t._neg_view();
   return how.batch ? at::addBatchDim(std::move(t), 1, how.batch_dim) : t;

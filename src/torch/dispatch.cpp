@@ -173,6 +173,9 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   } catch (const CaptureError& e) {
     if (!failure) failure = e.what();
     throw;
+  } catch (const InternalError& e) {  // autograd and Python make other exceptions of it
+    if (!failure) failure = fmt::format("internal error: {}", e.what());
+    throw;
   }
 }
 

@@ -34,15 +34,9 @@ std::vector<Value> operands_of(const std::vector<Arg>& args) {
   return r;
 }
 
-template <class F>
-auto noting_errors(std::optional<std::string>& raised, F&& f) {
-  try {
-    return f();
-  } catch (const std::exception&) {
-    rethrow_interrupt();
-    raised = "an op raises by what its operands hold";
-    throw;
-  }
+void note_error(std::optional<std::string>& raised) {
+  rethrow_interrupt();
+  raised = "an op raises by what its operands hold";
 }
 
 bool by_itself(const ir::Node& n) { return !(n.op->flags & (ir::kRandom | ir::kEffect)); }
@@ -77,7 +71,14 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
     real.push_back(at::empty({1}).expand(values_of(v.type().sizes)));
   }
   if (used.size() > before) cut = extract(*graph, wanted, used);
-  return noting_errors(raised_now, [&] { return interpret(*cut, real); });
+  try {
+    return interpret(*cut, real);
+  } catch (const capture::OtherResults&) {
+    return std::nullopt;
+  } catch (const std::exception&) {
+    note_error(raised_now);
+    throw;
+  }
 }
 
 // What the op gives for the inputs of now; false where that cannot be said.
@@ -92,7 +93,12 @@ bool Tracer::Impl::call_now(const OpInfo& info, const std::vector<Arg>& args, St
   {
     const c10::AutoGradMode no_grad(false);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    noting_errors(raised_now, [&] { info.op.callBoxed(&stack); });
+    try {
+      info.op.callBoxed(&stack);
+    } catch (const std::exception&) {
+      note_error(raised_now);
+      throw;
+    }
   }
   for (size_t i = 0; i < operands.size(); ++i) known_now.emplace_back(operands[i], (*now)[i]);
   *results = std::move(stack);

@@ -8,6 +8,7 @@
 #include "ir/node_map.h"
 #include "torch/convert.h"
 #include "torch/extern_call.h"
+#include "torch/learned.h"
 #include "torch/random.h"
 #include "torch/tracer.h"
 #include "torch/versions.h"
@@ -115,7 +116,8 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
       call.op.callBoxed(&stack);
       flatten_results(stack, results);
     }
-    VT_CHECK(results.size() >= n->outs.size(), "%{} {}: {} results, {} recorded", n->id, name, results.size(), n->outs.size());
+    if (results.size() < n->outs.size())
+      throw capture::OtherResults(fmt::format("{} gives {} results, of which {} were recorded", name, results.size(), n->outs.size()));
     for (size_t i = 0; i < n->outs.size(); ++i) {
       if (results[i].defined() && results[i].dim() == static_cast<int64_t>(n->outs[i].dim()))  // sizes found while running
         for (size_t d = 0; d < n->outs[i].dim(); ++d)

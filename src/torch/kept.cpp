@@ -170,7 +170,7 @@ std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>& tenso
 
 bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
   bool same = t.layout() == at::kStrided && t.dim() == static_cast<int64_t>(type.dim()) &&
-              (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type));
+              (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type)) && (!strides || !(t.is_conj() || t.is_neg()));
   for (size_t d = 0; same && d < type.dim(); ++d) {
     const auto i = static_cast<int64_t>(d);
     same = (!type.sizes[d].is_const() || t.size(i) == type.sizes[d].value()) &&

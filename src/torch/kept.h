@@ -23,7 +23,7 @@ struct Kept {
   int64_t version = 0;
   bool hollow = false;  // sizes and strides, and no elements
   bool itself = false;  // the tensor may have other memory by now, and that is read
-  bool loose = false;   // of such a one, or from hooks: it may lie otherwise than recorded
+  bool loose = false;   // of such a one, from hooks, or a gradient: it may lie otherwise than recorded
   bool freed = false;   // by a backward; what saves nothing can run again, for which sizes may count
 
   Kept() = default;
@@ -112,7 +112,8 @@ struct Origin {
   torch::autograd::edge_list edges;   // by JointProgram::given: where its gradient goes
   torch::autograd::edge_list places;  // by place of the level below: where gradients come in
   std::shared_ptr<Call> call;
-  std::vector<std::pair<uint32_t, Followed>> copied;  // of given: tangents of which it has copies
+  std::vector<std::pair<uint32_t, at::Tensor>> laid;  // of given: tangents in the strides that the program reads, where theirs are others
+  std::vector<std::pair<uint32_t, Followed>> views;   // of given: tangents of which it has views
 };
 
 // The same for a gradient of gradients, which is given the tangents last. `needs`: of which of them elements are read.

@@ -29,6 +29,10 @@ struct RunRefused : CallRefused {
 struct WayRefused : RunRefused {
   using RunRefused::RunRefused;
 };
+// While a program is captured, sizes that were guessed turn out to be others, by which an op gives fewer results.
+struct OtherResults : CaptureError {
+  using CaptureError::CaptureError;
+};
 
 // A call by op, attributes and operand types. Empty when something symbolic is among them.
 std::string call_key(const std::string& op, std::span<const ir::Arg> args);

@@ -87,6 +87,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
     const Origin origin = next->origin(*this, call, tangents, how, node);
     std::vector<at::Tensor> given;
     for (const Kept& k : origin.given) given.push_back(k.tensor);
+    for (const auto& [i, laid] : origin.laid) given[i] = laid;
     if (!take_given(origin, given, next->joint_, next->needs_)) give_up("what they read has another size or dtype than in the forward");
     if (!std::exchange(viewed, true) && take_viewed_strides(how, next->joint_, tangents, given)) continue;
     std::string why;
@@ -132,7 +133,12 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const RegionCall::Assigned assigned = node.call().assigned(true);
   const size_t own = below.joint_.given.size();
   const CallSizes sizes = below.sizes_of(*call, tangents);
-  Origin o{std::vector<Kept>(wanted.size()), torch::autograd::edge_list(wanted.size()), {}, call, {}};
+  Origin o{.given = std::vector<Kept>(wanted.size()),
+           .edges = torch::autograd::edge_list(wanted.size()),
+           .places = {},
+           .call = call,
+           .laid = {},
+           .views = {}};
   std::vector<char> found(wanted.size());
   for (uint32_t i = 0; i < own; ++i) found[i] = below.tape().finds({}, false, i);
   std::ranges::copy(call->given, o.given.begin());
@@ -188,8 +194,11 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
     }
     while (!how[k].defined) ++k;
     const at::Tensor laid = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
-    o.given[i] = Kept(laid, laid.is_same(tangents[k]) ? Hold::Tensor : Hold::Memory);
-    if (!laid.is_same(tangents[k])) o.copied.emplace_back(static_cast<uint32_t>(i), tangents[k]);
+    const bool copied = !laid.is_alias_of(tangents[k]);
+    o.given[i] = copied || laid.is_same(tangents[k]) ? Kept(tangents[k], Hold::Tensor) : Kept(laid);
+    o.given[i].loose = copied;  // each that reads it lays it out anew, as it is by then
+    if (copied) o.laid.emplace_back(static_cast<uint32_t>(i), laid);
+    if (!o.given[i].itself || !how[k].expanded.empty()) o.views.emplace_back(static_cast<uint32_t>(i), tangents[k]);
     if (tangents[k].requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(tangents[k]);
     ++k;
   }

@@ -50,6 +50,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   check_versions(joint_.program, given);
   const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
   if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written, or drawn, all");
+  if (hooked && finds_what_hooks_take_) throw capture::CallRefused("hooks take a tensor that a checkpoint's function finds by itself, too");
   // Before anything is written: the edge of a view that was written through would be another.
   auto edge_of = [&](size_t i) { return origin ? origin->edges[i] : torch::autograd::impl::gradient_edge(*given[i]); };
   torch::autograd::edge_list edges;
@@ -167,7 +168,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
   if (origin) {
-    for (const auto& [i, tangent] : origin->copied) call->unfollowed.push_back({tangent, false, i});
+    for (const auto& [i, tangent] : origin->views) call->unfollowed.push_back({tangent, false, i});
     for (uint32_t o : read_outputs_)
       for (uint32_t i = 0; i < out.size(); ++i)
         if (joint_.program.results[i].kind == ResultSpec::Kind::Value && joint_.program.results[i].index == o && out[i].defined())
@@ -260,6 +261,13 @@ void Training::find_read(const ir::Graph& forward) {
   const auto draws = [&](const ir::Node* n) { return n->id < joint_.backward && (n->op->flags & (ir::kRandom | ir::kEffect)); };
   const bool writes = joint_.level == 0 && (!joint_.program.mutations.empty() || std::ranges::any_of(joint_.program.graph->nodes(), draws));
   writes_behind_hooks_ = joint_.tape->writes_last ? saves || joint_.tape->hands_out : writes && saves != joint_.tape->hands_out;
+  finds_what_hooks_take_ = std::ranges::any_of(saved_, [&](const Saved& s) {
+    const auto finds = [&](const Tape::Step& step) {
+      const auto& all = s.kind == Saved::Kind::Given ? step.found_given : step.found_outputs;
+      return std::ranges::find(all, s.index) != all.end();
+    };
+    return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && !is_found(s) && std::ranges::any_of(joint_.tape->steps, finds);
+  });
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)
@@ -285,6 +293,11 @@ void Training::find_read(const ir::Graph& forward) {
   for (size_t i = 0; i < joint_.given.size(); ++i)
     if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was_.contains(static_cast<uint32_t>(i))))
       kept_given_.push_back(static_cast<uint32_t>(i));
+}
+
+// Nobody but a checkpoint's function, or a user's ctx, has it: hooks on saved tensors are not given it.
+bool Training::is_found(const Saved& s) const {
+  return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && tape().finds({}, s.kind == Saved::Kind::Result, s.index);
 }
 
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
@@ -315,7 +328,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     if (const at::Tensor& t = s.kind == Saved::Kind::Given ? *given[s.index] : value;
         k < call.behind_hooks.size() && !s.bits && t.defined() && t.layout() == at::kStrided)
       call.behind_hooks[k] = Kept::sizes_of(t);
-    if (hooks)
+    if (hooks && !is_found(s))
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
                                                     : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
     else if (s.kind == Saved::Kind::Given)

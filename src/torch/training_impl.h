@@ -130,7 +130,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const;
 
   // The same through ATen, for tangents that kernels cannot read.
-  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const;
+  variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const;
 
   Layouts batches_of(const variable_list& tangents, const RegionNode& node) const;
 
@@ -301,6 +301,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   void find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs);
 
   // `hooks`: they may want to move what is kept.
+  bool is_found(const Saved&) const;
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
 
   // Of what a call of this program, which computes the gradients of the program below, is given.
@@ -401,6 +402,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   mutable bool learned_ = false;  // something that the first derivative recorded otherwise
   bool built_ = false;
   bool writes_behind_hooks_ = false;
+  bool finds_what_hooks_take_ = false;
   bool reads_state_ = false;   // its backward runs Python code
   bool own_backward_ = false;  // that of a derivative of the user's, which may look at how what comes to it lies
   bool static_ = true;         // no size in the derivative differs from call to call

@@ -125,9 +125,14 @@ def elsewhere(func, args, kwargs, single, dtypes=SINGLE):
     return out.copy_(func(*(moved(a) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)[:out.numel()].view(out.shape))
 
 
+def overflows_on_the_way(func, a, b):
+    """Whether products of finite numbers have no finite sum: what overflows first, and with which sign, is the order's; a fused product is not rounded by itself."""
+    return bool(a.isfinite().all() and b.isfinite().all()) and not func(a, b).isfinite().all()
+
+
 def in_another_order(func, args, kwargs, single=False):
     """The same, added up otherwise, which is as right: products one term after the other, as oneDNN does (what rounds the same way each time does not cancel
-    then), reductions from the last element on, gelu's formula with what it adds to 1 moved, gradients of norms by another formula; or with its elements elsewhere. None of other ops."""
+    then; infinities of both signs meet or not), reductions from the last element on, gelu's formula with what it adds to 1 moved, gradients of norms by another formula; or with its elements elsewhere. None of other ops."""
     name = short(func)
     if name in REARRANGED:
         return torch._decomp.decomposition_table[func](*args, **kwargs)
@@ -150,11 +155,11 @@ def in_another_order(func, args, kwargs, single=False):
     if name not in ("mm", "bmm") or kwargs:
         return elsewhere(func, args, kwargs, single)
     a, b = args
-    if a.dtype is not torch.float32 or a.shape[-1] < LONG:
+    if a.dtype is not torch.float32 or (a.shape[-1] < LONG and not overflows_on_the_way(func, a, b)):
         return None
     total = torch.zeros(*a.shape[:-1], b.shape[-1])
     for k in range(a.shape[-1]):
-        total.addcmul_(a[..., k:k + 1], b[..., k:k + 1, :])
+        total += a[..., k:k + 1] * b[..., k:k + 1, :]
     return total
 
 

@@ -38,11 +38,20 @@ def about(reason):
     return re.sub(r" \(<fuzz.*", "", re.sub(r"vitrify: \S+ runs eagerly: ", "", reason)).partition("\n")[0]
 
 
+def name_of(result):
+    return f"seed {result['seed']}"
+
+
+def compiles(results):
+    """As compile_times takes them."""
+    return [(name_of(r), r["compiled_values"], r["compile_s"]) for r in results if "compile_s" in r]
+
+
 class Verdict:
     def __init__(self, args, results, seconds):
         self.args, self.results, self.seconds = args, results, seconds
         self.counts = collections.Counter(r["kind"] for r in results)
-        self.compiles = [(f"seed {r['seed']}", r["compiled_values"], r["compile_s"]) for r in results if "compile_s" in r]
+        self.compiles = compiles(results)
         self.slow = compile_times.outliers(self.compiles)
         n = max(1, len(results))
         # of a handful nothing can be said in percent

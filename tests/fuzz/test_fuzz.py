@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import layers  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
+import run  # noqa: E402
 import worker  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.judged("worker.one says of each program how it ran, and report.Verdict bounds what did not run compiled")]
@@ -126,6 +127,15 @@ def test_verdict():
     for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_s=0.3)]):
         v = verdict(good + bad)
         assert not v.passed and "Failed" in v.text() and "FAILED" in v.line()
+
+
+@pytest.mark.parametrize("alone, passes", [(0.02, True), (0.31, False)])
+def test_slow_compiles_are_made_again_alone(monkeypatch, alone, passes):
+    made = []
+    monkeypatch.setattr(run.worker, "Process", lambda limit: argparse.Namespace(do=lambda task: made.append(task["seed"]) or {"compile_s": alone}, close=lambda: None))
+    results = [result(seed=i) for i in range(200)] + [result(seed=200, compile_s=0.3)]
+    run.compile_alone(results, argparse.Namespace(limit=1, length=12, training=False, print=False))
+    assert made == [200] and verdict(results).passed == passes
 
 
 def test_a_crash_and_a_hang_are_failures(monkeypatch):

@@ -357,6 +357,14 @@ def test_nobody_says_which_sign_a_nan_has():
     assert signs[0][1] != signs[1][1] and not signs[0][1][1]
 
 
+def test_products_that_overflow_on_the_way():
+    """Eager adds unrounded products, and has an infinity of the first one's sign where an order that rounds each has both signs, and so none."""
+    a, b = torch.tensor([[1e25, 1e25]]), torch.tensor([[1e25], [-1e25]])
+    assert oracle.in_another_order(torch.ops.aten.mm.default, [a, b], {}).isnan().all()
+    for small in (a / 1e20, a * float("inf")):
+        assert oracle.in_another_order(torch.ops.aten.mm.default, [small, b], {}) is None
+
+
 def test_derivatives_of_halves_that_leave_their_range():
     """A square on the way is infinite in eager alone; what a half result cannot hold is infinite in any case."""
     inf = float("inf")
