@@ -105,7 +105,12 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& v
 }  // namespace
 
 at::Tensor laid_in(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return at::empty_strided(sizes, strides, t.options().requires_grad(false)).copy_(t.detach());
+  const at::Tensor r = at::empty_strided(sizes, strides, t.options().requires_grad(false));
+  at::Tensor to = r, from = t.detach();
+  for (int64_t d = 0; d < to.dim(); ++d)  // what is expanded has its elements once
+    if (to.stride(d) == 0 && to.size(d) > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+  to.copy_(from);
+  return r;
 }
 
 Kept::Kept(const at::Tensor& t, Hold how) : itself(how != Hold::Memory) {

@@ -33,6 +33,7 @@ def same(run, name, compiled=None):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.eager("op by op: a mode sees", some=True)
 def test_a_mode_sees_what_a_derivative_calls_and_may_change_it(name, create_graph):
     def run(f):
         x, w = leaves()
@@ -91,6 +92,7 @@ def test_hooks_that_give_back_what_they_are_given(name, hooks):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.eager("op by op: they come by tangents", some=True)
 def test_forward_over_reverse(name):
     def run(f):
         x, w = leaves()

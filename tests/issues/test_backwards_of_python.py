@@ -161,6 +161,7 @@ THEN = [once, back_again, at_each, first_derivative, between_derivatives, batche
 
 @pytest.mark.parametrize("then", THEN)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_state_that_changes_before_the_backward(name, then):
     """The backward was taken with the state of the first call."""
     results = []

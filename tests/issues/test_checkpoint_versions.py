@@ -87,6 +87,7 @@ COMPUTED_AGAIN = {
 @pytest.mark.parametrize("which", [1, 2])
 @pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
 @pytest.mark.parametrize("fn", COMPUTED_AGAIN)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_what_needs_gradients_by_then(fn, found, which, first, twice):
     """What was recorded when they were needed as in the forward was computed, where torch finds another number of tensors, or other gradients."""
     def program(x, w, b):
@@ -117,6 +118,7 @@ def test_what_needs_gradients_by_then(fn, found, which, first, twice):
             torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_a_frozen_layer():
     """The same of parameters, which a program has by itself."""
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
@@ -143,6 +145,7 @@ def test_a_frozen_layer():
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["passed", "found"])
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_an_argument_loses_its_history(found):
     def program(x, h):
         return checkpoint(lambda x: x * h.sin(), x, use_reentrant=False) if found else checkpoint(lambda x, h: x * h.sin(), x, h, use_reentrant=False)
@@ -160,6 +163,7 @@ def test_an_argument_loses_its_history(found):
 
 @pytest.mark.parametrize("between", [False, True], ids=["before", "between two derivatives"])
 @pytest.mark.parametrize("fn", [lambda x, a: (x * a).sin(), lambda x, a: x.detach() * a * x, lambda x, a: (x + a).sin()], ids=["read", "not read", "added"])
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_a_result_that_is_found_loses_its_history(fn, between):
     """Its function computes again with a tensor that needs no gradient, and saves others."""
     def program(x):

@@ -107,6 +107,7 @@ BETWEEN = [thaw, freeze, thaw_buffer, write_buffer, write_weight, replace, repla
 
 @pytest.mark.parametrize("between", BETWEEN, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_what_has_changed_since_the_forward(way, between):
     """Gradients were missing or placeholders, and eager's backward did not raise where this did."""
     expected = outcome(lambda m: m, way, between)
@@ -129,6 +130,7 @@ def refusal(way, between):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_draws_by_another_probability(way):
     """The mask was that of the forward."""
     def between(m):

@@ -220,6 +220,7 @@ VIEWS = {
 @pytest.mark.parametrize("times", ["once", "before", "between", "both"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
 @pytest.mark.parametrize("fn", VIEWS)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_results_that_are_views(fn, dynamic, times):
     """What is a view of memory that another result is, or that nobody has, was read as it was. `times`: before which of the gradients it is assigned to."""
     results = []
@@ -240,6 +241,7 @@ def test_results_that_are_views(fn, dynamic, times):
 
 
 @pytest.mark.parametrize("given", ["smaller", "double"])
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_results_that_are_views_become_others(given):
     results = []
     for f in (vitrify.compile(VIEWS["one"], fullgraph=True), VIEWS["one"]):
@@ -339,6 +341,7 @@ SAVED = {
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("twice", [False, True], ids=["", "twice"])
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_assigned_and_gone(name, twice, when):
     """Eager's node holds what it has saved: that the user has dropped it does not bring back what it was."""
     def run(f):
@@ -412,6 +415,7 @@ def test_dual_numbers_of_what_is_followed():
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("which", [1, 2], ids=["value", "view"])
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_assigned_in_each_step(which, order):
     """The derivative that reads what was assigned was made anew by each backward, and never let go of."""
     def program(x, w):

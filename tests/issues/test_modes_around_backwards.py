@@ -73,6 +73,7 @@ def from_then_on(f, around):
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("how", [at_once, later, again, from_then_on], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.eager("op by op: a mode sees", some=True)
 def test_around_the_backward_only(name, how, around, dynamic):
     compiled = vitrify.compile(PROGRAMS[name], fullgraph=True, dynamic=dynamic)
     for _ in range(2):
@@ -84,6 +85,7 @@ def test_around_the_backward_only(name, how, around, dynamic):
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.eager("op by op: a mode sees", some=True)
 def test_a_mode_sees_what_eager_calls():
     f = lambda x, w: (x @ w).tanh()  # noqa: E731
     seen = []
@@ -98,6 +100,7 @@ def test_a_mode_sees_what_eager_calls():
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1)])
+@pytest.mark.eager("op by op: a mode sees", some=True)
 def test_strides_of_what_was_written_through_a_view(order, dynamic):
     """Eager's gradient lies as what was written did, however its tangent lies: ops that run one by one are given it so."""
     def f(x):

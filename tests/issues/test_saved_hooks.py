@@ -36,6 +36,7 @@ def test_the_same_in_other_memory(fn, unpack, dynamic, create_graph):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("unpack", OTHERS)
 @pytest.mark.parametrize("fn", FNS)
+@pytest.mark.eager("op by op: what they read has another size or dtype", some=True)
 def test_something_else(fn, unpack, dynamic):
     ours, eager = (outcome(f, OTHERS[unpack]) for f in (vitrify.compile(FNS[fn], dynamic=dynamic, fullgraph=True), FNS[fn]))
     if isinstance(eager, Exception):  # where sizes are read off it, another step may be the first to notice
@@ -73,6 +74,7 @@ def test_something_else_that_is_differentiated_again(fn):
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("shape", [(6, 3), (0,), (4, 6), (6, 6), (12, 12)], ids=str)
+@pytest.mark.eager("op by op: what they read has another size or dtype", some=True)
 def test_frozen_after_the_call(shape, dynamic):
     """Whether a leaf needs gradients was asked when the backward ran; what had been kept was decided when the program ran."""
     def run(f):

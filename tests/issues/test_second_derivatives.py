@@ -260,6 +260,7 @@ def test_gradients_through_the_result(name, inside, values):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", [n for n in OF_RESULTS if n != "det"])
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_products_whose_factors_are_assigned(name, when):
     """Its .data is read where eager reads it, and what came of it before where eager reads that."""
     def program(x):

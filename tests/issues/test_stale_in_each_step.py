@@ -61,10 +61,12 @@ def both(change, again):
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("change", [thaw, by_turns], ids=lambda f: f.__name__)
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_what_needs_gradients(change, again):
     assert both(change, again) == 0
 
 
 @pytest.mark.eager("between the forward and it, in many calls")
+@pytest.mark.eager("op by op: what they read is changed", some=True)
 def test_another_number_goes_on_in_eager():
     assert 0 < both(scale, False) < STEPS

@@ -94,6 +94,7 @@ def test_sparse_and_differentiable():
 
 @pytest.mark.parametrize("through", ["backward", "an embedding"])
 @pytest.mark.parametrize("name", ["product", "sine", "matrix", "sum of both", "scaled", "view"])
+@pytest.mark.eager("op by op: they come by tangents", "op by op: what they read is changed", some=True)
 def test_sparse(name, through):
     program = {**PROGRAMS, "sum of both": lambda x, y: x + y, "scaled": lambda x, y: x * 2}[name]
 
