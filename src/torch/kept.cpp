@@ -220,12 +220,7 @@ bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const Join
       given[i] = laid_in(given[i], values_of(type.sizes), values_of(type.strides));
   }
   if (!sizes) return true;
-  const auto is_tangent = [&](Value v) {
-    return std::ranges::any_of(j.program.graph->inputs, [&](const ir::Input& in) { return in.kind == ir::InputKind::Tangent && in.value == v; });
-  };
-  size_t own = given.size();
-  while (own > 0 && is_tangent(j.given[own - 1])) --own;
-  return take_by_sizes(given, j.given, own, j.program.graph->ctx());
+  return take_by_sizes(given, j.given, origin.tangents, j.program.graph->ctx());
 }
 
 Kept laid_as_recorded(const Saved& s, Kept k, const CallSizes& sizes) {

@@ -112,6 +112,7 @@ struct Origin {
   torch::autograd::edge_list edges;   // by JointProgram::given: where its gradient goes
   torch::autograd::edge_list places;  // by place of the level below: where gradients come in
   std::shared_ptr<Call> call;
+  size_t tangents = 0;                                // of given: where those begin that this call was given
   std::vector<std::pair<uint32_t, at::Tensor>> laid;  // of given: tangents in the strides that the program reads, where theirs are others
   std::vector<std::pair<uint32_t, Followed>> views;   // of given: tangents of which it has views
 };

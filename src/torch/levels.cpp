@@ -192,6 +192,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
       o.given[i] = Kept(now);
       continue;
     }
+    if (!o.tangents) o.tangents = i;
     while (!how[k].defined) ++k;
     const at::Tensor laid = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
     const bool copied = !laid.is_alias_of(tangents[k]);

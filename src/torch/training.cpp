@@ -168,6 +168,11 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
   results_.make(values, given, out);
   if (origin) {
+    for (const RegionCall::Unfollowed& u : below->unfollowed) {
+      const Value v = u.is_output ? below->joint.outputs[u.index] : below->joint.given[u.index];
+      if (const auto at = std::ranges::find(joint_.given, v); at != joint_.given.end())
+        call->unfollowed.push_back({u.tensor, false, static_cast<uint32_t>(at - joint_.given.begin())});
+    }
     for (const auto& [i, tangent] : origin->views) call->unfollowed.push_back({tangent, false, i});
     for (uint32_t o : read_outputs_)
       for (uint32_t i = 0; i < out.size(); ++i)
