@@ -39,6 +39,25 @@ def _reentrant(real):
     return type(real.__name__, (real,), {"apply": staticmethod(apply)})
 
 
+def turn(pack):
+    """Of a call of a compiled program under a checkpoint's hooks: the list in which the checkpoint notes what has served such calls, this one's place in it, and
+    whether the function is called again. None: it is not known which checkpoint that is, or what has served it."""
+    free = dict(zip(pack.__code__.co_freevars, pack.__closure__ or ()))
+    again = "target_frame_ref" in free
+    if not again and "frame" not in free:
+        return None
+    frame = free["target_frame_ref"].cell_contents() if again else free["frame"].cell_contents
+    if frame is None:
+        return None
+    served, calls = frame.__dict__.setdefault("_vitrify_served", ([], {}))
+    if not again:
+        served.append(None)
+        return served, len(served) - 1, False
+    gid = free["gid"].cell_contents
+    at = calls[gid] = calls.get(gid, -1) + 1
+    return (served, at, True) if at < len(served) else None
+
+
 def _enters_again(context):
     """Torch's own, and what stands for them here, may be entered each time that a derivative is taken; of others, nobody knows what they do then."""
     return type(context) is contextlib.nullcontext or type(context).__module__.partition(".")[0] in ("torch", __package__)

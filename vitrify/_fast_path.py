@@ -96,7 +96,7 @@ def attention(real):
         if mask is not None:
             mask = mask.to(torch.bool)
             mask = mask.view(batch, 1, 1, length) if mask_type == 1 else mask.view(1, 1, length, length) if mask_type == 0 else mask
-        if need_weights:
+        if need_weights and query.numel():  # of nothing there are no weights
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
             weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
             out = weights @ v

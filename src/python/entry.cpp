@@ -9,11 +9,13 @@
 
 #include "python/errors.h"
 #include "python/symbols.h"
+#include "python/turns.h"
 #include "support/counters.h"
 #include "support/eager.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
 #include "torch/tracer.h"
+#include "torch/training.h"
 
 namespace vitrify::python {
 namespace {
@@ -33,6 +35,7 @@ struct Call {
 };
 
 thread_local Attempt* attempt_here = nullptr;
+thread_local std::shared_ptr<Entry>* served_here = nullptr;  // by the innermost call of this thread
 
 PyObject* call_target(PyObject* f, const Call& c) {
   return c.tuple ? PyObject_Call(f, c.tuple, c.dict) : PyObject_Vectorcall(f, c.args, c.nargs, c.kwnames);
@@ -177,6 +180,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
     return nullptr;
   }
   ++e->served;
+  if (served_here) *served_here = e;
   const Tree& tree = e->result->tree;
   if (tree.kind == TreeKind::Tensor) {
     PyObject* r = THPVariable_Wrap(std::move(out[0]));
@@ -266,10 +270,7 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
   return settle(attempt) ? run_eagerly(s, c, attempt) : nullptr;
 }
 
-PyObject* dispatch(PyObject* self, const Call& c) {
-  const Ref alive = Ref::borrow(self);  // other threads may drop it from the function
-  State& s = state_of(self);
-  if (s.off || Tracer::current()) return call_target(s.original.get(), c);
+PyObject* serve(PyObject* self, State& s, const Call& c) {
   PyObject* r = nullptr;
   Attempt attempt(s);
   try {
@@ -293,6 +294,63 @@ PyObject* dispatch(PyObject* self, const Call& c) {
     Attempt* before;
   } here(&attempt);
   return PyObject_CallFunctionObjArgs(s.miss.get(), self, tuple.get(), dict.get(), nullptr);
+}
+
+// A checkpoint's function is called again, and this call of it was served by `e`: again, whatever else would serve it now. Null without an exception:
+// not this one. Hooks may have made two tensors of one, which then have the same elements; modes and anomaly detection may be around the backward
+// alone.
+PyObject* serve_again(State& s, const std::shared_ptr<Entry>& e, const Call& c) {
+  const std::shared_ptr<CompiledGraph> graph = e->graph;
+  ModeState now = ModeState::current();
+  const ModeState& then = e->signature->modes;
+  now.included = then.included;
+  now.excluded = then.excluded;
+  now.autograd = then.autograd;
+  Tensors tensors;
+  std::vector<double> floats;
+  if (!graph || !is_training(*graph) || !now.grad() || !(now == then) || !match_call(*e->signature, c, tensors)) return nullptr;
+  for (auto& [t, meta] : e->captured)
+    if (!meta.matches(t.unsafeGetTensorImpl())) return nullptr;
+  if (e->alias_of.empty() ? repeats(tensors) : e->check_captured_aliases) return nullptr;
+  for (size_t i = 0; i < e->alias_of.size(); ++i) {
+    const at::Tensor &t = THPVariable_Unpack(tensors[i]), &first = THPVariable_Unpack(tensors[e->alias_of[i]]);
+    if (e->same_object[i] && !t.is_same(first) && !at::equal(t.detach(), first.detach())) return nullptr;
+  }
+  if ((e->guards && !e->guards->check()) || (e->live && !e->live->check(tensors, floats)) || (e->symbols && !e->symbols->check(tensors)))
+    return nullptr;
+  Attempt attempt(s);
+  bool failed = false;
+  return run_entry(e, tensors, floats, attempt, failed);
+}
+
+PyObject* dispatch(PyObject* self, const Call& c) {
+  const Ref alive = Ref::borrow(self);  // other threads may drop it from the function
+  State& s = state_of(self);
+  if (s.off || Tracer::current()) return call_target(s.original.get(), c);
+  std::shared_ptr<Entry> by;
+  const struct Here {
+    explicit Here(std::shared_ptr<Entry>* by) : before(std::exchange(served_here, by)) {}
+    ~Here() { served_here = before; }
+    std::shared_ptr<Entry>* before;
+  } here(&by);
+  try {
+    Turn turn = Turn::next();
+    if (turn.again()) {
+      const std::shared_ptr<Entry> served = turn.served();
+      if (!served) {
+        Attempt eager(s);
+        eager.why = "a checkpoint's function is called again, and ran eagerly the first time";
+        return run_eagerly(s, c, eager);
+      }
+      if (PyObject* r = serve_again(s, served, c); r || PyErr_Occurred()) return r;
+    }
+    PyObject* r = serve(self, s, c);
+    if (r && by) turn.note(by);
+    return r;
+  } catch (const std::exception& e) {
+    if (!PyErr_Occurred()) PyErr_SetString(error_types().error, e.what());
+    return nullptr;
+  }
 }
 
 // ---- the state object

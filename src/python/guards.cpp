@@ -38,24 +38,33 @@ int32_t device_context_of_stack(int64_t n) {
   return 1 + (int32_t)dev.type() * 256 + (uint8_t)dev.index();
 }
 
-// Hooks on saved tensors that are neither torch's own nor marked (vitrify/_marks.py).
-bool has_hooks_of_others() {
+enum class Hooks { None, Lossless, Checkpoint, Others };
+
+// On saved tensors: torch's own and marked ones (vitrify/_marks.py) give back what they are given.
+Hooks hooks_now() {
   const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
-  if (!hooks) return false;
+  if (!hooks) return Hooks::None;
   PyObject* pack = hooks->first.ptr(getPyInterpreter());
-  if (PyObject_HasAttrString(pack, "__vitrify_lossless__")) return false;
+  if (PyObject_HasAttrString(pack, "__vitrify_lossless__")) return Hooks::Lossless;
   Ref module = Ref::steal(PyObject_GetAttrString(pack, "__module__"));
   const char* name = module && PyUnicode_Check(module.get()) ? PyUnicode_AsUTF8(module.get()) : nullptr;
   forget_error();
-  return !name || strncmp(name, "torch.", 6) != 0;
+  if (!name || strncmp(name, "torch.", 6) != 0) return Hooks::Others;
+  return strcmp(name, "torch.utils.checkpoint") == 0 ? Hooks::Checkpoint : Hooks::Lossless;
+}
+
+bool are_now(Hooks which) {
+  if (!at::SavedTensorDefaultHooks::get_hooks()) return false;
+  pybind11::gil_scoped_acquire gil;
+  return hooks_now() == which;
 }
 
 }  // namespace
 
-bool python_hooks_may_change() {
-  if (!at::SavedTensorDefaultHooks::get_hooks()) return false;
-  pybind11::gil_scoped_acquire gil;
-  return has_hooks_of_others();
+bool python_hooks_may_change() { return are_now(Hooks::Others); }
+bool python_hooks_compute_again() { return are_now(Hooks::Checkpoint); }
+PyObject* pack_of_checkpoint() {
+  return hooks_now() == Hooks::Checkpoint ? at::SavedTensorDefaultHooks::get_hooks()->first.ptr(getPyInterpreter()) : nullptr;
 }
 
 ModeState ModeState::current() {
@@ -73,7 +82,7 @@ ModeState ModeState::current() {
   m.default_dtype = (uint16_t)c10::get_default_dtype_as_scalartype();
   m.library = library_state();
   m.function_modes = (uint8_t)at::impl::PythonTorchFunctionTLS::get_disabled_state();
-  m.hooks = m.grad() && has_hooks_of_others();
+  m.hooks = m.grad() && hooks_now() == Hooks::Others;
   if (int64_t n = at::impl::PythonTorchFunctionTLS::stack_len()) m.device_context = device_context_of_stack(n);
   return m;
 }

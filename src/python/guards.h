@@ -10,8 +10,10 @@
 
 namespace vitrify::python {
 
-// As saved_hooks_may_change() (torch/saved_hooks.h) of hooks of Python.
+// As saved_hooks_may_change() and saved_hooks_compute_again() (torch/saved_hooks.h) of hooks of Python.
 bool python_hooks_may_change();
+bool python_hooks_compute_again();
+PyObject* pack_of_checkpoint();  // what such hooks pack with, borrowed; null: others are on, or none
 
 // Everything outside the arguments that decides which ATen ops run: compared as one block.
 struct ModeState {

@@ -676,7 +676,7 @@ PYBIND11_MODULE(_C, m) {
   bind_options(m);
   bind_signature(m);
   bind_guards(m);
-  vitrify::ask_saved_hooks(&python_hooks_may_change);
+  vitrify::ask_saved_hooks(&python_hooks_may_change, &python_hooks_compute_again);
   bind_numbers(m);
   bind_capture(m);
   bind_states(m);

@@ -262,6 +262,7 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   }
   if (kept[saved].freed) return kept[saved];
   if (!hooked.empty() && !kept[saved].tensor.defined()) {
+    if (plan) check_plan(node);
     Kept k(from_hooks(saved, node));
     k.loose = true;  // hooks may give something else than they were given
     return k;
@@ -270,6 +271,19 @@ Kept Call::unpack(size_t saved, const compat::NodePtr& node) const {
   Kept k = kept[saved];
   k.take_now();
   return k;
+}
+
+// What a checkpoint's function saved when it was called again is given back by number: by another plan it is something else.
+void Call::check_plan(const compat::NodePtr& node) const {
+  const int task = torch::autograd::get_current_graph_task_id();
+  {
+    std::lock_guard lock(mutex_);
+    if (task >= 0 && std::exchange(plan_seen_, task) == task) return;
+  }
+  const at::Tensor t = hooked.back().unpack(node);
+  TORCH_CHECK(t.defined() && t.scalar_type() == at::kLong && t.numel() == 1 && t.item<int64_t>() == plan,
+              "vitrify: a checkpoint's function saves something else when it is called again: it is not called with the same (one tensor for two "
+              "arguments, behind other hooks on saved tensors, comes back as two), or does not run compiled in both; call it with each tensor once");
 }
 
 at::Tensor Call::from_hooks(size_t saved, const compat::NodePtr& node) const {

@@ -70,6 +70,7 @@ class Call {
   std::vector<Kept> given;                             // by JointProgram::given: for gradients of gradients; undefined where there is none
   std::vector<Kept> kept;                              // by Split::saved
   std::vector<torch::autograd::SavedVariable> hooked;  // in their place, where hooks may want to move them
+  int64_t plan = 0;                                    // of what is saved (Training::plan), behind the others in `hooked`, for a checkpoint; else 0
   std::vector<Kept> behind_hooks;                      // by Split::saved: sizes of what they have, where those differ from call to call
   bool sized = false;                                  // sizes of what was given count when it is gone
 
@@ -87,6 +88,7 @@ class Call {
   static constexpr int kNone = -2;
   // What hooks give back for it: once in a backward, whose parts read it one after the other. Eager's node asks once, and a checkpoint gives once.
   at::Tensor from_hooks(size_t saved, const compat::NodePtr& node) const;
+  void check_plan(const compat::NodePtr& node) const;
   int freed_by(size_t step) const;
   void mark(size_t step, bool from_above = false);
   void let_go();
@@ -99,6 +101,7 @@ class Call {
     std::mutex mutex;
     std::map<size_t, at::Tensor> saved;
   };
+  mutable int plan_seen_ = kNone;                  // the backward that has looked at what the checkpoint gave back for `plan`
   mutable std::shared_ptr<FromHooks> from_hooks_;  // in the backward under way
   mutable std::mutex mutex_;
   std::vector<int> freed_;  // by step: the backward that has freed it, or kNone; empty: none has

@@ -8,12 +8,17 @@
 
 namespace vitrify {
 
-static std::atomic<bool (*)()> asked{nullptr};
-void ask_saved_hooks(bool (*may_change)()) { asked = may_change; }
-bool saved_hooks_may_change() {
+static std::atomic<bool (*)()> asks_change{nullptr}, asks_again{nullptr};
+void ask_saved_hooks(bool (*may_change)(), bool (*compute_again)()) {
+  asks_change = may_change;
+  asks_again = compute_again;
+}
+static bool says(const std::atomic<bool (*)()>& asked) {
   const auto ask = asked.load();
   return ask && ask();
 }
+bool saved_hooks_may_change() { return says(asks_change); }
+bool saved_hooks_compute_again() { return says(asks_again); }
 
 namespace {
 

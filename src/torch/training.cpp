@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "torch/derivatives.h"
+#include "torch/saved_hooks.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
 
@@ -76,10 +77,14 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   std::vector<compat::NodePtr> spent;  // what leads to a view that is written is asked before: it would be made anew, of what its base was
   for (const Program::Spent& s : joint_.program.spent) spent.push_back(spent_node(s, given.data()));
   std::vector<at::Tensor> values;
-  if (origin && compat::any_mode_on_stack() && !Tracer::current())  // it sees what eager's formulas call
-    values = interpret(*split(joint_, options_).forward.graph, {args.begin(), args.end()});
-  else
+  if (compat::any_mode_on_stack() && !Tracer::current()) {  // around a derivative, or a checkpoint's function: it sees what eager calls
+    if (!origin && !joint_.program.mutations.empty()) throw capture::CallRefused("a mode is around a checkpoint's function that writes");
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor* t : given) inputs.push_back(t->detach());
+    values = interpret(*split(joint_, options_).forward.graph, inputs);
+  } else {
     forward_->run(args, values);
+  }
   for (size_t i = 0; i < spent.size(); ++i)
     torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
@@ -273,6 +278,7 @@ void Training::find_read(const ir::Graph& forward) {
     };
     return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && !is_found(s) && std::ranges::any_of(joint_.tape->steps, finds);
   });
+  plan_ = number_of_saved();
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)
@@ -305,6 +311,28 @@ bool Training::is_found(const Saved& s) const {
   return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && tape().finds({}, s.kind == Saved::Kind::Result, s.index);
 }
 
+// By how each value follows from what is given, whatever the sizes.
+int64_t Training::number_of_saved() const {
+  const ir::Graph& g = *joint_.program.graph;
+  ir::ValueMap<size_t> numbers(g);
+  std::unordered_map<const ir::Node*, size_t> of;
+  for (size_t i = 0; i < joint_.given.size(); ++i) numbers.emplace(joint_.given[i], i + 1);
+  const auto number = [&](Value v) {
+    const size_t* given = numbers.find(v);
+    return given ? *given : at::hash_combine(of[v.node], v.index);
+  };
+  for (const ir::Node* n : g.nodes()) {
+    size_t h = std::hash<std::string>()(n->op->name);
+    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { h = at::hash_combine(h, number(v)); });
+    of[n] = h;
+  }
+  size_t all = 1;
+  for (const Saved& s : saved_)
+    if (s.kind != Saved::Kind::Sizes && !is_found(s))
+      all = at::hash_combine(all, at::hash_combine(static_cast<size_t>(s.kind), s.kind == Saved::Kind::Private ? number(s.value) : s.index));
+  return static_cast<int64_t>(all | 1);
+}
+
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
                     const Origin* origin) const {
   const std::vector<Hold>& holds = tape().holds;
@@ -320,6 +348,11 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
   call.kept.resize(saved_.size());
   if (hooks) call.hooked.resize(saved_.size());
+  if (hooks && saved_hooks_compute_again() &&
+      std::ranges::any_of(saved_, [&](const Saved& s) { return s.kind != Saved::Kind::Sizes && !is_found(s); })) {
+    call.plan = plan_;
+    call.hooked.emplace_back(at::full({1}, plan_, at::kLong), false);
+  }
   if (hooks && call.sized) call.behind_hooks.resize(saved_.size());
   for (size_t k = 0; k < saved_.size(); ++k) {
     const Saved& s = saved_[k];
@@ -547,6 +580,8 @@ void RegionNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (call_ && !freed_ && call_->joint.parts.size() <= 1) call_->free_all();  // of several, others may go on
 }
+
+bool is_training(const CompiledGraph& g) { return dynamic_cast<const Training*>(&g) != nullptr; }
 
 std::shared_ptr<CompiledGraph> compile_training(JointProgram j, std::shared_ptr<Tracer> trace, const Options& options) {
   return std::make_shared<Training>(std::move(j), std::move(trace), options);
