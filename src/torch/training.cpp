@@ -80,7 +80,8 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   if (compat::any_mode_on_stack() && !Tracer::current()) {  // around a derivative, or a checkpoint's function: it sees what eager calls
     if (!origin && !joint_.program.mutations.empty()) throw capture::CallRefused("a mode is around a checkpoint's function that writes");
     std::vector<at::Tensor> inputs;
-    for (const at::Tensor* t : given) inputs.push_back(t->detach());
+    if (origin) inputs.assign(args.begin(), args.end());
+    for (size_t i = 0; i < given.size() && !origin; ++i) inputs.push_back(given[i]->detach());
     values = interpret(*split(joint_, options_).forward.graph, inputs);
   } else {
     forward_->run(args, values);
