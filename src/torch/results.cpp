@@ -138,10 +138,12 @@ std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vec
   const compat::NodePtr whole = torch::autograd::impl::gradient_edge(base).function;
   for (size_t steps = 0; n && steps < path.size(); ++steps) {
     const std::string& op = path[path.size() - 1 - steps].op;
-    // The program's own as_strided() of all that a view is was recorded as an alias of that view.
-    const bool own = op == "aten::alias" && n->num_outputs() == 1 && n->next_edge(0).function != whole;
-    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n) && !own)
-      return op == "aten::as_strided" ? std::nullopt : std::optional(steps);
+    // The program's own as_strided(), which of all that a view is was recorded as an alias of that view, is one of that view.
+    const bool own = (op == "aten::alias" || op == "aten::as_strided") && n->num_outputs() == 1 && n->next_edge(0).function != whole;
+    if (dynamic_cast<const torch::autograd::generated::AsStridedBackward0*>(n)) {
+      if (!own) return steps;
+      if (op == "aten::as_strided") return {};
+    }
     n = n->num_outputs() == 1 ? n->next_edge(0).function.get() : nullptr;
   }
   return {};
@@ -200,6 +202,9 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
         r.path.insert(r.path.begin(), {.op = "aten::as_strided",
                                        .args = {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset},
                                        .mode = whole->mode});
+      } else if (const auto end = r.path.end() - static_cast<std::ptrdiff_t>(*since);
+                 std::any_of(r.path.begin() + (end != r.path.begin()), end, [](const ResultSpec::ViewOp& o) { return o.op == "aten::as_strided"; })) {
+        fail("returns as_strided() of a view that it has written since, in sizes that change from call to call");
       }
     }
     make_strided_again(fakes[i], r.path);

@@ -163,7 +163,7 @@ def drops_alike(x):
 def test_what_is_refused_is_refused_in_a_backward_too():
     """An eager checkpoint computes it again there."""
     want = gradients(ckpt(drops_alike), "once")
-    eager("sets the state of a random number generator")
+    eager("sets the state of a random number generator", "ran eagerly the first time")
     same(gradients(ckpt(vitrify.compile(drops_alike)), "once"), want)
 
 

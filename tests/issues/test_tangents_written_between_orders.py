@@ -64,7 +64,7 @@ def test_tangents_written_between_orders(name, tangent, change, dynamic):
     for shape in ((4, 4), (6, 6), (4, 4)):
         for before, loss in itertools.product((1, 2), LOSSES):
             ours, eager = (derivatives(f, shape, tangent, change, before, loss) for f in (compiled, PROGRAMS[name]))
-            if change == "assigned" and isinstance(ours, str) and not isinstance(eager, str):  # docs/differences.md
+            if change == "assigned" and isinstance(ours, str) and ours != eager:  # docs/differences.md
                 assert ours.startswith(ASSIGNED) and tangent in ("row", "column", "gaps", "swapped")
             elif isinstance(eager, str):
                 assert isinstance(ours, str) and ours.partition("[")[0] == eager.partition("[")[0]
