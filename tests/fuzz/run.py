@@ -7,6 +7,7 @@ import argparse
 import collections
 import concurrent.futures
 import json
+import os
 import sys
 import threading
 import time
@@ -94,6 +95,7 @@ def tell(result, args):
 
 def main(argv=None):
     args, start = parse(argv), time.time()
+    os.environ.setdefault("VITRIFY_VERIFY", "1")  # what is wrong inside is an internal error then, and not whatever LLVM makes of it
     warnings.simplefilter("ignore")
     results = run(args)
     compile_alone(results, args)

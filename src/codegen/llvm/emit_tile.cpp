@@ -36,15 +36,16 @@ void KernelEmitter::emit_tiles() {
   const uint32_t down_id = sym::view(down.var).symbol->id, across_id = sym::view(across.var).symbol->id;
   const int w = lanes_;
 
+  const auto direct = [&](const Instr& i) {  // its place follows from loops alone
+    std::vector<Int> free;
+    sym::free_symbols(i.at, free);
+    return std::none_of(free.begin(), free.end(), [&](Int s) { return indirect_.count(sym::view(s).symbol->id) > 0; });
+  };
   std::map<const Instr*, Value*> squares;  // of the accesses that lie along `down`
   for (auto& i : stage.body) {
     const bool load = i.op == Op::load && i.a < 0, store = i.op == Op::store && i.b < 0;
     if (!(load || store) || !loop::lies_along(i.at, down.var, across.var) || (load && !read_only_[i.buf])) continue;
-    std::vector<Int> free;
-    sym::free_symbols(i.at, free);
-    bool direct = true;
-    for (Int s : free) direct = direct && !indirect_.count(sym::view(s).symbol->id);
-    if (!direct) continue;
+    if (!direct(i)) continue;
     auto* square = make_slot(llvm::ArrayType::get(vec(storage_llvm(k_.buffers[i.buf].dtype), w), w), "square");
     square->setAlignment(llvm::Align(64));
     squares[&i] = square;
@@ -86,7 +87,7 @@ void KernelEmitter::emit_tiles() {
       for (auto& i : stage.body) {
         if (!squares.count(&i)) {
           const auto along = sym::affine_in(i.at, across.var);
-          if (i.op == Op::load && i.a < 0 && along && along->first.is(1) && sym::contains(i.at, down.var)) {
+          if (i.op == Op::load && i.a < 0 && along && along->first.is(1) && sym::contains(i.at, down.var) && direct(i)) {
             block_.base = b_.CreateAdd(a0, i64(2 * w));
             prefetch(element_pointer(i, 0), Near::L2);
             block_.base = a0;
