@@ -146,7 +146,7 @@ def in_another_order(func, args, kwargs, single=False):
         most = args[0].amax(args[1], True)
         most = most.masked_fill(most.isinf(), 0)
         sums = (args[0] - most).exp().sum(args[1], True).log()
-        out = sums * steps(sums, 1) + most
+        out = (sums * steps(sums, 1) + most).to(args[0].dtype)
         return out if len(args) > 2 and args[2] else out.sum(args[1])
     if name == "gelu" and args[0].is_floating_point():  # what it adds to 1 is rounded, and may be -1 or not
         x = args[0].float() if args[0].element_size() < 4 else args[0]
