@@ -69,11 +69,7 @@ bool repeats(const Tensors& tensors) {
   return false;
 }
 
-bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<double>& floats) {
-  tensors.clear();
-  if (!match_call(*e.signature, c, tensors)) return false;
-  for (auto& [t, meta] : e.captured)
-    if (!meta.matches(t.unsafeGetTensorImpl())) return false;
+bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
   if (!e.alias_of.empty()) {
     c10::SmallVector<const void*, 16> storages;
     for (PyObject* t : tensors) storages.push_back(THPVariable_Unpack(t).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
@@ -87,7 +83,26 @@ bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<do
     }
   }
   // Programs, and torch's modules, ask whether one object was given twice.
-  if (e.alias_of.empty() && e.graph && repeats(tensors)) return false;
+  return !(e.alias_of.empty() && e.graph && repeats(tensors));
+}
+
+// Of one object that was given twice, hooks may have made two, which then have the same elements.
+bool elements_as_captured(const Entry& e, const Tensors& tensors) {
+  if (e.alias_of.empty() ? repeats(tensors) : e.check_captured_aliases) return false;
+  for (size_t i = 0; i < e.alias_of.size(); ++i) {
+    const at::Tensor &t = THPVariable_Unpack(tensors[i]), &first = THPVariable_Unpack(tensors[e.alias_of[i]]);
+    if (e.same_object[i] && !t.is_same(first) && !at::equal(t.detach(), first.detach())) return false;
+  }
+  return true;
+}
+
+bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<double>& floats,
+                 bool (*alike)(const Entry&, const Tensors&) = aliases_as_captured) {
+  tensors.clear();
+  if (!match_call(*e.signature, c, tensors)) return false;
+  for (auto& [t, meta] : e.captured)
+    if (!meta.matches(t.unsafeGetTensorImpl())) return false;
+  if (!alike(e, tensors)) return false;
   if (e.guards && !e.guards->check()) return false;
   if (e.live && !e.live->check(tensors, floats)) return false;
   return !e.symbols || e.symbols->check(tensors);
@@ -271,15 +286,8 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
 }
 
 PyObject* serve(PyObject* self, State& s, const Call& c) {
-  PyObject* r = nullptr;
   Attempt attempt(s);
-  try {
-    r = try_entries(s, c, attempt);
-  } catch (const std::exception& e) {
-    if (!PyErr_Occurred()) PyErr_SetString(error_types().error, e.what());
-    return nullptr;
-  }
-  if (r || PyErr_Occurred()) return r;
+  if (PyObject* r = try_entries(s, c, attempt); r || PyErr_Occurred()) return r;
   Ref tuple = c.tuple ? Ref::borrow(c.tuple) : Ref::steal(PyTuple_New(c.nargs));
   Ref dict = Ref::steal(c.dict ? PyDict_Copy(c.dict) : PyDict_New());
   if (!tuple || !dict) return nullptr;
@@ -297,8 +305,7 @@ PyObject* serve(PyObject* self, State& s, const Call& c) {
 }
 
 // A checkpoint's function is called again, and this call of it was served by `e`: again, whatever else would serve it now. Null without an exception:
-// not this one. Hooks may have made two tensors of one, which then have the same elements; modes and anomaly detection may be around the backward
-// alone.
+// not this one. Modes and anomaly detection may be around the backward alone.
 PyObject* serve_again(State& s, const std::shared_ptr<Entry>& e, const Call& c) {
   const std::shared_ptr<CompiledGraph> graph = e->graph;
   ModeState now = ModeState::current();
@@ -308,16 +315,7 @@ PyObject* serve_again(State& s, const std::shared_ptr<Entry>& e, const Call& c) 
   now.autograd = then.autograd;
   Tensors tensors;
   std::vector<double> floats;
-  if (!graph || !is_training(*graph) || !now.grad() || !(now == then) || !match_call(*e->signature, c, tensors)) return nullptr;
-  for (auto& [t, meta] : e->captured)
-    if (!meta.matches(t.unsafeGetTensorImpl())) return nullptr;
-  if (e->alias_of.empty() ? repeats(tensors) : e->check_captured_aliases) return nullptr;
-  for (size_t i = 0; i < e->alias_of.size(); ++i) {
-    const at::Tensor &t = THPVariable_Unpack(tensors[i]), &first = THPVariable_Unpack(tensors[e->alias_of[i]]);
-    if (e->same_object[i] && !t.is_same(first) && !at::equal(t.detach(), first.detach())) return nullptr;
-  }
-  if ((e->guards && !e->guards->check()) || (e->live && !e->live->check(tensors, floats)) || (e->symbols && !e->symbols->check(tensors)))
-    return nullptr;
+  if (!graph || !is_training(*graph) || !now.grad() || !(now == then) || !match_entry(*e, c, tensors, floats, elements_as_captured)) return nullptr;
   Attempt attempt(s);
   bool failed = false;
   return run_entry(e, tensors, floats, attempt, failed);

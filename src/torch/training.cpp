@@ -272,14 +272,17 @@ void Training::find_read(const ir::Graph& forward) {
   const auto draws = [&](const ir::Node* n) { return n->id < joint_.backward && (n->op->flags & (ir::kRandom | ir::kEffect)); };
   const bool writes = joint_.level == 0 && (!joint_.program.mutations.empty() || std::ranges::any_of(joint_.program.graph->nodes(), draws));
   writes_behind_hooks_ = joint_.tape->writes_last ? saves || joint_.tape->hands_out : writes && saves != joint_.tape->hands_out;
-  finds_what_hooks_take_ = std::ranges::any_of(saved_, [&](const Saved& s) {
+  for (const Saved& s : saved_) {
+    const bool output = s.kind == Saved::Kind::Result, users = output || s.kind == Saved::Kind::Given;
+    const bool found = users && joint_.tape->finds({}, output, s.index);
+    given_to_hooks_.push_back(s.kind != Saved::Kind::Sizes && !found);
     const auto finds = [&](const Tape::Step& step) {
-      const auto& all = s.kind == Saved::Kind::Given ? step.found_given : step.found_outputs;
+      const auto& all = output ? step.found_outputs : step.found_given;
       return std::ranges::find(all, s.index) != all.end();
     };
-    return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && !is_found(s) && std::ranges::any_of(joint_.tape->steps, finds);
-  });
-  plan_ = number_of_saved();
+    finds_what_hooks_take_ = finds_what_hooks_take_ || (users && !found && std::ranges::any_of(joint_.tape->steps, finds));
+  }
+  if (std::ranges::find(given_to_hooks_, 1) != given_to_hooks_.end()) plan_ = number_of_saved();
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)
@@ -307,31 +310,41 @@ void Training::find_read(const ir::Graph& forward) {
       kept_given_.push_back(static_cast<uint32_t>(i));
 }
 
-// Nobody but a checkpoint's function, or a user's ctx, has it: hooks on saved tensors are not given it.
-bool Training::is_found(const Saved& s) const {
-  return (s.kind == Saved::Kind::Given || s.kind == Saved::Kind::Result) && tape().finds({}, s.kind == Saved::Kind::Result, s.index);
-}
-
-// By how each value follows from what is given, whatever the sizes.
+// By how each value follows from what is given, whatever the sizes: the same of all programs of the process that save the same.
 int64_t Training::number_of_saved() const {
+  using Made = std::pair<std::string, std::vector<int64_t>>;
+  static std::mutex mutex;
+  static auto* numbers = new std::map<Made, int64_t>;
+  const std::lock_guard lock(mutex);
+  const auto number = [&](std::string by, std::vector<int64_t> of) {
+    return numbers->try_emplace(Made(std::move(by), std::move(of)), static_cast<int64_t>(numbers->size()) + 1).first->second;
+  };
   const ir::Graph& g = *joint_.program.graph;
-  ir::ValueMap<size_t> numbers(g);
-  std::unordered_map<const ir::Node*, size_t> of;
-  for (size_t i = 0; i < joint_.given.size(); ++i) numbers.emplace(joint_.given[i], i + 1);
-  const auto number = [&](Value v) {
-    const size_t* given = numbers.find(v);
-    return given ? *given : at::hash_combine(of[v.node], v.index);
+  ir::ValueMap<int64_t> given(g);
+  for (size_t i = 0; i < joint_.given.size(); ++i) given.emplace(joint_.given[i], number("given", {static_cast<int64_t>(i)}));
+  std::vector<Value> kept;
+  for (const Saved& s : saved_)
+    if (s.kind == Saved::Kind::Private) kept.push_back(s.value);
+  const ir::NodeSet behind = nodes_behind(g, kept);
+  std::unordered_map<const ir::Node*, int64_t> made;
+  const auto of_value = [&](Value v) {
+    const int64_t* known = given.find(v);
+    return known ? *known : number("value", {made[v.node], v.index});
   };
   for (const ir::Node* n : g.nodes()) {
-    size_t h = std::hash<std::string>()(n->op->name);
-    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { h = at::hash_combine(h, number(v)); });
-    of[n] = h;
+    if (!behind.contains(n)) continue;
+    std::vector<int64_t> of;
+    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { of.push_back(of_value(v)); });
+    made[n] = number(n->op->name, std::move(of));
   }
-  size_t all = 1;
-  for (const Saved& s : saved_)
-    if (s.kind != Saved::Kind::Sizes && !is_found(s))
-      all = at::hash_combine(all, at::hash_combine(static_cast<size_t>(s.kind), s.kind == Saved::Kind::Private ? number(s.value) : s.index));
-  return static_cast<int64_t>(all | 1);
+  std::vector<int64_t> all;
+  for (size_t k = 0; k < saved_.size(); ++k) {
+    const Saved& s = saved_[k];
+    if (!given_to_hooks_[k]) continue;
+    all.push_back(static_cast<int64_t>(s.kind));
+    all.push_back(s.kind == Saved::Kind::Private ? of_value(s.value) : s.index);
+  }
+  return number("saved", std::move(all));
 }
 
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
@@ -349,8 +362,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
   call.kept.resize(saved_.size());
   if (hooks) call.hooked.resize(saved_.size());
-  if (hooks && saved_hooks_compute_again() &&
-      std::ranges::any_of(saved_, [&](const Saved& s) { return s.kind != Saved::Kind::Sizes && !is_found(s); })) {
+  if (hooks && plan_ && saved_hooks_compute_again()) {
     call.plan = plan_;
     call.hooked.emplace_back(at::full({1}, plan_, at::kLong), false);
   }
@@ -367,7 +379,7 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
     if (const at::Tensor& t = s.kind == Saved::Kind::Given ? *given[s.index] : value;
         k < call.behind_hooks.size() && !s.bits && t.defined() && t.layout() == at::kStrided)
       call.behind_hooks[k] = Kept::sizes_of(t);
-    if (hooks && !is_found(s))
+    if (hooks && given_to_hooks_[k])
       call.hooked[k] = s.kind == Saved::Kind::Given ? SavedVariable(*given[s.index], false)
                                                     : SavedVariable(value, static_cast<const RegionCall&>(call).made(value));
     else if (s.kind == Saved::Kind::Given)

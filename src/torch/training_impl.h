@@ -300,9 +300,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   void find_read(const ir::Graph& forward);
   void find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs);
 
-  // `hooks`: they may want to move what is kept.
-  bool is_found(const Saved&) const;
   int64_t number_of_saved() const;
+  // `hooks`: they may want to move what is kept.
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
 
   // Of what a call of this program, which computes the gradients of the program below, is given.
@@ -404,10 +403,11 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool built_ = false;
   bool writes_behind_hooks_ = false;
   bool finds_what_hooks_take_ = false;
-  int64_t plan_ = 0;           // what hooks are given, and in which order: the same for two plans that save the same; never 0
-  bool reads_state_ = false;   // its backward runs Python code
-  bool own_backward_ = false;  // that of a derivative of the user's, which may look at how what comes to it lies
-  bool static_ = true;         // no size in the derivative differs from call to call
+  std::vector<char> given_to_hooks_;  // by saved_: not what only a checkpoint's function, or a user's ctx, has
+  int64_t plan_ = 0;                  // of all that is: the same for two plans that save the same; 0: nothing is
+  bool reads_state_ = false;          // its backward runs Python code
+  bool own_backward_ = false;         // that of a derivative of the user's, which may look at how what comes to it lies
+  bool static_ = true;                // no size in the derivative differs from call to call
 };
 
 }  // namespace vitrify

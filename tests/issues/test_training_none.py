@@ -7,19 +7,7 @@ import torch
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-from gradients import OnlyWithout, Stop  # noqa: E402
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        x, = ctx.saved_tensors
-        return 2 * x * g
+from gradients import OnlyWithout, Square, Stop  # noqa: E402
 
 
 class AddAux(torch.autograd.Function):

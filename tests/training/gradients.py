@@ -21,6 +21,18 @@ class Stop(torch.autograd.Function):
         return None
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return 2 * x * g
+
+
 class OnlyWithout(torch.autograd.Function):
     """What it has saved it reads where no gradient comes."""
     @staticmethod

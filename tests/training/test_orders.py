@@ -8,22 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
-from gradients import leaf
+from gradients import Square, leaf
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        x, = ctx.saved_tensors
-        return 2 * x * g
 
 
 class Mode(TorchDispatchMode):
