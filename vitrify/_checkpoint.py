@@ -39,9 +39,11 @@ def _reentrant(real):
     return type(real.__name__, (real,), {"apply": staticmethod(apply)})
 
 
-def turn(pack):
-    """Of a call of a compiled program under a checkpoint's hooks: the list in which the checkpoint notes what has served such calls, this one's place in it, and
-    whether the function is called again. None: it is not known which checkpoint that is, or what has served it."""
+def turn(pack, program):
+    """Of a call of a compiled program under a checkpoint's hooks: the list in which the checkpoint notes what has served that program's calls, this one's place in
+    it, and whether the function is called again. None: it is not known which checkpoint that is, or what has served it.
+
+    Calls of other programs do not count: the function may find what those gave, and call fewer of them, or more, or in another order."""
     free = dict(zip(pack.__code__.co_freevars, pack.__closure__ or ()))
     again = "target_frame_ref" in free
     if not again and "frame" not in free:
@@ -49,7 +51,7 @@ def turn(pack):
     frame = free["target_frame_ref"].cell_contents() if again else free["frame"].cell_contents
     if frame is None:
         return None
-    served, calls = frame.__dict__.setdefault("_vitrify_served", ([], {}))
+    served, calls = frame.__dict__.setdefault("_vitrify_served", {}).setdefault(program, ([], {}))
     if not again:
         served.append(None)
         return served, len(served) - 1, False

@@ -460,7 +460,7 @@ def _compile_callable(target, settings):
         _C.note_eager("generator and coroutine functions are not compiled")
         _messages.warn(f"vitrify: {target.__qualname__} runs eagerly: generator and coroutine functions are not compiled")
         return target
-    plain, compiled = _copy_function(target), _copy_function(target)
+    plain, compiled = target, _copy_function(target)
     door = Door(target, settings)
     door.inner = inner
     state = door.attach(plain, plain)

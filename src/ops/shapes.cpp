@@ -242,6 +242,30 @@ Dims preserved_strides(sym::Context& ctx, const TensorType& t) {
   return out;
 }
 
+Dims likely_preserved_strides(sym::Context& ctx, const TensorType& t) {
+  if (t.sizes.size() == 1) return Dims{Int(1)};
+  const auto likely = [](Dims d) {
+    constexpr int64_t kUnknown = 1024;
+    for (Int& i : d) {
+      std::vector<Int> symbols;
+      sym::free_symbols(i, symbols);
+      i = sym::eval(i, [&](uint32_t id) {
+        const auto s = std::ranges::find(symbols, id, [](Int s) { return sym::view(s).symbol->id; });
+        return sym::has_hint(*s) ? sym::hint(*s) : kUnknown;
+      });
+    }
+    return d;
+  };
+  const Dims sizes = likely(t.sizes), strides[] = {likely(t.strides)};
+  Dims out(t.sizes.size());
+  Int next = 1;
+  for (size_t d : stride_order(ctx, sizes, strides)) {
+    out[d] = next;
+    if (!sizes[d].is(0)) next = next * t.sizes[d];
+  }
+  return out;
+}
+
 std::optional<TensorType> elementwise_type(sym::Context& ctx, std::span<const TensorType* const> given, DType out, DType common) {
   if (given.empty() || out == DType::Opaque) return std::nullopt;
   // On the CPU eager converts operands to the common type first, which also makes them dense.

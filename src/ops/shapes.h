@@ -31,6 +31,7 @@ ir::MemoryFormat suggest_memory_format(sym::Context&, const TensorType&);
 std::optional<TensorType> elementwise_type(sym::Context&, std::span<const TensorType* const> operands, DType out, DType common = DType::Opaque);
 // Strides empty_like(preserve_format) gives.
 Dims preserved_strides(sym::Context&, const TensorType&);
+Dims likely_preserved_strides(sym::Context&, const TensorType&);  // the same where nothing may be assumed any more: in the order that hints say
 TensorType contiguous_type(DType, Device, Dims sizes);
 Shape like_image(sym::Context&, const TensorType& x, Dims sizes);  // what kernels for images make of x: channels-last memory stays so
 

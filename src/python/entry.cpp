@@ -88,6 +88,7 @@ bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
 
 // Of one object that was given twice, hooks may have made two, which then have the same elements.
 bool elements_as_captured(const Entry& e, const Tensors& tensors) {
+  if (aliases_as_captured(e, tensors)) return true;
   if (e.alias_of.empty() ? repeats(tensors) : e.check_captured_aliases) return false;
   for (size_t i = 0; i < e.alias_of.size(); ++i) {
     const at::Tensor &t = THPVariable_Unpack(tensors[i]), &first = THPVariable_Unpack(tensors[e.alias_of[i]]);
@@ -96,10 +97,10 @@ bool elements_as_captured(const Entry& e, const Tensors& tensors) {
   return true;
 }
 
-bool match_entry(const Entry& e, const Call& c, Tensors& tensors, std::vector<double>& floats,
+bool match_entry(const Entry& e, const Signature& signature, const Call& c, Tensors& tensors, std::vector<double>& floats,
                  bool (*alike)(const Entry&, const Tensors&) = aliases_as_captured) {
   tensors.clear();
-  if (!match_call(*e.signature, c, tensors)) return false;
+  if (!match_call(signature, c, tensors)) return false;
   for (auto& [t, meta] : e.captured)
     if (!meta.matches(t.unsafeGetTensorImpl())) return false;
   if (!alike(e, tensors)) return false;
@@ -252,7 +253,8 @@ PyObject* try_entries(State& s, const Call& c, Attempt& attempt) {
       i = 0;
     }
     std::shared_ptr<Entry> e = s.entries[i];  // matching or running may let other threads change the list
-    if (!(e->signature->modes == modes) || std::ranges::find(attempt.refused, e) != attempt.refused.end() || !match_entry(*e, c, tensors, floats))
+    if (!(e->signature->modes == modes) || std::ranges::find(attempt.refused, e) != attempt.refused.end() ||
+        !match_entry(*e, *e->signature, c, tensors, floats))
       continue;
     if (i && i < s.entries.size() && s.entries[i] == e) std::swap(s.entries[0], s.entries[i]);
     bool failed = false;
@@ -305,17 +307,16 @@ PyObject* serve(PyObject* self, State& s, const Call& c) {
 }
 
 // A checkpoint's function is called again, and this call of it was served by `e`: again, whatever else would serve it now. Null without an exception:
-// not this one. Modes and anomaly detection may be around the backward alone.
+// not this one. Modes, anomaly detection and settings of the process may be other ones around the backward, and arguments may have got a .grad or
+// attributes since.
 PyObject* serve_again(State& s, const std::shared_ptr<Entry>& e, const Call& c) {
   const std::shared_ptr<CompiledGraph> graph = e->graph;
-  ModeState now = ModeState::current();
-  const ModeState& then = e->signature->modes;
-  now.included = then.included;
-  now.excluded = then.excluded;
-  now.autograd = then.autograd;
+  Signature then = *e->signature;
+  for (TensorMeta& m : then.metas) m.argument = m.argument && e->live;
   Tensors tensors;
   std::vector<double> floats;
-  if (!graph || !is_training(*graph) || !now.grad() || !(now == then) || !match_entry(*e, c, tensors, floats, elements_as_captured)) return nullptr;
+  if (!graph || !is_training(*graph) || !ModeState::current().grad() || !match_entry(*e, then, c, tensors, floats, elements_as_captured))
+    return nullptr;
   Attempt attempt(s);
   bool failed = false;
   return run_entry(e, tensors, floats, attempt, failed);
@@ -332,7 +333,7 @@ PyObject* dispatch(PyObject* self, const Call& c) {
     std::shared_ptr<Entry>* before;
   } here(&by);
   try {
-    Turn turn = Turn::next();
+    Turn turn = Turn::next(self);
     if (turn.again()) {
       const std::shared_ptr<Entry> served = turn.served();
       if (!served) {
@@ -657,7 +658,7 @@ bool has_entry(PyObject* self, PyObject* args, PyObject* kwargs) {
   const Attempt* attempt = attempt_of(self);
   return std::any_of(entries.begin(), entries.end(), [&](auto& e) {
     if (attempt && std::ranges::find(attempt->refused, e) != attempt->refused.end()) return false;
-    return e->signature->modes == modes && match_entry(*e, c, tensors, floats);
+    return e->signature->modes == modes && match_entry(*e, *e->signature, c, tensors, floats);
   });
 }
 

@@ -293,7 +293,10 @@ bool match(const Tree& t, PyObject* o, const std::vector<TensorMeta>* metas, c10
   }
   switch (t.kind) {
     case TreeKind::Tensor:
-      if (metas && (!(*metas)[t.tensor].matches(THPVariable_Unpack(o).unsafeGetTensorImpl()) || !has_attributes(o, t.value.get()))) return false;
+      if (metas) {
+        const TensorMeta& m = (*metas)[t.tensor];
+        if (!m.matches(THPVariable_Unpack(o).unsafeGetTensorImpl()) || (m.argument && !has_attributes(o, t.value.get()))) return false;
+      }
       tensors.push_back(o);
       return true;
     case TreeKind::Object:

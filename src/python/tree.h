@@ -19,7 +19,7 @@ struct TensorMeta {
   bool requires_grad = false;
   bool leaf = true;  // what needs gradients tells the program whether it is one
   bool dual = false;
-  bool argument = false;  // not met through the program's variables: then the program may read its .grad
+  bool argument = false;  // not met through the program's variables: then the program may read its .grad and its attributes
   bool has_grad = false;
   bool exact_offset = false, exact_view = false, exact_memory = false;  // facts that the program has read
   bool view = false;

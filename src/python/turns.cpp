@@ -12,12 +12,12 @@ void let_go(PyObject* capsule) { delete static_cast<std::shared_ptr<Entry>*>(PyC
 
 }  // namespace
 
-Turn Turn::next() {
+Turn Turn::next(PyObject* state) {
   Turn turn;
   PyObject* pack = pack_of_checkpoint();
   if (!pack) return turn;
   const Ref module = checked(PyImport_ImportModule("vitrify._checkpoint"));
-  const Ref found = checked(PyObject_CallMethod(module.get(), "turn", "O", pack));
+  const Ref found = checked(PyObject_CallMethod(module.get(), "turn", "OO", pack, state));
   if (found.get() == Py_None) return turn;
   turn.served_ = Ref::borrow(PyTuple_GET_ITEM(found.get(), 0));
   turn.at_ = PyLong_AsSsize_t(PyTuple_GET_ITEM(found.get(), 1));

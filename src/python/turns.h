@@ -9,8 +9,8 @@ namespace vitrify::python {
 
 class Turn {
  public:
-  // Of a call that begins: its turn in the checkpoint's function that runs in this thread, if there is one.
-  static Turn next();
+  // Of a call of `state` that begins: its turn among those in the checkpoint's function that runs in this thread, if there is one.
+  static Turn next(PyObject* state);
   bool again() const { return again_; }
   std::shared_ptr<Entry> served() const;     // when the function was called first; null: eager
   void note(const std::shared_ptr<Entry>&);  // this has served the call, and not eager

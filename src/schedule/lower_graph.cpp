@@ -282,8 +282,8 @@ class GraphLowering final : public Nests {
       if (here && sees_layout(n.op->name) && is_native(t.dtype) && !same_strides(t, strides)) {
         // Results of ATen's ops follow the order of its dims; a custom op may look at gaps too.
         const bool gaps = is_custom(n) && std::ranges::none_of(strides, [](Int s) { return s.is(0); });
-        if (!is_dense(type) && is_fixed(type) && !gaps) strides = preserved_strides(*ctx_, type);
-        if (is_dense(type) || is_fixed(type)) t = realize_as(t, strides);
+        if (!is_dense(type) && !gaps) strides = is_fixed(type) ? preserved_strides(*ctx_, type) : likely_preserved_strides(*ctx_, type);
+        t = realize_as(t, strides);
       }
       // Libraries read biases as dense.
       if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))

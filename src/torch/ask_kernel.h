@@ -29,6 +29,9 @@ struct NotAsked : CaptureError {
 };
 void call_on_made_up(const capture::OpInfo&, compat::Stack*);
 
+// Whether what it gives of such values, which have conjugate or negative bits, lies as what it gives without. Takes the bits off `given`.
+bool lies_alike_without_bits(const capture::OpInfo&, const compat::Stack& given, const compat::Stack& results);
+
 bool hides_sizes(const std::string& op);
 bool hides_strides(const std::string& op, const std::vector<at::Tensor>& results, c10::Device);
 // Where a rule of ours has found something odd about what such an op is given, its kernel says whether it takes that, whatever the values: Meta takes

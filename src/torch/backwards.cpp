@@ -312,7 +312,7 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
   std::vector<uint32_t> unasked;
   for (uint32_t g = 0; g < joint_.gradients.size() && more; ++g)
-    if (!comes_to(node.next_edge(g))) unasked.push_back(g);
+    if (!is_asked(node.next_edge(g))) unasked.push_back(g);
   for (TangentLayout& l : how)
     if (l.defined || l.without) l.unasked = unasked;
   return how;
@@ -358,7 +358,7 @@ Layouts Training::batches_of(const variable_list& tangents, const RegionNode& no
 std::vector<Value> Training::asked_of(const BackwardProgram& b, const Node& node) const {
   std::vector<Value> asked;
   for (size_t g = 0; g < b.gradients.size(); ++g)
-    if (!is_of_tangent(b.results[g]) && comes_to(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
+    if (!is_of_tangent(b.results[g]) && is_asked(node.next_edge(b.gradients[g]))) asked.push_back(b.graph->outputs[b.results[g].index]);
   return asked;
 }
 

@@ -248,6 +248,7 @@ class Compiled final : public CompiledGraph {
     if (auto c = pool_.take()) return c;
     auto c = std::make_unique<Context>(plan_, shared_->originals, program_.num_args);
     c->run.lenient = program_.lenient;
+    c->run.gives_ordinary = program_.gives_ordinary;
     if (program_.resumes) c->run.keep_effects();
     if (program_.trained) c->run.cached_from = runtime::BlockCache::kMinBytes;
     c->inputs.resize(program_.graph->inputs.size());
@@ -452,9 +453,7 @@ class Compiled final : public CompiledGraph {
       const Mutation& m = program_.mutations[i];
       const at::Tensor& real = *c.inputs[m.input];
       if (m.metadata_only) continue;
-      if (!mutation_paths_[i].empty()) follow(mutation_paths_[i], real);
-      if (!plan_->outputs[m.output].in_place || !c.stand_ins.empty()) real.copy_(c.outputs[m.output]);
-      bump(m, real, m.counted < 0 ? 0 : c.outputs[static_cast<size_t>(m.counted)].item<int64_t>());
+      vitrify::write_back(m, mutation_paths_[i], real, c.outputs, !plan_->outputs[m.output].in_place || !c.stand_ins.empty());
     }
     c.stand_ins.clear();
   }
@@ -467,13 +466,8 @@ class Compiled final : public CompiledGraph {
       if (!m.metadata_only) continue;
       const at::Tensor& real = *c.inputs[m.input];
       follow(mutation_paths_[i], real);
-      bump(m, real);
+      count_writes(m, real);
     }
-  }
-
-  static void bump(const Mutation& m, const at::Tensor& t, int64_t counted = 0) {
-    if (!counts_versions(t)) return;
-    for (int64_t k = 0; k < m.version_bumps + counted; ++k) t.unsafeGetTensorImpl()->bump_version();
   }
 
   Program program_;

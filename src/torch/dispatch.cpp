@@ -139,6 +139,9 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
           fail(fmt::format("calls {}, which joins {} under autocast to another half", info.name, c10::toString(t.scalar_type())));
       });
     }
+    if ((info.flags & ir::kEffect) && c10::InferenceMode::is_enabled())
+      for_each_tensor(last(*stack, info.args.size()),
+                      [&](const at::Tensor& t) { gives_ordinary = gives_ordinary || (t.defined() && !t.is_inference()); });
     // One call per tensor: they fuse with what is around them.
     if (info.name.starts_with("aten::_foreach_")) return decompose_list(info, stack);
     if (has_live_number(info, *stack)) return decompose_numbers(info, stack);
@@ -346,6 +349,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
            : !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
     throw NoMeta(fmt::format("no shape rule and no Meta kernel for {}", info.name));
   std::optional<c10::Device> named, first, accelerator;
+  bool bits = false;
   Stack metas;
   metas.reserve(args.size());
   auto convert = [&](const at::Tensor& t) -> at::Tensor {
@@ -372,8 +376,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (specialize) f->specialize();
     if (!real) return f->meta();
     if (!f->device().is_cpu()) fail(fmt::format("no shape rule and no Meta kernel for {}", info.name));
-    at::AutoDispatchBelowADInplaceOrView below;
-    return at::empty_strided(f->hint_sizes(), f->hint_strides(), at::TensorOptions(f->dtype())).zero_();
+    bits = bits || f->is_conj() || f->is_neg();
+    return f->zeros();
   };
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];
@@ -428,6 +432,8 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     if (!real && !options.python_mode) return run_meta(info, args, device, specialize, true);
     throw NoMeta(fmt::format("no shape rule and no Meta kernel for {} ({})", info.name, e.what_without_backtrace()));
   }
+  if (bits && !lies_alike_without_bits(info, held, metas))  // calls are given none
+    fail(fmt::format("{} lays its result out by the conjugate or negative bit of what it is given", info.name));
   return metas;
 }
 
@@ -564,6 +570,14 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
       if (call.types[i].dim() == 4 && call.types[i].device.kind == DeviceKind::CPU &&
           (!pixels || taken_by_onednn({converted.data(), converted.size()}, 1)))
         call.types[i].strides = ops::strides_for(format, call.types[i].sizes);
+    }
+    // Of a weight for one channel either stride is right, and oneDNN chooses by sizes.
+    const auto has_sizes = [&](size_t i) { return capture::is_static(std::get<Value>(converted[i]).type()); };
+    if (TensorType& w = call.types[1]; w.dim() == 4 && w.sizes[1].is(1) && std::get<sym::Int>(converted[9]).is(1) && has_sizes(0) && has_sizes(1) &&
+                                       has_sizes(2) && look_at(info, converted).can_be_made_up()) {
+      c10::Device device = c10::kCPU;
+      const Stack asked = run_meta(info, args, &device, false, true);
+      if (asked[1].toTensor().defined()) w.strides = type_of(asked[1].toTensor()).strides;
     }
   }
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});

@@ -483,6 +483,16 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   for (auto [k, slot] : s.slots) s.pointers[k] = &tensors_[slot];
   for (auto [k, window] : s.windows) s.pointers[k] = &f.windows[window].tensor;
   const std::vector<at::Tensor> views = give_views(f, e, s, inputs);
+  std::vector<at::Tensor> ordinary;
+  if (gives_ordinary && !e.node->op->name.starts_with("aten::")) {
+    ordinary.reserve(s.slots.size() + s.windows.size());
+    const auto give = [&](uint32_t k) {
+      const at::Tensor& t = *s.pointers[k];
+      if (t.defined() && t.is_inference()) s.pointers[k] = &ordinary.emplace_back(same_memory(t, false));
+    };
+    for (auto [k, _] : s.slots) give(k);
+    for (auto [k, _] : s.windows) give(k);
+  }
   if (s.foreign)
     for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
   if (!originals_ || e.node->op->name.starts_with("aten::")) return call_extern(f, i);

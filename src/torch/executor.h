@@ -41,6 +41,7 @@ class PlanRun {
   // has been written then. Call under PlanGuard.
   // owned: tensors that inputs point at and that may be dropped once nothing reads them any more.
   void run(const at::Tensor* const* inputs, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>* owned = nullptr);
+  bool gives_ordinary = false;                                     // custom ops are given no inference tensors (Program::gives_ordinary)
   bool lenient = false;                                            // a result in another layout than recorded is copied
   bool learned = false;                                            // that has happened
   void keep_effects();                                             // of custom ops before steps that may fail: eager then makes what the run has not

@@ -48,10 +48,14 @@ at::Tensor copy_in_place_of(const at::Tensor& t) {
   return at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t.detach());
 }
 
-// The same memory, as a tensor that is made in inference mode.
-at::Tensor of_inference(const at::Tensor& t) { return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides()); }
-
 }  // namespace
+
+at::Tensor same_memory(const at::Tensor& t, bool inference) {
+  std::optional<c10::InferenceMode> mode;
+  if (c10::InferenceMode::is_enabled() != inference) mode.emplace(inference);
+  const at::NoGradGuard no_grad;
+  return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides());
+}
 
 bool writes_first(const c10::FunctionSchema& s) {
   return !s.arguments().empty() && s.arguments()[0].alias_info() && s.arguments()[0].alias_info()->isWrite();
@@ -98,7 +102,7 @@ void call_on_copies(const ir::Node& n, const c10::OperatorHandle& op, std::vecto
   }
   for (size_t i = 0; i < returns.size(); ++i)
     if (!returns[i].alias_info()) flatten_results({stack[i]}, results);
-  for (const at::Tensor& t : copies) results.push_back(c10::InferenceMode::is_enabled() && t.defined() ? of_inference(t) : t);
+  for (const at::Tensor& t : copies) results.push_back(c10::InferenceMode::is_enabled() && t.defined() ? same_memory(t, true) : t);
   add_counts();
   stack.clear();
 }

@@ -26,6 +26,9 @@ void share_copy(const std::vector<ArgKind>&, std::vector<c10::IValue>& stack);
 // was written, where the node has results for that: in eager nothing else counts those writes.
 void call_on_copies(const ir::Node&, const c10::OperatorHandle&, std::vector<c10::IValue>& stack, std::vector<at::Tensor>& results);
 
+// Of a strided tensor, as one that is made in inference mode, or outside of it.
+at::Tensor same_memory(const at::Tensor&, bool inference);
+
 class NodeCall {
  public:
   using EvalInt = std::function<int64_t(sym::Int)>;

@@ -228,6 +228,14 @@ at::Tensor FakeImpl::meta() {
   return meta_;
 }
 
+at::Tensor FakeImpl::zeros() const {
+  at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor t = at::empty_strided(hint_sizes(), hint_strides(), at::TensorOptions(dtype())).zero_();
+  t.unsafeGetTensorImpl()->_set_conj(is_conj());
+  t.unsafeGetTensorImpl()->_set_neg(is_neg());
+  return t;
+}
+
 c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(const c10::VariableVersion& version, bool allow) const {
   return shallow_copy_and_detach(c10::VariableVersion(version), allow);
 }

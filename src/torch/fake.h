@@ -75,8 +75,9 @@ struct View {
 class FakeImpl final : public c10::TensorImpl {
  public:
   FakeImpl(std::shared_ptr<View> view, c10::DispatchKeySet keys, caffe2::TypeMeta dtype);
-  void set_geometry();  // copies sizes, strides and offset from the view
-  at::Tensor meta();    // a meta tensor with the same metadata, symbols at their hints
+  void set_geometry();       // copies sizes, strides and offset from the view
+  at::Tensor meta();         // a meta tensor with the same metadata, symbols at their hints
+  at::Tensor zeros() const;  // a tensor as it lies, with its bits
   c10::IntArrayRef hint_sizes() const { return now().sizes_default(); }
   c10::IntArrayRef hint_strides() const { return now().strides_default(); }
   void specialize() const;         // guards every symbol of the metadata

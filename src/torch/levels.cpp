@@ -228,7 +228,7 @@ bool Training::reads_for(const Training& below, const Node& node, size_t given) 
   const auto* outputs_of_was = was_read_by(static_cast<uint32_t>(given));
   for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
     ResultSpec r = joint_.program.results[g];
-    if (r.kind == ResultSpec::Kind::Undefined || !comes_to(node.next_edge(g))) continue;
+    if (r.kind == ResultSpec::Kind::Undefined || !is_asked(node.next_edge(g))) continue;
     if (r.kind == ResultSpec::Kind::ViewOfValue) r = joint_.program.results[r.index];
     if (!is_of_tangent(r) && outputs_of_was && (*outputs_of_was)[r.index]) return true;
     asked.push_back(is_of_tangent(r) ? joint_.given[r.index] : joint_.outputs[r.index]);

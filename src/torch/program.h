@@ -113,6 +113,7 @@ struct Program {
   std::vector<Spent> spent;
   bool lenient = false;           // results of calls in other layouts than recorded are copied (nobody sees them)
   bool trained = false;           // captured parameters that need gradients change from call to call
+  bool gives_ordinary = false;    // in inference mode custom ops are given tensors that were made outside of it, or views of them
   std::optional<bool> inference;  // results are (not) inference tensors, whatever mode the call is made in
 };
 

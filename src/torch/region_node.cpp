@@ -1,8 +1,10 @@
 #include "torch/region_node.h"
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "torch/convert.h"
@@ -11,6 +13,11 @@
 #include "torch/versions.h"
 
 namespace vitrify {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::GraphTask;
+using torch::autograd::Node;
 
 void RegionCall::watch(const at::Tensor& t, int64_t expected, bool is_output, uint32_t index) {
   if (t.defined() && counts_versions(t))
@@ -94,6 +101,85 @@ torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&
     if (const torch::autograd::Edge& e = next_edge(i); !tangents[i].defined() && e.function)
       static_cast<RegionNode&>(*e.function).note_come(e.input_nr);
   return std::move(tangents);
+}
+
+edge_list RegionNode::edges_behind(size_t input) const {
+  const JointProgram& j = call_->joint;
+  const std::vector<Tape::Step>& steps = j.tape->steps;
+  const size_t place = place_of(input);
+  const Path path = j.tape->path([&](size_t k) { return k == place; }, nullptr);
+  edge_list r;
+  for (size_t i = 0; i < steps.size(); ++i)
+    for (uint32_t g : steps[i].gradients)
+      if (path[i]) r.push_back(next_edge(g));
+  for (size_t k = 0; k < j.places() && !j.parts.empty(); ++k)
+    if (j.tape->comes_to_place(path, k)) r.push_back(next_edge(j.edge_to(k)));
+  return r;
+}
+
+bool RegionNode::is_of_one(size_t input, size_t other) const {
+  const size_t k = place_of(input), l = place_of(other);
+  return k == l || (call_->joint.tape->step_of(k) >= 0 && call_->joint.tape->step_of(k) == call_->joint.tape->step_of(l));
+}
+
+namespace {
+
+struct Inputs {  // of nodes, by the backward under way
+  struct Hash {
+    size_t operator()(const std::pair<const Node*, uint32_t>& i) const { return std::hash<const Node*>()(i.first) * 31 + i.second; }
+  };
+  int task = -1;
+  std::unordered_map<std::pair<const Node*, uint32_t>, bool, Hash> asked;
+};
+
+// It is asked for what comes there itself.
+bool is_end(const Edge& e, const GraphTask::ExecInfo& task) {
+  const auto* node = dynamic_cast<const RegionNode*>(e.function.get());
+  if (!node) {
+    const auto goes_on = [](const Edge& next) { return comes_to(next); };
+    return task.captures_ || !e.function->retains_grad_hooks().empty() || std::ranges::none_of(e.function->next_edges(), goes_on);
+  }
+  if (!task.captures_) return std::ranges::none_of(node->next_edges(), comes_to);
+  return std::ranges::any_of(*task.captures_, [&](const auto& c) { return node->is_of_one(e.input_nr, static_cast<size_t>(c.input_idx_)); });
+}
+
+}  // namespace
+
+bool is_asked(const Edge& e) {
+  if (!comes_to(e) || !is_of_grad()) return comes_to(e);
+  static thread_local Inputs inputs;
+  if (const int now = torch::autograd::get_current_graph_task_id(); inputs.task != now) inputs = {now, {}};
+  const auto& tasks = *torch::autograd::get_current_graph_task_exec_info();
+  struct Visit {
+    std::pair<const Node*, uint32_t> input;
+    edge_list next;
+    size_t at = 0;
+  };
+  std::vector<Visit> way;  // chains may be longer than the stack is deep
+  bool found = false;
+  const auto enter = [&](const Edge& to) {
+    const std::pair<const Node*, uint32_t> input(to.function.get(), to.input_nr);
+    const auto [known, fresh] = inputs.asked.try_emplace(input, false);
+    found = known->second;
+    if (!fresh) return;
+    const auto task = tasks.find(to.function.get());
+    found = known->second = task != tasks.end() && is_end(to, task->second);
+    if (found) return;
+    const auto* node = dynamic_cast<const RegionNode*>(to.function.get());
+    way.push_back({input, node ? node->edges_behind(to.input_nr) : to.function->next_edges()});
+  };
+  enter(e);
+  while (!way.empty()) {
+    if (found) {
+      inputs.asked[way.back().input] = true;
+      way.pop_back();
+    } else if (Visit& v = way.back(); v.at == v.next.size()) {
+      way.pop_back();
+    } else if (const Edge next = v.next[v.at++]; comes_to(next)) {
+      enter(next);
+    }
+  }
+  return inputs.asked.at({e.function.get(), e.input_nr});
 }
 
 void RegionNode::note_come(size_t input) {

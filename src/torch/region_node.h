@@ -143,8 +143,12 @@ class RegionNode final : public CallNode {
   Layouts layouts(const torch::autograd::variable_list& tangents) const;
   size_t edges_out() const;    // so many of its edges lead out of the program, the others to places
   size_t edges_shown() const;  // gradients go along so many
+  // What eager's node to which input `input` belongs leads to, and whether that one has input `other` too.
+  torch::autograd::edge_list edges_behind(size_t input) const;
+  bool is_of_one(size_t input, size_t other) const;
 
  private:
+  size_t place_of(size_t input) const { return call_->joint.parts.empty() ? input : call_->joint.parts[part_].places[input]; }
   torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
   // The places that the backward under way has come to, whether with a gradient or without.
   std::vector<char> places_come(const torch::autograd::variable_list& tangents) const;
@@ -164,6 +168,10 @@ class RegionNode final : public CallNode {
   std::vector<int> came_;      // by input, if there are ResultNodes: the backward that came there last
   bool freed_ = false;         // as the backward that ran last asked for
 };
+
+// Whether the backward under way asks for a gradient that eager's nodes lead to along `e`. A RegionNode stands for several, which need not all lead
+// to all of its edges: the engine, which knows nodes only, comes to it on the way to what none of those lead to.
+bool is_asked(const torch::autograd::Edge& e);
 
 std::vector<char> which_defined(const torch::autograd::variable_list&);
 

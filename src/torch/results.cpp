@@ -149,6 +149,13 @@ std::optional<size_t> views_since_made_again(const at::Tensor& t, const std::vec
   return {};
 }
 
+// What is written to the base of `view` since the call began is no part of its history.
+bool is_same_edge(const torch::autograd::Edge& begin, const at::Tensor& view) {
+  at::Tensor base = view;
+  if (view.is_view()) base = view._base();
+  return torch::autograd::impl::gradient_edge(base) == begin;
+}
+
 }  // namespace
 
 // A view of a view that is returned as well is made from that one, as in eager: their gradients meet there, in the strides of the first.
@@ -181,6 +188,9 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
+    if (r.kind == ResultSpec::Kind::ViewOfInput && !inputs[r.index]->real.is_view() && is_same_edge(inputs[r.index]->edge, fakes[i]) &&
+        views_since_made_again(fakes[i], r.path))
+      fail("returns a view of an argument that it has written since, by way of what is detached of it");
     const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt;
     bool chained = false;
     size_t steps = 1;
@@ -502,6 +512,7 @@ void Tracer::Impl::take_inputs(Program& p) {
   p.num_args = num_args;
   p.resumes = options.resumes;
   p.goes_back = went_back;
+  p.gives_ordinary = gives_ordinary;
   for (uint32_t i = num_args; i < inputs.size(); ++i) {
     const Source& s = *inputs[i];
     p.captured.push_back(s.grad_of ? at::Tensor() : s.real);

@@ -11,6 +11,8 @@
 #include <unordered_set>
 
 #include "torch/derivatives.h"
+#include "torch/effects.h"
+#include "torch/extern_call.h"
 #include "torch/saved_hooks.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
@@ -31,6 +33,18 @@ static bool is_passed(const JointProgram& j, size_t root) {
     return r.kind == ResultSpec::Kind::ViewOfInput && r.index == static_cast<uint32_t>(j.roots[root].written);
   };
   return (written >= 0 && std::ranges::any_of(j.tape->steps, passes)) || std::ranges::any_of(j.program.results, is_view);
+}
+
+// As a plan writes, which gives values memory of their own.
+static void write_interpreted(const Program& p, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values) {
+  for (at::Tensor& v : values)
+    if (v.defined() && v.has_storage() && std::ranges::any_of(p.mutations, [&](const Mutation& m) { return given[m.input]->is_alias_of(v); }))
+      v = v.clone();
+  const PlanGuard guard;
+  for (const Mutation& m : p.mutations) {
+    note_effect();
+    write_back(m, resolve(m.path), *given[m.input], values);
+  }
 }
 
 void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, const Origin* origin) {
@@ -78,11 +92,12 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (const Program::Spent& s : joint_.program.spent) spent.push_back(spent_node(s, given.data()));
   std::vector<at::Tensor> values;
   if (compat::any_mode_on_stack() && !Tracer::current()) {  // around a derivative, or a checkpoint's function: it sees what eager calls
-    if (!origin && !joint_.program.mutations.empty()) throw capture::CallRefused("a mode is around a checkpoint's function that writes");
+    if (!origin && !reshaped_.empty()) throw capture::CallRefused("a mode is around a checkpoint's function that reshapes what it is given in place");
     std::vector<at::Tensor> inputs;
     if (origin) inputs.assign(args.begin(), args.end());
     for (size_t i = 0; i < given.size() && !origin; ++i) inputs.push_back(given[i]->detach());
     values = interpret(*split(joint_, options_).forward.graph, inputs);
+    if (!origin) write_interpreted(joint_.program, given, values);
   } else {
     forward_->run(args, values);
   }
@@ -282,7 +297,7 @@ void Training::find_read(const ir::Graph& forward) {
     };
     finds_what_hooks_take_ = finds_what_hooks_take_ || (users && !found && std::ranges::any_of(joint_.tape->steps, finds));
   }
-  if (std::ranges::find(given_to_hooks_, 1) != given_to_hooks_.end()) plan_ = number_of_saved();
+  gives_hooks_ = std::ranges::find(given_to_hooks_, 1) != given_to_hooks_.end();
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)
@@ -310,43 +325,6 @@ void Training::find_read(const ir::Graph& forward) {
       kept_given_.push_back(static_cast<uint32_t>(i));
 }
 
-// By how each value follows from what is given, whatever the sizes: the same of all programs of the process that save the same.
-int64_t Training::number_of_saved() const {
-  using Made = std::pair<std::string, std::vector<int64_t>>;
-  static std::mutex mutex;
-  static auto* numbers = new std::map<Made, int64_t>;
-  const std::lock_guard lock(mutex);
-  const auto number = [&](std::string by, std::vector<int64_t> of) {
-    return numbers->try_emplace(Made(std::move(by), std::move(of)), static_cast<int64_t>(numbers->size()) + 1).first->second;
-  };
-  const ir::Graph& g = *joint_.program.graph;
-  ir::ValueMap<int64_t> given(g);
-  for (size_t i = 0; i < joint_.given.size(); ++i) given.emplace(joint_.given[i], number("given", {static_cast<int64_t>(i)}));
-  std::vector<Value> kept;
-  for (const Saved& s : saved_)
-    if (s.kind == Saved::Kind::Private) kept.push_back(s.value);
-  const ir::NodeSet behind = nodes_behind(g, kept);
-  std::unordered_map<const ir::Node*, int64_t> made;
-  const auto of_value = [&](Value v) {
-    const int64_t* known = given.find(v);
-    return known ? *known : number("value", {made[v.node], v.index});
-  };
-  for (const ir::Node* n : g.nodes()) {
-    if (!behind.contains(n)) continue;
-    std::vector<int64_t> of;
-    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { of.push_back(of_value(v)); });
-    made[n] = number(n->op->name, std::move(of));
-  }
-  std::vector<int64_t> all;
-  for (size_t k = 0; k < saved_.size(); ++k) {
-    const Saved& s = saved_[k];
-    if (!given_to_hooks_[k]) continue;
-    all.push_back(static_cast<int64_t>(s.kind));
-    all.push_back(s.kind == Saved::Kind::Private ? of_value(s.value) : s.index);
-  }
-  return number("saved", std::move(all));
-}
-
 void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks,
                     const Origin* origin) const {
   const std::vector<Hold>& holds = tape().holds;
@@ -362,10 +340,6 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       if (!call.given[i].tensor.defined() && given[i]->defined()) call.given[i] = Kept::sizes_of(*given[i]);
   call.kept.resize(saved_.size());
   if (hooks) call.hooked.resize(saved_.size());
-  if (hooks && plan_ && saved_hooks_compute_again()) {
-    call.plan = plan_;
-    call.hooked.emplace_back(at::full({1}, plan_, at::kLong), false);
-  }
   if (hooks && call.sized) call.behind_hooks.resize(saved_.size());
   for (size_t k = 0; k < saved_.size(); ++k) {
     const Saved& s = saved_[k];
@@ -388,6 +362,10 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       call.kept[k] = Kept(value, s.snapshot || s.index >= tape().holds_results.size() ? Hold::Memory : tape().holds_results[s.index]);
     else
       call.kept[k].tensor = std::move(value);
+  }
+  if (hooks && gives_hooks_ && saved_hooks_compute_again()) {
+    call.plan = number_of_saved(sizes_of(call, {}));
+    call.hooked.emplace_back(at::full({1}, call.plan, at::kLong), false);
   }
 }
 
@@ -436,7 +414,7 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
     }
     for (const Tape::Failing& f : tape.failing) {
       const bool whole = !is_of_grad();
-      const auto asked = [&](uint32_t g) { return whole || comes_to(node.next_edge(g)); };
+      const auto asked = [&](uint32_t g) { return whole || is_asked(node.next_edge(g)); };
       if (!asks.meets(f.step)) continue;
       if (f.always || std::ranges::any_of(f.next, [&](uint32_t n) { return on(asks.all, n); }) || std::ranges::any_of(f.gradients, asked))
         note(f.step, f.raise);

@@ -142,7 +142,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   Path path_of(const std::vector<char>& come, const RegionNode& node, bool on = false) const {
     const bool some = is_of_grad();
     if (!some && joint_.parts.empty() && std::ranges::find(come, 0) == come.end()) return {};
-    const std::function<bool(size_t)> asked = [&](size_t g) { return comes_to(node.next_edge(g)); };
+    const std::function<bool(size_t)> asked = [&](size_t g) { return is_asked(node.next_edge(g)); };
     const auto comes = [&](size_t k) { return come[k] != 0; };
     Path path = joint_.tape->path(comes, some ? &asked : nullptr, on ? std::vector<char>() : node.stops());
     // backward(inputs=) of results: eager's nodes of those run, for nothing.
@@ -300,7 +300,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   void find_read(const ir::Graph& forward);
   void find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs);
 
-  int64_t number_of_saved() const;
+  // Of all that is saved, by how it follows from what is given: the same of all programs of the process that save the same.
+  int64_t number_of_saved(const CallSizes&) const;
   // `hooks`: they may want to move what is kept.
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
 
@@ -403,11 +404,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool built_ = false;
   bool writes_behind_hooks_ = false;
   bool finds_what_hooks_take_ = false;
-  std::vector<char> given_to_hooks_;  // by saved_: not what only a checkpoint's function, or a user's ctx, has
-  int64_t plan_ = 0;                  // of all that is: the same for two plans that save the same; 0: nothing is
-  bool reads_state_ = false;          // its backward runs Python code
-  bool own_backward_ = false;         // that of a derivative of the user's, which may look at how what comes to it lies
-  bool static_ = true;                // no size in the derivative differs from call to call
+  std::vector<char> given_to_hooks_;                                        // by saved_: not what only a checkpoint's function, or a user's ctx, has
+  bool gives_hooks_ = false;                                                // any of it
+  mutable std::map<std::vector<std::optional<int64_t>>, int64_t> numbers_;  // number_of_saved(), by sizes
+  bool reads_state_ = false;                                                // its backward runs Python code
+  bool own_backward_ = false;  // that of a derivative of the user's, which may look at how what comes to it lies
+  bool static_ = true;         // no size in the derivative differs from call to call
 };
 
 }  // namespace vitrify

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "torch/versions.h"
+
 namespace vitrify {
 
 namespace {
@@ -134,6 +136,17 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
         break;
     }
   }
+}
+
+void write_back(const Mutation& m, const ViewPath& path, const at::Tensor& input, const std::vector<at::Tensor>& outputs, bool memory) {
+  if (!path.empty()) follow(path, input);
+  if (memory) input.copy_(outputs[m.output]);
+  count_writes(m, input, m.counted < 0 ? 0 : outputs[static_cast<size_t>(m.counted)].item<int64_t>());
+}
+
+void count_writes(const Mutation& m, const at::Tensor& input, int64_t counted) {
+  if (!counts_versions(input)) return;
+  for (int64_t k = 0; k < m.version_bumps + counted; ++k) input.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace vitrify

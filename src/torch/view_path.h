@@ -30,6 +30,11 @@ using ViewPath = std::vector<ViewCall>;
 ViewPath resolve(const std::vector<ResultSpec::ViewOp>&);
 at::Tensor follow(const ViewPath&, at::Tensor);
 
+// An input gets what the program has written to it, one of its graph's `outputs`: its memory, unless that is there already, and its version. `path`:
+// the mutation's, resolved. Below autograd.
+void write_back(const Mutation&, const ViewPath& path, const at::Tensor& input, const std::vector<at::Tensor>& outputs, bool memory = true);
+void count_writes(const Mutation&, const at::Tensor& input, int64_t counted = 0);
+
 // Makes what a program returns from the outputs of its graph and from its inputs.
 class ResultMaker {
  public:

@@ -160,8 +160,7 @@ at::Tensor Tracer::Impl::out_on_zeros(const OpInfo& info, const Stack& fakes, si
     double elements = 1;
     for (int64_t n : f->hint_sizes()) elements *= static_cast<double>(n);
     if (!(usual = elements <= kMostZeros)) return t;
-    at::AutoDispatchBelowADInplaceOrView below;
-    return at::empty_strided(f->hint_sizes(), f->hint_strides(), at::TensorOptions(f->dtype())).zero_();
+    return f->zeros();
   };
   Stack args;
   for (const IValue& v : fakes) {

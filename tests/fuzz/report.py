@@ -12,6 +12,7 @@ from pathlib import Path
 import compile_times
 
 INCONCLUSIVE, NOT_COMPILED, LEFT = 0.01, 0.02, 0.03
+NATIVE = 0.6  # at least: programs that raise, or only call libraries, say little
 KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
          "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
 
@@ -56,7 +57,7 @@ class Verdict:
         n = max(1, len(results))
         # of a handful nothing can be said in percent
         self.why = [why for bad, why in ((self.counts["failed"], "programs failed"), (self.counts["inconclusive"] > max(1, INCONCLUSIVE * n), f"more than {INCONCLUSIVE:.0%} inconclusive"),
-                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (self.slow, f"compiles took over {compile_times.FACTOR} times their size class's median")) if bad]
+                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (len(results) >= 100 and self.counts["ok"] < NATIVE * len(results), f"less than {NATIVE:.0%} with native kernels"), (len(results) < self.args.n, "not all programs ran"), (self.slow, f"compiles took over {compile_times.FACTOR} times their size class's median")) if bad]
         self.passed = not self.why
 
     def line(self):

@@ -117,8 +117,8 @@ def result(**more):
     return {"seed": 0, "theme": "mixed", "kind": "ok", "compiled_values": 10, "compile_s": 0.01, **more}
 
 
-def verdict(results):
-    return report.Verdict(argparse.Namespace(seed=0, n=len(results), length=12, jobs=1, training=False, commit="c0ffee"), results, 1.0)
+def verdict(results, n=None):
+    return report.Verdict(argparse.Namespace(seed=0, n=len(results) if n is None else n, length=12, jobs=1, training=False, commit="c0ffee"), results, 1.0)
 
 
 def test_verdict():
@@ -127,6 +127,9 @@ def test_verdict():
     for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_s=0.3)]):
         v = verdict(good + bad)
         assert not v.passed and "Failed" in v.text() and "FAILED" in v.line()
+    for kind in ("raises", "library"):
+        assert not verdict([result(kind=kind) for _ in range(200)]).passed
+    assert not verdict(good, n=201).passed
 
 
 @pytest.mark.parametrize("alone, passes", [(0.02, True), (0.31, False)])

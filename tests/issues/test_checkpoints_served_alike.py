@@ -165,3 +165,206 @@ def test_something_else_is_saved_the_second_time():
     y = checkpoint(goes_another_way, x, w, use_reentrant=False)
     with pytest.raises(RuntimeError, match="saves something else when it is called again"):
         torch.autograd.grad(y.sum(), (x, w))
+
+
+def add(x, w):
+    return x + w  # saves nothing
+
+
+def multiply(x, w):
+    return x * w
+
+
+def other_order(add, multiply, x, w, made):
+    made.append(0)
+    if len(made) == 1:
+        first = add(x, w)
+        second = multiply(x, w)
+    else:
+        second = multiply(x, w)
+        first = add(x, w)
+    return first.sin() * second.cos()
+
+
+def used_up(add, multiply, x, w, made):
+    if not made:
+        made += [add(w, x), 0]
+    ready = made.pop() if len(made) > 1 else None
+    return multiply(x, made[0] if ready is not None else add(w, x)).sin()
+
+
+def used_up_alone(add, multiply, x, w, made):
+    if not made:
+        made += [add(w, x), 0]
+    ready = made.pop() if len(made) > 1 else None
+    return multiply(x, made[0] if ready is not None else add(w, x))
+
+
+def cached(add, multiply, x, w, made):
+    if not made:
+        made.append(add(w, x))
+    return multiply(x, made[0]).sin()
+
+
+def only_the_first_time(add, multiply, x, w, made):
+    made.append(0)
+    if len(made) == 1:
+        add(x, w)
+    return multiply(x, w).sin() * multiply(w, x)
+
+
+def only_again(add, multiply, x, w, made):
+    made.append(0)
+    if len(made) > 1:
+        add(w, x)
+    return multiply(x, w).sin() * multiply(w, x)
+
+
+def more_again(add, multiply, x, w, made):
+    made.append(0)
+    r = multiply(x, w).sin()
+    return add(r, r if len(made) == 1 else add(add(x, w), r) - add(x, w))
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+@pytest.mark.parametrize("block", [other_order, used_up, used_up_alone, cached, only_the_first_time, only_again, more_again])
+def test_other_calls_the_second_time(block, backwards):
+    """Of programs that save nothing there may be more, or fewer, or in another order: eager does not notice."""
+    def run(of):
+        a, m, made = of(add), of(multiply), []
+        x, w, *_ = inputs()
+        for _ in range(2):
+            a(x, w), m(x, w)
+        h, g = x * 1, w * 1
+        y = checkpoint(lambda x, w: block(a, m, x, w, made), h, g, use_reentrant=False)
+        found = []
+        for k in range(backwards):
+            found += torch.autograd.grad(y.sum() * (k + 1), (x, w), retain_graph=True)
+        return found
+    same(run(vitrify.compile), run(lambda f: f))
+
+
+def written(x, w):
+    x.mul_(w)
+    return x.sin()
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x, w):
+        y = (x * w * self.scale).sin() * x
+        self.count.add_(1)
+        self.scale.mul_(1.5)
+        return y
+
+
+@pytest.mark.eager("op by op: a mode sees", "hooks take what it saves before it has written", "ran eagerly the first time", some=True)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("mode", [torch.autograd.detect_anomaly, Mode, lambda: FlopCounterMode(display=False)], ids=["anomaly", "mode", "flops"])
+@pytest.mark.parametrize("what", ["argument", "buffers", "batch norm", "dropout"])
+def test_what_writes_with_a_mode_around_the_backward(what, mode):
+    def run(of):
+        torch.manual_seed(1)
+        m = Counts() if what == "buffers" else nn.BatchNorm1d(3, dtype=torch.float64)
+        f = of({"argument": written, "buffers": m, "batch norm": lambda x, w: (m(x) * w).sin(), "dropout": lambda x, w: nn.functional.dropout(x * w, 0.5).sin() * w}[what])
+        x, w, *_ = inputs()
+        found = []
+        for _ in range(2):
+            y = checkpoint(lambda a, b: f(a.clone(), b), x, w, use_reentrant=False)
+            with mode():
+                y.sum().backward()
+            found += [x.grad.clone(), w.grad.clone(), *(b.double() for b in m.buffers())]
+        return found
+    if what == "batch norm" and mode not in (torch.autograd.detect_anomaly, Mode):
+        pytest.skip("FlopCounterMode has hooks on all modules in the backward alone, which the second call would have to run")
+    same(run(vitrify.compile), run(lambda f: f))
+
+
+BETWEEN = {
+    "a gradient": lambda x, w: (w * 2).sum().backward(), "no gradient any more": lambda x, w: (setattr(x, "grad", None), setattr(w, "grad", None)),
+    "a gradient assigned": lambda x, w: setattr(w, "grad", torch.zeros(3, 3, dtype=torch.float64)), "an attribute": lambda x, w: setattr(w, "tag", 1),
+    "threads": lambda x, w: torch.set_num_threads(1), "deterministic": lambda x, w: torch.use_deterministic_algorithms(True),
+    "precision": lambda x, w: torch.set_float32_matmul_precision("medium"), "default dtype": lambda x, w: torch.set_default_dtype(torch.float64),
+}
+
+
+@pytest.fixture
+def settings():
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.eager("recompile_limit", "ran eagerly the first time", some=True)
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.autograd.detect_anomaly], ids=["nothing", "anomaly"])
+@pytest.mark.parametrize("limit", [1, 8])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_the_second_call_finds_otherwise(between, limit, around):
+    """Gradients that came meanwhile, attributes and settings are no reason to serve it otherwise."""
+    def run(of):
+        x, w, *_ = inputs()
+        f, found = of(product), []
+        for _ in range(3):
+            y = checkpoint(f, x, w, use_reentrant=False)
+            BETWEEN[between](x, w)
+            with around():
+                y.sum().backward()
+            found += [x.grad.clone(), w.grad.clone()]
+        return found
+    same(run(lambda f: vitrify.compile(f, options={"recompile_limit": limit})), run(lambda f: f))
+
+
+def convolutions(x, w):
+    w = w.float().view(9, 3, 3, 3)
+    y = nn.functional.conv2d(nn.functional.conv2d(x.float(), w[:3], padding=1).relu(), w[3:6], padding=1).sigmoid()
+    return (nn.functional.max_pool2d(y, 2) * y.mean()).sum()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_another_size_in_between(both):
+    """The plan for sizes that change from call to call saved another number of tensors than the first one."""
+    def run(f):
+        torch.manual_seed(0)
+        w = torch.randn(9, 27, dtype=torch.float64).requires_grad_()
+        x = [torch.rand(n, 3, 12, 12, dtype=torch.float64, requires_grad=True) for n in (4, 5)]
+        first = checkpoint(lambda a: f(a, w), x[0], use_reentrant=False)
+        second = checkpoint(lambda a: f(a, w), x[1], use_reentrant=False) if both else f(x[1], w)
+        second.backward()
+        first.backward()
+        return [x[0].grad, x[1].grad, w.grad]
+    for ours, eager in zip(run(vitrify.compile(convolutions)), run(convolutions), strict=True):
+        torch.testing.assert_close(ours, eager, **bounds.DEEP_CONVOLUTIONS)
+
+
+NUMBER = [2.0]
+
+
+@pytest.mark.parametrize("f, number, other", [
+    (lambda x, w: ((x * NUMBER[0]) @ w * NUMBER[0]).sin(), 2.0, 3.0), (lambda x, w: ((x @ w) + NUMBER[0]).sin(), 2.0, 3.0),
+    (lambda x, w: (x @ w).softmax(int(NUMBER[0])).sin(), 1.0, 0.0), (lambda x, w: (x @ w)[:, int(NUMBER[0]):int(NUMBER[0]) + 2].exp().sin(), 0.0, 1.0),
+    (lambda x, w: ((x @ w).exp() * torch.tensor([NUMBER[0], 1.0, 2.0])).sin(), 2.0, 3.0)], ids=["product", "sum", "dim", "part", "literal"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_another_number_the_second_time(f, number, other, dynamic):
+    """Eager mixes what it saved then with what it saves now; ours gives the gradient of what was computed, or tells."""
+    def run(f, other=other):
+        NUMBER[0] = number
+        x, w, *_ = inputs()
+        y = checkpoint(f, x, w, use_reentrant=False)
+        NUMBER[0] = other
+        return torch.autograd.grad(y.sum(), (x, w))
+    try:
+        ours = run(vitrify.compile(f, dynamic=dynamic))
+    except RuntimeError as e:
+        assert "saves something else when it is called again" in str(e)
+    else:
+        same(ours, run(f, number))
