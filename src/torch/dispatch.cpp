@@ -595,6 +595,7 @@ ir::Node* Tracer::Impl::draw_in_bulk(const OpInfo& info, const std::vector<Arg>&
       !types[0].is_contiguous())
     return nullptr;
   const TensorType& type = types[0];
+  if (std::ranges::any_of(type.sizes, [](sym::Int i) { return i.is(0); })) return nullptr;  // nothing is drawn
   for (const Arg& a : args)
     if (std::holds_alternative<ir::OpaqueArg>(a)) return nullptr;  // a generator of the program's
   auto number = [&](size_t i) {

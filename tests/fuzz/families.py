@@ -51,7 +51,7 @@ REDUCE = """
     {a} - {a}.mean({d}, keepdim=True)   {a}.sum()                          {a}.max()                          {a}.min()
     {a}.flip({d})                       torch.roll({a}, 1, {d})            torch.var_mean({a}, {d})[1]        torch.cumprod({a}.narrow({d}, 0, min({a}.shape[{d}], 99)), {d})
     {a}.max({d}).values                 {a}.min({d}).indices               torch.norm({a}, dim={d})           torch.linalg.vector_norm({a}, 1, {d})
-    torch.median({a}, {d}).values       {a}.sum(({d}, {e}))                {a}.mean()                         torch.count_nonzero({a}, {d})
+    torch.median({a} * 1, {d}).values   {a}.sum(({d}, {e}))                {a}.mean()                         torch.count_nonzero({a}, {d})
     torch.cummax({a}, {d}).values       torch.logcumsumexp({a}, {d})       torch.aminmax({a}).max             {a}.nansum({d})
     {a}.sum({d}, dtype=F64)             {a}.sum({d}, dtype=torch.int64)    {a}.var({d}, correction=0)         torch.diff({a}, dim={d})
     {a}.prod({d}, dtype=torch.int32)    torch.quantile({a}, 0.3, {d})      torch.cov({a})                     torch.nanmean({a}, {d})
@@ -137,6 +137,7 @@ FOURIER = """
 """
 RANDOM = """
     F.dropout({a}, 0.3)                 F.dropout({a}, 0.5, training=False)                                  torch.rand_like({a})               torch.randn_like({a})
+    torch.randn_like({a}[:, :2])        torch.rand_like({a}.mT[..., :2])   torch.randint_like({a}.transpose({d}, {e})[:2], 9)                    {a}.transpose({d}, {e})[..., 1:].bernoulli(0.3)
     torch.randn({a}.shape, dtype=F32)   torch.rand(3, {n}, dtype=F32)      torch.randint(0, 9, {a}.shape)     torch.randperm({n})
     torch.bernoulli(torch.sigmoid({a})) torch.multinomial(torch.softmax({a}.reshape(-1), 0), 3, replacement=True)                                torch.normal({a}, 0.5)
     torch.normal(0.0, 1.0, (2, {n}), dtype=F32)                            torch.randint_like({a}, 5)         torch.poisson(torch.abs({a}))      torch.empty_like({a}).exponential_()

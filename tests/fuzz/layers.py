@@ -46,7 +46,9 @@ ATTENTION = [
     (None, "(({a} @ {a}.mT).masked_fill(torch.ones({a}.shape[-2], {a}.shape[-2]).triu(1) > 0, -torch.inf)).softmax(-1) @ {a}"),
     ("nn.MultiheadAttention({n}, 1, batch_first=True)", "{m}({a}, {a}, {a}, need_weights=False)[0]"), ("nn.MultiheadAttention({n}, 1)", "{m}({a}, {a}, {a})[1]"), ("nn.MultiheadAttention({n}, 1)", "{m}({a}, {a}, {a})[0]"),
     ("nn.TransformerEncoderLayer({n}, 1, 16, batch_first=True)", "{m}({a})"), ("nn.TransformerEncoderLayer({n}, 1, 16, dropout=0.0, norm_first=True)", "{m}({a})"),
-    ("nn.Linear({n}, 3 * {n})", "F.scaled_dot_product_attention(*{m}({a}).chunk(3, -1))"),
+    ("nn.Linear({n}, 3 * {n})", "F.scaled_dot_product_attention(*{m}({a}).chunk(3, -1))"), ("nn.Conv2d({C}, 6, 3, padding=1)", "F.scaled_dot_product_attention(*{m}({a}).chunk(3, 1))"),
+    ("nn.Conv2d({C}, 8, 1)", "F.scaled_dot_product_attention({m}({a})[:, :3], {m}({a})[:, 1:4], {m}({a})[:, -3:])"), (None, "F.scaled_dot_product_attention({a}[:, 1:], {a}[:, :-1], {a}[:, 1:])"),
+    ("nn.Conv1d({C}, 6, 3, padding=1)", "F.scaled_dot_product_attention(*{m}({a}).transpose(1, 2).chunk(3, -1))"), (None, "F.scaled_dot_product_attention(*[{a}.transpose(1, 2)[:, :2]] * 3)"),
 ]
 RECURRENT = [("nn.GRU({n}, 4, batch_first=True)", "{m}({a})[0]"), ("nn.LSTM({n}, 3)", "{m}({a})[1][0]"), ("nn.RNN({n}, 3)", "{m}({a})[0]"), ("nn.GRUCell({n}, 4)", "{m}({a})")]
 EMBEDDING = [("nn.Embedding(40, 6)", "{m}(index)"), ("nn.Embedding(40, 6, padding_idx=0)", "{m}(index) * 2"), ("nn.EmbeddingBag(40, 5, mode=\"mean\")", "{m}(index, torch.tensor([0]))"), ("nn.EmbeddingBag(40, 5)", "{m}(index.view(1, -1))"),

@@ -84,9 +84,10 @@ def test_a_mode_around_one_of_them(f, mode, where, calls):
             y = checkpoint(lambda a, b: f(a, b) if calls == 1 else f(b, f(a, b)), x, w, use_reentrant=False)
         with mode() if where != "forward" else contextlib.nullcontext():
             return torch.autograd.grad(y.sum(), (x, w))
-    compiled = vitrify.compile(f)
+    compiled, before = vitrify.compile(f), vitrify.counters["kernels_launched"]
     for _ in range(2):
         same(run(compiled), run(f))
+    assert vitrify.counters["kernels_launched"] > before or where != "backward"  # only a mode around the forward keeps that from being compiled
 
 
 @pytest.mark.eager("op by op: a mode sees")
@@ -115,20 +116,37 @@ def test_other_signatures_in_between(f, limit):
     same(run(vitrify.compile(f, options={"recompile_limit": limit})), run(f))
 
 
+class Caches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = {}
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x, w):
+        if len(x) not in self.table:
+            self.table[len(x)] = len(x) / 2
+        return (self.linear(x * w).sin() * self.table[len(x)]).tanh() * x
+
+
+@pytest.mark.eager("it writes Python state", "ran eagerly the first time")
+def test_each_backward_counts_its_own_calls():
+    """The first call ran eagerly, and so do those of three backwards."""
+    def run(of):
+        torch.manual_seed(3)
+        f, grads = of(Caches()), []
+        x, w, *_ = inputs()
+        y = checkpoint(f, x, w, use_reentrant=False)
+        for _ in range(3):
+            f(x, w)
+        for _ in range(3):
+            grads += torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+        return grads
+    same(run(vitrify.compile), run(lambda m: m))
+
+
 @pytest.mark.eager("it writes Python state", "ran eagerly the first time")
 def test_the_first_calls_run_eagerly():
     """They fill a cache; what is called again would be compiled by then."""
-    class Caches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = {}
-            self.linear = nn.Linear(3, 3, dtype=torch.float64)
-
-        def forward(self, x, w):
-            if len(x) not in self.table:
-                self.table[len(x)] = len(x) / 2
-            return (self.linear(x * w).sin() * self.table[len(x)]).tanh() * x
-
     def run(of):
         torch.manual_seed(3)
         m, grads = Caches(), []
