@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import warnings
 
@@ -141,7 +142,12 @@ def in_another_order(func, args, kwargs, single=False):
         turned = x.flip(tuple(dims))
         return func(turned.mul_(steps(turned, x.numel())) if turned.dtype in SINGLE else turned, *args[1:], **kwargs)  # also of what lies in one place, each step is rounded
     if name == "prod" and func._overloadname == "dim_int":  # what vanishes on the way meets an infinity or not
-        return func(args[0].flip(args[1]), *args[1:], **kwargs)
+        out = func(args[0].flip(args[1]), *args[1:], **kwargs)
+        if out.dtype not in SINGLE:
+            return out
+        sizes, limits = args[0].abs().double().log2(), torch.finfo(out.dtype)
+        either = (sizes.clamp(min=0).sum(*args[1:]) > math.log2(limits.max)) & (sizes.clamp(max=0).sum(*args[1:]) < math.log2(limits.tiny))
+        return torch.where(either, torch.where(out.isnan(), 0, torch.nan), out).to(out.dtype)
     if name == "logsumexp" and args[0].is_floating_point():  # the logarithm and what was taken away before it may cancel to nothing, or to a rounding
         most = args[0].amax(args[1], True)
         most = most.masked_fill(most.isinf(), 0)
