@@ -56,7 +56,7 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
   const bool dynamic = ctx().dynamic();
   const std::vector<std::optional<int64_t>>& known = dynamic ? sizes.by_symbol() : none;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(numbers_mutex_);
     if (const auto at = numbers_.find(known); at != numbers_.end()) return at->second;
   }
   const std::function<int64_t(sym::Int)> size = [&](sym::Int i) {
@@ -94,7 +94,7 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
   }
   const int64_t r = number("saved", std::move(all));
   constexpr size_t kMost = 256;  // sizes that are kept in mind
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(numbers_mutex_);
   if (numbers_.size() >= kMost) numbers_.clear();
   numbers_.emplace(known, r);
   return r;

@@ -188,8 +188,8 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     const View& v = *as_fake(fakes[i])->view;
     const bool of_whole =
         r.kind == ResultSpec::Kind::ViewOfOutput || (r.kind == ResultSpec::Kind::ViewOfValue && results[r.index].kind == ResultSpec::Kind::Value);
-    if (r.kind == ResultSpec::Kind::ViewOfInput && !inputs[r.index]->real.is_view() && is_same_edge(inputs[r.index]->edge, fakes[i]) &&
-        views_since_made_again(fakes[i], r.path))
+    if (r.kind == ResultSpec::Kind::ViewOfInput && as_fake(fakes[i])->view->storage->generation && !inputs[r.index]->real.is_view() &&
+        is_same_edge(inputs[r.index]->edge, fakes[i]) && views_since_made_again(fakes[i], r.path))
       fail("returns a view of an argument that it has written since, by way of what is detached of it");
     const auto since = of_whole ? views_since_made_again(fakes[i], r.path) : std::nullopt;
     bool chained = false;

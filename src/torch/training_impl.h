@@ -404,10 +404,12 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool built_ = false;
   bool writes_behind_hooks_ = false;
   bool finds_what_hooks_take_ = false;
-  std::vector<char> given_to_hooks_;                                        // by saved_: not what only a checkpoint's function, or a user's ctx, has
-  bool gives_hooks_ = false;                                                // any of it
-  mutable std::map<std::vector<std::optional<int64_t>>, int64_t> numbers_;  // number_of_saved(), by sizes
-  bool reads_state_ = false;                                                // its backward runs Python code
+  std::vector<char> given_to_hooks_;  // by saved_: not what only a checkpoint's function, or a user's ctx, has
+  bool gives_hooks_ = false;          // any of it
+  // number_of_saved(), by sizes. A checkpoint's function is called again, with the interpreter's lock, while mutex_ is held.
+  mutable std::mutex numbers_mutex_;
+  mutable std::map<std::vector<std::optional<int64_t>>, int64_t> numbers_;
+  bool reads_state_ = false;   // its backward runs Python code
   bool own_backward_ = false;  // that of a derivative of the user's, which may look at how what comes to it lies
   bool static_ = true;         // no size in the derivative differs from call to call
 };

@@ -386,3 +386,18 @@ def test_another_number_the_second_time(f, number, other, dynamic):
         assert "saves something else when it is called again" in str(e)
     else:
         same(ours, run(f, number))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("f", PROGRAMS)
+def test_gradients_of_gradients(f, dynamic):
+    """The function is called again while a derivative is taken of the call."""
+    def run(f):
+        x, w, *_ = inputs()
+        y = checkpoint(f, x, w, use_reentrant=False)
+        first = torch.autograd.grad(y.sum(), (x, w), create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, w))]
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    for _ in range(2):
+        for ours, eager in zip(run(compiled), run(f), strict=True):
+            torch.testing.assert_close(ours, eager, **bounds.DEEP)
