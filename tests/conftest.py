@@ -1,6 +1,8 @@
 """For every test: a clean engine, fixed seeds, and no eager call or missing kernel that the test has not announced (tests/expects.py)."""
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ for folder in (ROOT, ROOT / "tests"):
 os.environ.setdefault("VITRIFY_VERIFY", "1")  # graphs and loops are verified after every stage, which takes no time that could be measured
 
 import expects  # noqa: E402
+
+if threading.current_thread() is threading.main_thread():  # a shell has what it starts in the background ignore Ctrl-C, which tests send
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _watch = pytest.StashKey()
 

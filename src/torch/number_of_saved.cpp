@@ -20,6 +20,7 @@ int64_t number(std::string by, std::vector<int64_t> of) {
 struct Spelled {
   const ir::Graph& graph;
   const std::function<int64_t(sym::Int)>& size;
+  int64_t own;  // of nothing else in the process: an address may come to be another's
   std::string text{};
 
   void put(const std::string& s) { text += fmt::format("{}:{},", s.size(), s); }
@@ -34,15 +35,16 @@ struct Spelled {
   void add(DType t) { text += fmt::format("{},", static_cast<int>(t)); }
   void add(ir::MemoryFormat f) { text += fmt::format("{},", static_cast<int>(f)); }
   void add(ir::Layout l) { text += fmt::format("{},", static_cast<int>(l)); }
-  void add(ir::OpaqueArg o) { text += fmt::format("{},", graph.constants.at(o.index).get()); }
+  void add(ir::OpaqueArg o) { text += fmt::format("{}/{},", own, o.index); }
   template <class T>
   void add(const std::vector<T>& all) {
     for (const auto& x : all) add(static_cast<const T&>(x));
     text += ']';
   }
-  void add_constant(const at::Tensor& t) {
-    constexpr int64_t kFew = 1024;  // elements; of a larger one nobody makes another with each call
-    if (!t.has_storage() || t.numel() > kFew) return put(fmt::format("{}", static_cast<const void*>(t.unsafeGetTensorImpl())));
+  void add_constant(int64_t index) {
+    constexpr int64_t kFew = 1024;  // elements: no content of a larger one is kept here
+    const at::Tensor& t = *std::static_pointer_cast<at::Tensor>(graph.constants.at(static_cast<size_t>(index)));
+    if (!t.has_storage() || t.numel() > kFew) return put(fmt::format("{}/{}", own, index));
     const at::Tensor all = t.detach().resolve_conj().resolve_neg().contiguous();
     put(fmt::format("{}[{}]", static_cast<int>(all.scalar_type()), fmt::join(all.sizes(), ",")));
     put(std::string(static_cast<const char*>(all.const_data_ptr()), all.nbytes()));
@@ -62,6 +64,8 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
   const std::function<int64_t(sym::Int)> size = [&](sym::Int i) {
     return i.is_const() ? i.value() : sym::eval(i, [&](uint32_t id) { return id < known.size() ? known[id].value_or(-1) : -1; });
   };
+  static std::atomic<int64_t> computed{0};
+  const int64_t own = ++computed;
   const ir::Graph& g = *joint_.program.graph;
   ir::ValueMap<int64_t> given(g);
   for (size_t i = 0; i < joint_.given.size(); ++i) given.emplace(joint_.given[i], number("given", {static_cast<int64_t>(i)}));
@@ -78,9 +82,9 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
     if (!behind.contains(n)) continue;
     std::vector<int64_t> of;
     ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { of.push_back(v ? of_value(v) : 0); });
-    Spelled spelled{g, size};
+    Spelled spelled{g, size, own};
     if (ir::is_constant(*n))
-      spelled.add_constant(*std::static_pointer_cast<at::Tensor>(g.constants.at(static_cast<size_t>(value_of(std::get<sym::Int>(n->args[0]))))));
+      spelled.add_constant(value_of(std::get<sym::Int>(n->args[0])));
     else if (!is_input(*n))
       for (const ir::Arg& a : n->args) std::visit([&](const auto& x) { spelled.add(x); }, a.any());
     made[n] = number(n->op->name + "(" + spelled.text, std::move(of));
@@ -96,8 +100,7 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
   constexpr size_t kMost = 256;  // sizes that are kept in mind
   const std::lock_guard lock(numbers_mutex_);
   if (numbers_.size() >= kMost) numbers_.clear();
-  numbers_.emplace(known, r);
-  return r;
+  return numbers_.emplace(known, r).first->second;  // another thread may have been first
 }
 
 }  // namespace vitrify
