@@ -2,7 +2,7 @@
 //
 //   f32, inline     exp 1, exp2 1, expm1 2, log 1, log2 2, log10 2, log1p 2, sin 1, cos 1, tanh 2, erf 2, sigmoid 2 (0 below -88.7)
 //   f32 ndtr        4, or 2^-24 absolute where that is more; 0 below -5.7, where it is under 6e-9
-//   f32 sin, cos    beyond |x| = 12000, infinities, NaN: the host's sinf and cosf for that vector
+//   f32 sin, cos    beyond |x| = 12000, infinities, NaN: the host's sinf and cosf for those lanes
 //   the others      Sleef's 1.0-ulp functions (erfc 1.5) where the process has them, else the host's libm lane by lane; always libm for
 //                   lgamma (3), nextafter, fmod (exact), and sinh, cosh, asinh, acosh (1); erfinv is our own, in double (1)
 //   f64             as "the others", sinh to acosh included; erfinv 64 (far tail), lgamma 4; sigmoid through exp
@@ -177,18 +177,20 @@ Value* VectorMath::sincos(Value* x, bool cosine) {
   y = b_.CreateBitCast(b_.CreateXor(b_.CreateBitCast(y, int_like(x)), sign), type);
   if (!cosine) y = b_.CreateSelect(b_.CreateFCmpOEQ(x, c(x, 0)), x, y);
   Value* far = b_.CreateFCmpUGT(abs(x), c(x, 12000.0));
+  Value* any_far = far;
   int lanes = lanes_of(x);
   if (lanes > 1) {
     auto* bits = b_.getIntNTy(lanes);
-    far = b_.CreateICmpNE(b_.CreateBitCast(far, bits), ConstantInt::get(bits, 0));
+    any_far = b_.CreateICmpNE(b_.CreateBitCast(far, bits), ConstantInt::get(bits, 0));
   }
   auto* fn = b_.GetInsertBlock()->getParent();
   auto* here = b_.GetInsertBlock();
   auto* slow = llvm::BasicBlock::Create(b_.getContext(), "far", fn);
   auto* done = llvm::BasicBlock::Create(b_.getContext(), "near", fn);
-  b_.CreateCondBr(far, slow, done);
+  b_.CreateCondBr(any_far, slow, done);
   b_.SetInsertPoint(slow);
-  Value* z2 = per_lane(cosine ? "vt_cos_f32" : "vt_sin_f32", x, nullptr);
+  // Only for the lanes that are far: a number's sine must not follow from its neighbours.
+  Value* z2 = b_.CreateSelect(far, per_lane(cosine ? "vt_cos_f32" : "vt_sin_f32", x, nullptr), y);
   b_.CreateBr(done);
   b_.SetInsertPoint(done);
   auto* phi = b_.CreatePHI(type, 2);
