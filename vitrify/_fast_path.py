@@ -96,16 +96,14 @@ def attention(real):
         if mask is not None:
             mask = mask.to(torch.bool)
             mask = mask.view(batch, 1, 1, length) if mask_type == 1 else mask.view(1, 1, length, length) if mask_type == 0 else mask
-        if need_weights and query.numel():  # of nothing there are no weights
-            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-            weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
-            out = weights @ v
-            weights = weights.mean(1) if average_attn_weights else weights
-        else:
+        # F.scaled_dot_product_attention() may give zeros where all scores of a row are NaN or -inf. This op's softmax gives NaN.
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
+        out = weights @ v
+        if not need_weights or not query.numel():  # of nothing there are no weights
             weights = None
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf))
-            if mask is not None:  # softmax of nothing but -inf
-                out = out.masked_fill(mask.all(-1, keepdim=True), torch.nan)
+        elif average_attn_weights:
+            weights = weights.mean(1)
         return F.linear(out.transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias), weights
     return native
 

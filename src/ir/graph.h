@@ -111,6 +111,7 @@ struct Node {
   std::vector<Arg> args;
   boost::container::small_vector<TensorType, 1> outs;
   uint32_t source = 0;          // index into Graph::sources: where the user wrote it (0: unknown)
+  bool as_contiguous = false;   // a pass has it lie otherwise: eager's is contiguous, and values that follow from the layout are as there
   const void* owner = nullptr;  // identity of the graph it belongs to; null once erased
   Value out(uint32_t i = 0) { return {this, i}; }
 };

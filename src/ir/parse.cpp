@@ -465,6 +465,7 @@ class TextReader {
       if (!find_name(kFlagNames, f, bit)) fail(fmt::format("unknown flag '{}'", f.substr(0, 60)));
       flags |= bit;
     }
+    const bool as_contiguous = eat("@contiguous");
     const bool constant = name == "graph::constant";
     if (name.starts_with("graph::")) {
       const Int* i = constant && args.size() == 1 && outs.size() == 1 ? std::get_if<Int>(&args[0]) : nullptr;
@@ -475,6 +476,7 @@ class TextReader {
     const Op* op = g_.op(name, flags);
     if (op->flags != flags) fail_at(name_at, fmt::format("{} has other flags than before", name));
     Node* node = make(at, n, op, std::move(args), std::move(outs));
+    node->as_contiguous = as_contiguous;
     if (constant)
       g_.add_header(node);
     else

@@ -165,6 +165,7 @@ class Writer {
     out += ')';
     for (const auto& [bit, name] : kFlagNames)
       if (n.op->flags & bit) (out += " !") += name;
+    if (n.as_contiguous) out += " @contiguous";
   }
 
   void range_end(int64_t v, int64_t unbounded) { out += v == unbounded ? "*" : std::to_string(v); }

@@ -28,7 +28,7 @@ bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
   const bool tanh_form = a.string(1) == "tanh";
   if (!tanh_form && a.string(1) != "none") return false;
   const ir::TensorType& type = std::get<ir::Value>(a.n.args[0]).type();
-  if (!tanh_form && has_onednn_gelu(type.dtype) && type.is_contiguous() && !type.numel().is(1))
+  if (!tanh_form && has_onednn_gelu(type.dtype) && (a.n.as_contiguous || type.is_contiguous()) && !type.numel().is(1))
     return activation<1>(a, r, 22, [](Body&, Val* v) {
       // oneDNN's, which eager runs there, adds x to |x|: that overflows, and is NaN where x is infinite
       const Val x = v[0];

@@ -197,7 +197,7 @@ void batch_norm(const Args& a, const BatchNorm& p, std::vector<Tensor>& r, bool 
   }
   x = reused(a.L, x);
   // Of float32 eager sums in double precision, or the squares of what it has centred (channels-last images).
-  const bool contiguous = is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous);
+  const bool contiguous = a.n.as_contiguous || is_contiguous(a.L.ctx(), type, ir::MemoryFormat::Contiguous);
   const DType wide = x.dtype == DType::F32 ? DType::F64 : t;
   auto m = moments(a.L, x, all_but_channel(x.sizes.size()), false, wide, wide, AccumKind::Moments);
   if (!contiguous) m = overflowing(a.L, m, t);
@@ -263,7 +263,7 @@ bool lower_group_norm(const Args& a, std::vector<Tensor>& r) {
   x = reused(a.L, x);
   const DType t = compute_type(x.dtype);
   Tensor g = grouped(a.L, x, groups);
-  const bool contiguous = a.out().strides == ir::contiguous_strides(x.sizes);
+  const bool contiguous = a.n.as_contiguous || a.out().strides == ir::contiguous_strides(x.sizes);
   auto m = moments(a.L, g, dims_from(2, g.sizes.size()), false, t, t, contiguous ? AccumKind::Welford : AccumKind::Moments);
   if (contiguous) {
     m = of_rows(a.L, m, x.dtype);

@@ -234,6 +234,8 @@ bool lower_pow_scalar(const Args& a, std::vector<Tensor>& r) {
     return unary_with(a, r, 2, [n = static_cast<int64_t>(*e)](Body&, Val x) { return integer_power(x, n); });
   }
   if (*e == 0) return done(r, a.L.full(out.dtype, out.sizes, 1)), true;
+  // Of integers eager takes the exponent in double precision, in which it is not zero.
+  if (!is_float(a.tensor(0).dtype) && static_cast<float>(*e) == 0) return false;
   const int cost = std::abs(*e) <= 3 ? 3 : 30;
   const bool roots = out.dtype != DType::F16;  // eager takes sqrt for 0.5 except in f16, and pow differs at -inf and -0
   const auto power = [e = *e, roots, type = out.dtype](Body&, Val x) {

@@ -99,6 +99,7 @@ std::shared_ptr<Graph> extract(const Graph& g, const std::vector<Value>& outs, c
     }
     Node* made = p->append(p->op(n->op->name, n->op->flags), std::move(args), n->outs);
     made->source = n->source;
+    made->as_contiguous = n->as_contiguous;
     for (uint32_t i = 0; i < std::max<size_t>(n->outs.size(), 1); ++i) copy.emplace(n->out(i), made->out(i));  // also where there is no result
   }
   for (const Value& v : outs) p->outputs.push_back(v ? copy.at(v) : v);

@@ -39,6 +39,7 @@ Value again_before(ir::Graph& g, Node* before, Value v) {
   Node* n = v.node;
   Node* made = g.insert_before(before, n->op, std::vector<ir::Arg>(n->args.begin(), n->args.end()), n->outs);
   made->source = n->source;
+  made->as_contiguous = n->as_contiguous;
   return made->out(v.index);
 }
 

@@ -109,3 +109,23 @@ def test_a_projection_without_bias_raises():
         except TypeError as e:
             return x + 1, str(e)
     check(caught, lambda: [torch.ones(2, 5, 16)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e20], ids=str)
+@pytest.mark.parametrize("part", range(3), ids=["query", "key", "value"])
+def test_scores_without_numbers(part, value):
+    """A NaN, or scores that overflow, of what each token asks for or tells: this op's softmax gives NaN, where scaled_dot_product_attention() gives zeros."""
+    for where in ((0, 4), slice(None)):
+        for mask in (None, torch.ones(6, 6, dtype=torch.bool).triu(1)):
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0).eval()
+            x = torch.randn(2, 6, 16)
+            with torch.no_grad():
+                layer.self_attn.in_proj_weight.view(3, 16, 16)[part][where] = value
+                for name, f in {"attention": lambda x: layer.self_attn(x, x, x, need_weights=False, attn_mask=mask)[0], "layer": lambda x: layer(x, mask)}.items():  # noqa: B023
+                    if (value, part, name) == (1e20, 2, "layer"):
+                        continue  # its norm's squares overflow (docs/differences.md)
+                    ours, theirs = vitrify.compile(f)(x), f(x)
+                    assert torch.equal(ours.isfinite(), theirs.isfinite()) and torch.equal(ours.isnan(), theirs.isnan()), (name, where, mask is not None)
+                    if value < 1e6 or part < 2:
+                        torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP)

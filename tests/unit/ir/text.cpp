@@ -121,6 +121,7 @@ struct Random {
       const uint64_t which = below(40);
       Node* n = g.append(g.op("aten::op" + std::to_string(which) + ".x", static_cast<uint32_t>(which % 16)), std::move(args), std::move(outs));
       n->source = static_cast<uint32_t>(below(3));
+      n->as_contiguous = below(4) == 0;
       for (uint32_t k = 0; k < n->outs.size(); ++k) values.push_back(n->out(k));
     }
     for (uint64_t i = below(4); i > 0; --i) g.outputs.push_back(value());
