@@ -117,6 +117,22 @@ def _modes():
         ("deterministic algorithms", (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
          lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1])),
     ]
+    c, cuda = torch._C, torch.backends.cuda
+    modes += [
+        ("the precision of matrix products", torch.get_float32_matmul_precision(), torch.set_float32_matmul_precision),
+        ("oneDNN's flags", (c._get_mkldnn_enabled(), c._get_mkldnn_deterministic()), lambda v: (c._set_mkldnn_enabled(v[0]), c._set_mkldnn_deterministic(v[1]))),
+        ("cuDNN's flags", (c._get_cudnn_enabled(), c._get_cudnn_benchmark(), c._get_cudnn_deterministic()),
+         lambda v: (c._set_cudnn_enabled(v[0]), c._set_cudnn_benchmark(v[1]), c._set_cudnn_deterministic(v[2]))),
+        ("the kernels of attention", (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()),
+         lambda v: (cuda.enable_flash_sdp(v[0]), cuda.enable_math_sdp(v[1]), cuda.enable_mem_efficient_sdp(v[2]), cuda.enable_cudnn_sdp(v[3]))),
+        ("autograd's threads", c._is_multithreading_enabled(), torch.autograd.set_multithreading_enabled),
+        ("anomaly detection", (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), lambda v: torch.set_anomaly_enabled(*v)),
+        ("which warnings come again", torch.is_warn_always_enabled(), torch.set_warn_always),
+        ("the filling of memory", torch.utils.deterministic.fill_uninitialized_memory, lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v)),
+        ("how tensors are printed", dict(vars(torch._tensor_str.PRINT_OPTS)), lambda v: vars(torch._tensor_str.PRINT_OPTS).update(v)),
+        *((f"torch.__future__.set_{name}()", getattr(torch.__future__, f"get_{name}")(), getattr(torch.__future__, f"set_{name}"))
+          for name in ("swap_module_params_on_conversion", "overwrite_module_params_on_conversion")),
+    ]
     for d in ("cpu", "cuda"):
         modes.append(("autocast", torch.is_autocast_enabled(d), lambda v, d=d: torch.set_autocast_enabled(d, v)))
         modes.append(("autocast", torch.get_autocast_dtype(d), lambda v, d=d: torch.set_autocast_dtype(d, v)))

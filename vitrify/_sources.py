@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import random
+import re
 import sys
 import types
 import weakref
@@ -21,6 +22,7 @@ from torch.optim import optimizer as optimizers
 from . import _C
 
 PARAMETER, BUFFER, CAPTURED = 1, 2, 3
+_SUBSCRIPT = re.compile(r"""\[(?:'[^'\[\]]*'|"[^"\[\]]*"|[\w.+-]*)\]""")  # of keys in which no bracket stands
 _AS_DICTS = frozenset({"__dict__", "vars", "dir"})  # by which all attributes can be read
 _OF_TENSORS = frozenset(dir(torch.Tensor))  # such names are of the class, or tensors have a slot for them
 # Code that mentions one of these may look at the .grad of what it can reach, also through torch's own code.
@@ -56,7 +58,9 @@ _GLOBAL_HOOKS = [
 
 
 def is_library(module_name):
-    return (module_name or "builtins").partition(".")[0] in _LIBRARY and module_name != "__main__"
+    if type(module_name) is not str:  # None, or the descriptor of a metaclass that is written in C
+        return True
+    return module_name.partition(".")[0] in _LIBRARY and module_name != "__main__"
 
 
 def code_names(code, out):
@@ -215,8 +219,8 @@ class Sources:
 
     def mentions(self, name):
         """Whether code reaches what has this name: an attribute under it, or a variable."""
-        last = name.rpartition(".")[2].partition("[")[0]
-        return "." not in name or last in self.live
+        plain = _SUBSCRIPT.sub("", name)
+        return "." not in plain or "[" in plain or plain.rpartition(".")[2] in self.live
 
     def attributes_read(self, t):
         """Names that the user has given to attributes of a tensor, of those that the program may read."""

@@ -139,15 +139,14 @@ bool lower_log_sigmoid(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-// Dropout that does nothing; the random one stays a call.
+// Dropout that does nothing; the random one stays a call. native_dropout() draws also where it drops nothing.
 bool lower_dropout(const Args& a, std::vector<Tensor>& r) {
   auto* train = std::get_if<bool>(&a.n.args[2]);
-  const auto p = a.scalar(1);
-  if ((!train || *train) && p != 0.0) return false;
+  const bool gives_mask = a.n.outs.size() > 1;
+  if ((!train || *train) && (gives_mask || a.scalar(1) != 0.0)) return false;
   Tensor x = a.tensor(0);
-  if (a.n.outs.size() > 1 && p == 0.0 && (!train || *train) && !is_float(x.dtype)) return false;
   r.push_back(x);
-  if (a.n.outs.size() > 1) r.push_back(a.L.full(DType::Bool, x.sizes, 1));
+  if (gives_mask) r.push_back(a.L.full(DType::Bool, x.sizes, 1));
   return true;
 }
 

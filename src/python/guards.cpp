@@ -310,8 +310,17 @@ void Guards::watch() {
   dirty = true;
 }
 
+// Whether keys that were all there stand in the order in which they stood: loops over the dict take them so.
+static bool in_order(PyObject* dict, const std::vector<std::pair<Ref, Ref>>& items) {
+  Py_ssize_t pos = 0;
+  PyObject *k, *v;
+  for (size_t i = 0; PyDict_Next(dict, &pos, &k, &v); ++i)
+    if (i >= items.size() || (k != items[i].first.get() && !same_value(k, items[i].first.get()))) return false;
+  return true;
+}
+
 bool Guards::same(const Dict& d) {
-  if (d.all && !d.among && (size_t)PyDict_GET_SIZE(d.dict.get()) != d.items.size()) return false;
+  if (d.all && !d.among && ((size_t)PyDict_GET_SIZE(d.dict.get()) != d.items.size() || !in_order(d.dict.get(), d.items))) return false;
   if (d.among) {
     Py_ssize_t pos = 0;
     PyObject *k, *v;
@@ -400,6 +409,9 @@ std::vector<std::string> Guards::undo_writes() {
       wrote.push_back(d->name + "." + key_name(k));
       put(d->dict.get(), k, nullptr);
     }
+    if (d->among || in_order(d->dict.get(), d->items)) continue;
+    wrote.push_back("the order of " + d->name);
+    for (auto& [k, v] : d->items) put(d->dict.get(), k.get(), nullptr), put(d->dict.get(), k.get(), v.get());
   }
   for (auto& l : lists_) {
     bool same = (size_t)PyList_GET_SIZE(l.list.get()) == l.items.size();

@@ -274,6 +274,8 @@ class GraphLowering final : public Nests {
   void lower_extern(const ir::Node& n) {
     ExternNode e;
     e.node = &n;
+    // A pass laid out what an op reads whose rule it trusted, and which declines: its results lie as eager's.
+    const bool as_eager = !is_extern(n.op->name) && !n.outs.empty() && n.outs[0].strides == ir::contiguous_strides(n.outs[0].sizes);
     ir::for_each_input(const_cast<ir::Node&>(n), [&](Value& v) {
       Tensor t = realize(get(v));
       const ir::TensorType type = settled(v.type());
@@ -284,6 +286,9 @@ class GraphLowering final : public Nests {
         const bool gaps = is_custom(n) && std::ranges::none_of(strides, [](Int s) { return s.is(0); });
         if (!is_dense(type) && !gaps) strides = is_fixed(type) ? preserved_strides(*ctx_, type) : likely_preserved_strides(*ctx_, type);
         t = realize_as(t, strides);
+      } else if (as_eager && v.node->as_contiguous && v.index == 0 && is_native(t.dtype)) {
+        strides = ir::contiguous_strides(type.sizes);
+        if (!same_strides(t, strides)) t = realize_as(t, strides);
       }
       // Libraries read biases as dense.
       if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))

@@ -51,4 +51,8 @@ using Counted = Opened<c10::DispatchKey::ADInplaceOrView, always>;
 // it on.
 using Cast = Opened<c10::DispatchKey::AutocastCPU, autocast_is_on>;
 
+// Lazy bits, which lie above where the composite arrived: what it calls is given numbers without them.
+using Conjugates = Opened<c10::DispatchKey::Conjugate, always>;
+using Negatives = Opened<c10::DispatchKey::Negative, always>;
+
 }  // namespace vitrify

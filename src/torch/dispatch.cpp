@@ -90,7 +90,7 @@ bool drops_nothing(const capture::OpInfo& info, const std::vector<Arg>& args) {
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& name = info.op.schema().arguments()[i].name();
     if (name == (attention ? "dropout_p" : "dropout")) known = true, drops = std::get<double>(args[i]) != 0;
-    if (name == "train" && !attention) trains = std::get<bool>(args[i]);
+    if (const bool* train = std::get_if<bool>(&args[i]); name == "train" && !attention && train) trains = *train;
   }
   return known && !(drops && trains);
 }
@@ -240,6 +240,8 @@ void Tracer::Impl::decompose(const OpInfo& info, Stack* stack) {
   const bool whole =
       !explicit_kernel && !info.op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView) && (!seen || c10::InferenceMode::is_enabled());
   const Counted counted(whole);
+  const Conjugates conjugates(true);
+  const Negatives negatives(true);
   const Cast cast((whole || explicit_kernel) && !info.op.hasKernelForDispatchKey(Cast::kKey));
   const size_t nodes = graph->nodes().size();
   // Without gradients it has a kernel of its own, which takes less than what it is taken apart into.

@@ -139,6 +139,10 @@ def in_another_order(func, args, kwargs, single=False):
         return torch._decomp.decomposition_table[func](*args, **kwargs)
     if name in REDUCTIONS and func._overloadname in ("default", "dim_IntList", "dim", "correction"):
         x, dims = args[0], args[1] if len(args) > 1 and args[1] else range(args[0].dim())
+        if name == "var" and func._overloadname == "correction" and not x.is_complex() and x.numel() > LONG:  # in one pass, as eager has it, roundings grow with the row: in two they do not
+            correction, count = kwargs.get("correction"), x.numel() // max(1, func(x, *args[1:], **kwargs).numel())
+            squares = (x - x.mean(tuple(dims), keepdim=True)).square().sum(tuple(dims), keepdim=kwargs.get("keepdim", False))
+            return squares / (count - (1 if correction is None else correction))
         turned = x.flip(tuple(dims))
         return func(turned.mul_(steps(turned, x.numel())) if turned.dtype in SINGLE else turned, *args[1:], **kwargs)  # also of what lies in one place, each step is rounded
     if name == "prod" and func._overloadname == "dim_int":  # what vanishes on the way meets an infinity or not

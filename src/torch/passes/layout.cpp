@@ -134,7 +134,7 @@ void ChannelsLast::follow(Node& n) {
     spread = spread && is_neutral(v);
   });
   if (spread && (pointwise || is(n, "aten::expand")) && n.outs.size() == 1) neutral_.insert(n.out());
-  if (!any || !all) return;
+  if (!any || !all || std::ranges::any_of(n.outs, [](const ir::TensorType& t) { return !is_native(t.dtype); })) return;  // ATen's, as eager's
   if (pointwise) {
     bool same = false;
     ir::for_each_input(n, [&](Value& v) { same = same || (has(v) && v.type().sizes == n.outs[0].sizes); });
@@ -153,7 +153,9 @@ void ChannelsLast::follow(Node& n) {
 }
 
 void ChannelsLast::changed(Value v, const ir::TensorType& recorded) {
-  if (!(v.type() == recorded)) recorded_.try_emplace(v, recorded);
+  if (v.type() == recorded) return;
+  recorded_.try_emplace(v, recorded);
+  if (v.index == 0) v.node->as_contiguous = recorded.strides == ir::contiguous_strides(recorded.sizes);
 }
 
 void ChannelsLast::restore(Graph& g, Node& n, const std::function<void(Node*, const Node*)>& made) {
