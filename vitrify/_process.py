@@ -93,6 +93,7 @@ _PATCHES = (
     *((threading, name, _refusing("it starts a thread")) for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
     *((random, name, _refusing("it sets the state of Python's random generator")) for name in ("seed", "setstate")),
     *((sys.modules["numpy"].random, name, _refusing("it sets the state of numpy's random generator")) for name in ("seed", "set_state") if "numpy" in sys.modules),
+    (torch, "set_flush_denormal", _refusing("it sets how denormal numbers are computed")),
     (torch, "compile", _refusing("it calls torch.compile")),  # also torch.cond: frames met under our mode would be marked as never to be compiled
     (torch.compiler, "is_compiling", _is_compiling),
     (torch, "_native_multi_head_attention", _fast_path.attention),

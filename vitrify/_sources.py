@@ -1,6 +1,7 @@
 """What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
 import argparse
+import contextvars
 import dataclasses
 import dis
 import functools
@@ -9,6 +10,7 @@ import itertools
 import random
 import re
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
@@ -158,6 +160,7 @@ class Sources:
         self.caches = []           # (an lru_cache, its dict, the keys, all that it holds, name)
         self.random = []           # generators of Python's and numpy's
         self.iterators = []        # names under which the program can reach one
+        self.of_threads = []       # the same of what has a value in each thread or context
         self.buffers = []          # (object, name) too large to compare unless the program mentions them
         self.modules = False
         self.parametrized = False
@@ -190,6 +193,9 @@ class Sources:
         for name in self.iterators:
             if self.mentions(name):
                 raise _C.CaptureError(f"it can reach an iterator ({name}), which a capture would move on")
+        for name in self.of_threads:
+            if self.mentions(name):
+                raise _C.CaptureError(f"it can reach {name}, which has another value in each thread or context")
         for o, name in self.buffers:
             if self.mentions(name):
                 if _nbytes(o) > _COMPARED:
@@ -282,6 +288,8 @@ class Sources:
             self.buffer(o, name)
         elif t in _ITERATORS:
             self.iterators.append(name)
+        elif isinstance(o, (threading.local, contextvars.ContextVar)):
+            self.of_threads.append(name)
         elif isinstance(o, weakref.ref):
             self.visit(o(), name)
         elif t in _VIEWS:

@@ -84,3 +84,15 @@ def test_containers_given_other_tensors(f, make):
         ours, theirs = make(), make()
         compiled(ours, torch.full((2,), 5.0)), f(theirs, torch.full((2,), 5.0))
         assert str(ours) == str(theirs)
+
+
+@pytest.mark.eager("it sets how denormal numbers are computed")
+def test_flushed_denormals():
+    def f(x):
+        torch.set_flush_denormal(True)
+        y = x * 1e-30 * 1e-9
+        torch.set_flush_denormal(False)
+        return y
+    compiled = vitrify.compile(f)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), f(torch.ones(2)))
