@@ -162,7 +162,7 @@ class Door:
         if outcome is READY and compiled:
             _C.count("recompiles")
         elif isinstance(outcome, Failed) and not _C.state_refused(self.state):  # else other calls of this signature have a plan
-            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], [])
         return outcome
 
     def is_live(self, group, key):
@@ -280,7 +280,7 @@ class Door:
         except (_C.CompilerError, MemoryError, RuntimeError) as e:
             return self.compiler_failed(e, program, signature, sources)
         result.forget_tensors()
-        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where)
+        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, [t for t, _, _ in sources.tensors.values()])
         return READY
 
     def capture(self, session, signature, sources, marks, tensors, floats):
@@ -349,7 +349,7 @@ class Door:
         _C.note_eager(f"internal error while compiling: {what}")
         _messages.warn(message)
         if not _C.state_refused(self.state):
-            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [])
+            _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], [])
         return EAGER
 
 

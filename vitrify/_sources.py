@@ -1,6 +1,7 @@
 """What a program can reach besides its arguments: parameters, buffers, closure cells, globals, attributes. One walk finds the tensors a capture may
 meet and fills the guards that keep the compiled code valid (docs/python-door.md says what is and what is not watched)."""
 import argparse
+import contextlib
 import contextvars
 import dataclasses
 import dis
@@ -137,6 +138,36 @@ class _Order:
         return tuple(self.o) == keys
 
 
+_UNSET = object()
+
+
+class _HereAndNow:
+    """Equal to what a threading.local or a ContextVar had, where it has that in the thread and context that asks. clear() and extend() put it back."""
+
+    def __init__(self, o):
+        self.o, self.default = o, _UNSET
+        if isinstance(o, contextvars.ContextVar):
+            with contextlib.suppress(LookupError):  # it has none
+                self.default = o.get()
+
+    def read(self):
+        return (self.o.get(_UNSET),) if isinstance(self.o, contextvars.ContextVar) else tuple(part for item in vars(self.o).items() for part in item)
+
+    def __eq__(self, had):
+        now = self.read()
+        return len(now) == len(had) and all(a is b or type(a) is type(b) and type(a) in _SCALARS and repr(a) == repr(b) for a, b in zip(now, had))
+
+    def clear(self):
+        if not isinstance(self.o, contextvars.ContextVar):
+            vars(self.o).clear()
+
+    def extend(self, had):
+        if not isinstance(self.o, contextvars.ContextVar):
+            vars(self.o).update(zip(had[::2], had[1::2]))
+        elif (value := self.default if had[0] is _UNSET else had[0]) is not _UNSET:  # nothing makes it unset
+            self.o.set(value)
+
+
 def _attributes(o, name):
     try:
         return getattr(o, "__dict__", None)  # made now, if it is made on demand
@@ -159,8 +190,9 @@ class Sources:
         self.generators = []       # torch.Generator objects
         self.caches = []           # (an lru_cache, its dict, the keys, all that it holds, name)
         self.random = []           # generators of Python's and numpy's
-        self.iterators = []        # names under which the program can reach one
-        self.of_threads = []       # the same of what has a value in each thread or context
+        self.unwatched = []        # (name, why what has it cannot be compared)
+        self.own_modules = []      # modules of users that are held as objects are
+        self.of_threads = []       # (what has a value in each thread or context, name)
         self.buffers = []          # (object, name) too large to compare unless the program mentions them
         self.modules = False
         self.parametrized = False
@@ -185,17 +217,19 @@ class Sources:
                 if len(self.seen) > _LIMIT:
                     raise _C.CaptureError(f"the program can reach more than {_LIMIT} objects")
             met = len(self.seen)
+            for m in self.own_modules:
+                self.globals(vars(m), self.live, m.__name__, self.live)
             for t, _, name in list(self.tensors.values()):
                 for k in self.attributes_read(t):
                     self.visit(vars(t)[k], f"{name}.{k}")
         if self.bare is not None and self.live & _AROUND:
             raise _C.CaptureError("it reads hooks that run around it")
-        for name in self.iterators:
+        for name, why in self.unwatched:
             if self.mentions(name):
-                raise _C.CaptureError(f"it can reach an iterator ({name}), which a capture would move on")
-        for name in self.of_threads:
+                raise _C.CaptureError(why)
+        for o, name in self.of_threads:
             if self.mentions(name):
-                raise _C.CaptureError(f"it can reach {name}, which has another value in each thread or context")
+                self.guards.add_equal(o, o.read(), name)
         for o, name in self.buffers:
             if self.mentions(name):
                 if _nbytes(o) > _COMPARED:
@@ -282,14 +316,17 @@ class Sources:
             self.guards.add_dict(o.__dict__, None, name)
             self.items(list(o.__dict__.items()), name)
         elif any(b.__name__ == "ndarray" and b.__module__ == "numpy" for b in t.__mro__):
-            if not o.dtype.hasobject:
+            if o.dtype.hasobject:
+                self.unwatched.append((name, f"it can read {name}, an array of Python objects"))
+            else:
                 self.buffer(o, name)
         elif t is bytearray or t is memoryview or t.__module__ == "array":
             self.buffer(o, name)
         elif t in _ITERATORS:
-            self.iterators.append(name)
+            self.unwatched.append((name, f"it can reach an iterator ({name}), which a capture would move on"))
         elif isinstance(o, (threading.local, contextvars.ContextVar)):
-            self.of_threads.append(name)
+            self.of_threads.append((_HereAndNow(o), name))
+            self.items(enumerate([*self.of_threads[-1][0].read(), o.get(None) if isinstance(o, contextvars.ContextVar) else None]), name)
         elif isinstance(o, weakref.ref):
             self.visit(o(), name)
         elif t in _VIEWS:
@@ -310,7 +347,10 @@ class Sources:
             self.todo.append(lambda: self.optimizer(o, name))
         elif isinstance(o, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)) or t.__module__ in _STATEFUL and _attributes(o, name) is not None:
             self.todo.append(lambda: self.instance(o, name))  # they write to themselves
-        elif t is types.ModuleType or is_library(t.__module__):
+        elif t is types.ModuleType:
+            if not is_library(o.__name__):
+                self.own_modules.append(o)
+        elif is_library(t.__module__):
             pass
         elif not callable(o) or _attributes(o, name) is not None:
             self.todo.append(lambda: self.instance(o, name))

@@ -103,6 +103,8 @@ bool match_entry(const Entry& e, const Signature& signature, const Call& c, Tens
   if (!match_call(signature, c, tensors)) return false;
   for (auto& [t, meta] : e.captured)
     if (!meta.matches(t.unsafeGetTensorImpl())) return false;
+  for (auto& [t, meta] : e.reached)
+    if (!meta.matches(t.unsafeGetTensorImpl())) return false;
   if (!alike(e, tensors)) return false;
   if (e.guards && !e.guards->check()) return false;
   if (e.live && !e.live->check(tensors, floats)) return false;
@@ -522,7 +524,8 @@ std::shared_ptr<Result> Result::of(PyObject* o, const std::vector<PyObject*>& ar
 }
 
 std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
-                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats) {
+                                   std::shared_ptr<Result> result, const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats,
+                                   const std::vector<at::Tensor>& reached) {
   auto e = std::make_shared<Entry>();
   e->guards = std::move(g);
   e->graph = std::move(graph);
@@ -561,6 +564,8 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
         e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
         read(p.num_args + i, e->captured.back().second);
       }
+    for (const at::Tensor& t : reached)
+      if (std::ranges::none_of(p.captured, [&](const at::Tensor& c) { return c.is_same(t); })) e->reached.emplace_back(t, TensorMeta::of(t, nullptr));
     // Without a write, inputs that start to overlap change nothing.
     const bool aliases_count = !p.mutations.empty() || looks_at_memory;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);

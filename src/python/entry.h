@@ -41,6 +41,7 @@ struct Entry {
   std::shared_ptr<Signature> signature;
   std::shared_ptr<Guards> guards;
   std::vector<std::pair<at::Tensor, TensorMeta>> captured;  // live tensors besides the arguments
+  std::vector<std::pair<at::Tensor, TensorMeta>> reached;   // others, which no op reads: the program may have asked for a dtype or a size
   std::shared_ptr<CompiledGraph> graph;                     // null: these calls run eagerly
   std::shared_ptr<Result> result;
   std::unique_ptr<Live> live;        // null: nothing is read anew
@@ -55,7 +56,8 @@ struct Entry {
 
   // Fixes metadata checks to what the program depends on.
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,
-                                     const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats);
+                                     const std::vector<at::Tensor>& watched_grads, std::vector<Live::Float> floats,
+                                     const std::vector<at::Tensor>& reached);
   bool dead() const;  // can never match again
   bool holds(const at::TensorImpl*) const;
 };

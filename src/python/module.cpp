@@ -636,10 +636,10 @@ void bind_states(py::module_& m) {
   });
   m.def("state_add", [get](py::handle h, std::shared_ptr<Signature> s, std::shared_ptr<Guards> g, std::shared_ptr<CompiledGraph> graph,
                            std::shared_ptr<Result> result, const std::vector<at::Tensor>& grads,
-                           const std::vector<std::tuple<py::object, py::object, int64_t>>& floats) {
+                           const std::vector<std::tuple<py::object, py::object, int64_t>>& floats, const std::vector<at::Tensor>& reached) {
     std::vector<Live::Float> live;
     for (auto& [dict, key, index] : floats) live.push_back({Ref::borrow(dict.ptr()), Ref::borrow(key.ptr()), index});
-    auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live));
+    auto e = Entry::make(std::move(s), std::move(g), std::move(graph), std::move(result), grads, std::move(live), reached);
     if (Attempt* attempt = attempt_of(h.ptr()); attempt && !attempt->refused.empty()) attempt->captured = true;
     auto& entries = get(h).entries;
     entries.insert(entries.begin(), std::move(e));

@@ -495,7 +495,7 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   }
   if (s.foreign)
     for (auto [k, input] : s.inputs) end_watch(*inputs[input]);
-  if (!originals_ || e.node->op->name.starts_with("aten::")) return call_extern(f, i);
+  if (!originals_ || (e.node->op->name.starts_with("aten::") && !is_folded(*e.node, s))) return call_extern(f, i);
   // What a library does not do, though ATen does, is no error of the user's.
   if (!failed_.empty())
     if (const auto it = failed_.find(i); it != failed_.end() && it->second.for_good && run_originals(f, i, inputs)) return;

@@ -143,6 +143,7 @@ class PlanRun {
   void store_results(Frame&, uint32_t ext);
   bool run_originals(Frame&, uint32_t ext, const at::Tensor* const* inputs);
   bool folds_alike(uint32_t call, const ExternState&, const at::Tensor* const* inputs);
+  bool is_folded(const ir::Node&, const ExternState&) const;
   bool result_is_large(const Frame&, uint32_t ext) const;
   const Originals::Ops* originals_of(uint32_t call);  // null: none can run in its place
   void check_described(const Frame&, const runtime::ExternCall&) const;

@@ -64,6 +64,11 @@ PlanRun::Padding PlanRun::padding_of(const ir::Node& n) {
           .weight = std::count_if(n.args.begin(), n.args.begin() + weight, [](const ir::Arg& a) { return std::holds_alternative<ir::Value>(a); })};
 }
 
+// A convolution of ATen's with weights that a norm is folded into: passes leave it where sizes change, or there are not two of them.
+bool PlanRun::is_folded(const ir::Node& n, const ExternState& s) const {
+  return n.op->name == "aten::convolution" && std::ranges::any_of(s.inputs, [&](const auto& i) { return i.second >= originals_->num_inputs(); });
+}
+
 // A norm that is folded into weights makes the infinities and NaNs that it makes after the product only if none of its numbers, nor what is folded,
 // comes near to the largest float.
 // What a convolution pads with, ATen multiplies by its weights, if not by way of a library: by infinities and NaNs too.

@@ -27,7 +27,6 @@ def of_globals(x):
     return x * LOCAL.scale, x * CONTEXT.get()
 
 
-@pytest.mark.eager("which has another value in each thread or context")
 def test_each_thread_has_its_own():
     module = Module()
 
@@ -47,6 +46,35 @@ def test_each_thread_has_its_own():
         return found
     for f, local in ((of_globals, LOCAL), (module, module.own)):
         assert calls(vitrify.compile(f), local) == calls(f, local)
+
+
+@pytest.mark.eager("it writes Python state")
+def test_programs_that_write_theirs():
+    LOCAL.count = 0
+
+    def f(x):
+        LOCAL.count += 1
+        CONTEXT.set(CONTEXT.get() + 1)
+        return x * LOCAL.count, x * CONTEXT.get()
+
+    def run():
+        compiled = vitrify.compile(f)
+        return [[t.item() for t in compiled(torch.ones(1))] for _ in range(3)]
+    assert contextvars.copy_context().run(run) == [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]] and LOCAL.count == 3
+
+
+def test_what_is_set_and_put_back(delta):
+    def f(x):
+        token = CONTEXT.set(5.0)
+        y = x * CONTEXT.get()
+        CONTEXT.reset(token)
+        return y + CONTEXT.get()
+    compiled = vitrify.compile(f)
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [6.0, 6.0, 6.0]
+    token = CONTEXT.set(2.0)
+    assert compiled(torch.ones(1)).item() == 7
+    CONTEXT.reset(token)
+    assert delta.eager_calls == 0
 
 
 class Unread(nn.Module):
