@@ -104,7 +104,7 @@ bool match_entry(const Entry& e, const Signature& signature, const Call& c, Tens
   for (auto& [t, meta] : e.captured)
     if (!meta.matches(t.unsafeGetTensorImpl())) return false;
   for (auto& [t, meta] : e.reached)
-    if (!meta.matches(t.unsafeGetTensorImpl())) return false;
+    if (t.expired() || !meta.matches(t._unsafe_get_target())) return false;
   if (!alike(e, tensors)) return false;
   if (e.guards && !e.guards->check()) return false;
   if (e.live && !e.live->check(tensors, floats)) return false;
@@ -565,7 +565,8 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
         read(p.num_args + i, e->captured.back().second);
       }
     for (const at::Tensor& t : reached)
-      if (std::ranges::none_of(p.captured, [&](const at::Tensor& c) { return c.is_same(t); })) e->reached.emplace_back(t, TensorMeta::of(t, nullptr));
+      if (std::ranges::none_of(p.captured, [&](const at::Tensor& c) { return c.is_same(t); }))
+        e->reached.emplace_back(t.getIntrusivePtr(), TensorMeta::of(t, nullptr));
     // Without a write, inputs that start to overlap change nothing.
     const bool aliases_count = !p.mutations.empty() || looks_at_memory;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);

@@ -41,8 +41,9 @@ struct Entry {
   std::shared_ptr<Signature> signature;
   std::shared_ptr<Guards> guards;
   std::vector<std::pair<at::Tensor, TensorMeta>> captured;  // live tensors besides the arguments
-  std::vector<std::pair<at::Tensor, TensorMeta>> reached;   // others, which no op reads: the program may have asked for a dtype or a size
-  std::shared_ptr<CompiledGraph> graph;                     // null: these calls run eagerly
+  // Others, which no op reads and the plan does not hold: the program may have asked for a dtype or a size.
+  std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl>, TensorMeta>> reached;
+  std::shared_ptr<CompiledGraph> graph;  // null: these calls run eagerly
   std::shared_ptr<Result> result;
   std::unique_ptr<Live> live;        // null: nothing is read anew
   std::shared_ptr<Symbols> symbols;  // null: static sizes
