@@ -564,9 +564,10 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
         e->captured.emplace_back(t, TensorMeta::of(t, nullptr));
         read(p.num_args + i, e->captured.back().second);
       }
+    std::unordered_set<const c10::TensorImpl*> held;
+    for (const auto& [t, _] : e->captured) held.insert(t.unsafeGetTensorImpl());
     for (const at::Tensor& t : reached)
-      if (std::ranges::none_of(p.captured, [&](const at::Tensor& c) { return c.is_same(t); }))
-        e->reached.emplace_back(t.getIntrusivePtr(), TensorMeta::of(t, nullptr));
+      if (!held.contains(t.unsafeGetTensorImpl())) e->reached.emplace_back(t.getIntrusivePtr(), TensorMeta::of(t, nullptr));
     // Without a write, inputs that start to overlap change nothing.
     const bool aliases_count = !p.mutations.empty() || looks_at_memory;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);

@@ -142,7 +142,7 @@ void ChannelsLast::follow(Node& n) {
   } else if (!follows_layout(n)) {
     return;
   }
-  n.as_contiguous = n.outs[0].strides == ir::contiguous_strides(n.outs[0].sizes);
+  n.as_contiguous = n.as_contiguous || n.outs[0].strides == ir::contiguous_strides(n.outs[0].sizes);
   for (uint32_t i = 0; i < n.outs.size(); ++i) {
     if (!is_image(n.outs[i]) || is_output(n.out(i))) continue;
     const ir::TensorType recorded = n.outs[i];
