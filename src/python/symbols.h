@@ -5,6 +5,7 @@
 
 #include "ir/graph.h"
 #include "python/tree.h"
+#include "sym/known.h"
 
 namespace vitrify::python {
 
@@ -20,7 +21,8 @@ class Symbols {
     bool stride;
     sym::Int expr;
   };
-  std::shared_ptr<ir::Graph> graph_;
+  std::shared_ptr<ir::Graph> graph_;  // has the symbols
+  sym::Known known_;                  // of them, by the end of the compile
   std::vector<Slot> bare_, derived_;  // symbols first, expressions of them after
 };
 

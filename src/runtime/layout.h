@@ -13,10 +13,11 @@ class SymbolValues {
  public:
   explicit SymbolValues(size_t n = 0) : values_(n), known_(n) {}
   void set(uint32_t id, int64_t v) {
+    if (id >= known_.size()) values_.resize(id + 1), known_.resize(id + 1);
     values_[id] = v;
     known_[id] = true;
   }
-  bool known(uint32_t id) const { return known_[id]; }
+  bool known(uint32_t id) const { return id < known_.size() && known_[id]; }
   int64_t operator[](uint32_t id) const { return values_[id]; }
   std::optional<int64_t> eval(Int e) const;                                // nullopt: depends on an unknown symbol
   bool eval(const std::vector<Int>& es, std::vector<int64_t>& out) const;  // false: some are unknown

@@ -7,6 +7,7 @@
 
 #include "ir/graph.h"
 #include "support/types.h"
+#include "sym/known.h"
 #include "sym/sym.h"
 
 namespace vitrify::runtime {
@@ -86,6 +87,7 @@ struct Plan {
   bool dynamic = false;              // some size is symbolic: offsets, iterations and shapes are computed per set of sizes
   std::shared_ptr<void> code;        // keeps the machine code alive
   std::shared_ptr<ir::Graph> graph;  // extern nodes, constants, symbols
+  sym::Known known;                  // of sizes, which graph->ctx() may not say while derivatives are taken in other threads
 };
 
 }  // namespace vitrify::runtime

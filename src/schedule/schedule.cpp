@@ -276,6 +276,7 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
       return sym::has_hint(s) ? sym::hint(s) : int64_t{1};
     });
   place_memory(plan);
+  plan.known = sym::known(graph->ctx());
   return out;
 }
 

@@ -19,6 +19,8 @@ Int Context::symbol(SymbolKind kind, std::optional<int64_t> hint, Range range) {
   Node n;
   n.kind = Kind::Symbol;
   n.symbol = id;
+  n.info = &c.symbols.back();
+  if (kind == SymbolKind::Size || kind == SymbolKind::Unbacked) c.dynamic = true;
   c.symbol_nodes.push_back(c.intern(std::move(n)));
   return Int(c.symbol_nodes.back());
 }
@@ -44,10 +46,7 @@ void Context::set_loop_extent(Int s, Int extent) {
 }
 
 size_t Context::num_symbols() const { return impl_->symbols.size(); }
-bool Context::dynamic() const {
-  return std::any_of(impl_->symbols.begin(), impl_->symbols.end(),
-                     [](const Symbol& s) { return s.kind == SymbolKind::Size || s.kind == SymbolKind::Unbacked; });
-}
+bool Context::dynamic() const { return impl_->dynamic; }
 Int Context::symbol_at(uint32_t id) const {
   VT_CHECK(id < impl_->symbol_nodes.size(), "no symbol {}", id);
   return Int(impl_->symbol_nodes[id]);

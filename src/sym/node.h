@@ -1,5 +1,6 @@
 // Representation behind sym.h; private to src/sym.
 #pragma once
+#include <atomic>
 #include <boost/container/small_vector.hpp>
 #include <deque>
 #include <unordered_map>
@@ -36,6 +37,7 @@ struct Node {
   uint16_t depth = 0;
   uint32_t weight = 1;  // nodes of the tree that it stands for, at most kHeavy
   uint32_t symbol = 0;
+  const Symbol* info = nullptr;  // of the symbol, which other threads may look for while one is added
   Context::Impl* ctx = nullptr;
   uint64_t hash = 0;
   uint64_t symbols_mask = 0;  // bit id % 64 of every symbol inside
@@ -62,6 +64,7 @@ struct Context::Impl {
   std::vector<const Node*> symbol_nodes;
   std::vector<std::optional<Int>> extents;
   std::vector<Guard> guards;
+  std::atomic<bool> dynamic = false;
   uint32_t epoch = 1;   // of the facts; bumped when one changes
   uint64_t hinted = 0;  // the same of hints
   int proof_depth = 0;

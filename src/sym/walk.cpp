@@ -203,7 +203,7 @@ View view(Int e) {
   const Node* n = e.node();
   switch (n->kind) {
     case Kind::Symbol:
-      return {ExprOp::Symbol, 0, &n->ctx->symbols[n->symbol], {}};
+      return {ExprOp::Symbol, 0, n->info, {}};
     case Kind::FloorDiv:
       return {ExprOp::FloorDiv, 0, nullptr, {n->a, n->b}};
     case Kind::Mod:

@@ -11,13 +11,15 @@ const std::vector<std::optional<int64_t>>& CallSizes::by_symbol() const {
   if (found_) return *found_;
   found_.emplace();
   if (!ctx_) return *found_;
-  found_->resize(ctx_->num_symbols());
   each_([&](ir::Value v, const at::Tensor& t) {
     const ir::Dims& sizes = v.type().sizes;
     if (!t.defined() || t.dim() != static_cast<int64_t>(sizes.size())) return;
     for (size_t d = 0; d < sizes.size(); ++d)
-      if (!sizes[d].is_const() && sym::is_symbol(sizes[d]))
-        if (auto& known = (*found_)[sym::view(sizes[d]).symbol->id]; !known) known = t.size(static_cast<int64_t>(d));
+      if (!sizes[d].is_const() && sym::is_symbol(sizes[d])) {
+        const uint32_t id = sym::view(sizes[d]).symbol->id;
+        if (id >= found_->size()) found_->resize(id + 1);
+        if (auto& known = (*found_)[id]; !known) known = t.size(static_cast<int64_t>(d));
+      }
   });
   return *found_;
 }

@@ -153,7 +153,7 @@ class Compiled final : public CompiledGraph {
     if (has_side_effects(finished) && !program_.resumes) check_found();
     for (sym::Int s : found)  // others the run finds
       if (auto at = size_of_input(finished, s, program_.num_args, static_cast<uint32_t>(finished.inputs.size()))) found_.push_back({s, *at});
-    if (!found_.empty()) guards_ = program_.graph->ctx().guards();
+    if (!found_.empty()) guards_ = plan_->known.guards;
     compares_found_ = std::ranges::any_of(guards_, [&](const sym::Guard& g) {
       std::vector<sym::Int> symbols;
       sym::free_symbols(g.expr, symbols);
@@ -230,6 +230,9 @@ class Compiled final : public CompiledGraph {
   void let_go() override {
     for (at::Tensor& t : program_.captured) t.reset();
   }
+  void settle() override {
+    if (shared_->graph->ctx().dynamic()) shared_->plan->known = sym::known(shared_->graph->ctx());  // then no other has the plan
+  }
 
   const Program& program() const override { return program_; }
   Stats stats() const override {
@@ -291,7 +294,7 @@ class Compiled final : public CompiledGraph {
             if (sym::is_symbol(i)) r.insert(sym::view(i).symbol->id);
       return r;
     }();
-    for (const sym::Guard& guard : g.shared_ctx()->guards()) {
+    for (const sym::Guard& guard : plan_->known.guards) {
       std::vector<sym::Int> symbols;
       sym::free_symbols(guard.expr, symbols);
       for (sym::Int s : symbols)
@@ -305,10 +308,11 @@ class Compiled final : public CompiledGraph {
     const auto& graph = *program_.graph;
     std::unordered_map<uint32_t, int64_t> values;
     for (auto& [s, at] : found_) {
-      const sym::Symbol& info = *sym::view(s).symbol;
+      const uint32_t id = sym::view(s).symbol->id;
+      const auto& [range, multiple_of] = plan_->known.symbols[id];
       const int64_t v = c.inputs[at.first]->size(at.second);
-      if (v < info.range.lo || v > info.range.hi || v % info.multiple_of) return false;
-      values[info.id] = v;
+      if (v < range.lo || v > range.hi || v % multiple_of) return false;
+      values[id] = v;
     }
     for (uint32_t i = 0; i < graph.inputs.size(); ++i) {  // conditions may name sizes of any input
       const ir::TensorType& type = graph.inputs[i].value.type();

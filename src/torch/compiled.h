@@ -41,6 +41,9 @@ class CompiledGraph {
   // No call runs it or will, though results of earlier ones may: it does not hold what it captured any more.
   virtual void let_go() = 0;
 
+  // What has been assumed of sizes since it was compiled, its runs look at too. Before the first of them.
+  virtual void settle() {}
+
   virtual const Program& program() const = 0;
   struct Stats {
     uint32_t kernels = 0, launches = 0, externs = 0;

@@ -110,8 +110,8 @@ struct Engine::Entry {
   std::any blueprint;
   std::vector<std::pair<uint32_t, uint32_t>> bindings;  // symbol, index into shape
   std::vector<std::pair<uint32_t, sym::Int>> equal;     // index into shape, its expression
-  std::vector<sym::Guard> guards;
-  std::vector<at::Tensor> held;  // tensors of the callable's own met by the capture
+  sym::Known known;                                     // of sizes, by the end of the compile; guards of bindings alone
+  std::vector<at::Tensor> held;                         // tensors of the callable's own met by the capture
   std::string held_metadata;
 
   int attempts = 0;
@@ -134,18 +134,17 @@ struct Engine::Entry {
   bool serves(const std::vector<int64_t>& s) const {
     if (!graph || bindings.empty()) return true;
     std::vector<int64_t> values;
-    const auto& ctx = graph->program().graph->ctx();
     for (auto& [symbol, at] : bindings) {
       if (values.size() <= symbol) values.resize(symbol + 1);
       values[symbol] = s[at];
-      const sym::Symbol& info = ctx.symbol_info(ctx.symbol_at(symbol));
-      if (s[at] < info.range.lo || s[at] > info.range.hi || s[at] % info.multiple_of) return false;
+      const auto& [range, multiple_of] = known.symbols[symbol];
+      if (s[at] < range.lo || s[at] > range.hi || s[at] % multiple_of) return false;
     }
-    values.resize(ctx.num_symbols());
+    values.resize(known.symbols.size());
     const std::function<int64_t(uint32_t)> value = [&](uint32_t id) { return values.at(id); };
     for (auto& [at, e] : equal)
       if (sym::eval(e, value) != s[at]) return false;
-    for (const sym::Guard& g : guards)
+    for (const sym::Guard& g : known.guards)
       if (!sym::holds(g, value).value()) return false;
     return true;
   }
@@ -327,13 +326,13 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     e.held_metadata = metadata(e.held);
     e.take_guards(p);
     auto graph = joint.roots.empty() ? CompiledGraph::compile(std::move(p), options) : compile_training(std::move(joint), tracer_owner, options);
-    for (const sym::Guard& g : graph->program().graph->ctx().guards()) {
+    e.known = sym::known(graph->program().graph->ctx());
+    std::erase_if(e.known.guards, [&](const sym::Guard& g) {  // the run looks at those of other sizes
       std::vector<sym::Int> symbols;
       sym::free_symbols(g.expr, symbols);
-      const bool known = std::ranges::all_of(
+      return !std::ranges::all_of(
           symbols, [&](sym::Int s) { return std::ranges::any_of(e.bindings, [&](auto& b) { return b.first == sym::view(s).symbol->id; }); });
-      if (known) e.guards.push_back(g);  // the run looks at the others
-    }
+    });
     e.graph = std::move(graph);
   } catch (const CaptureError& err) {
     if (e.dynamic()) throw NotDynamic();

@@ -165,7 +165,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan, std::shared_ptr<const Origina
       const runtime::Slot& s = plan_->slots[r.slot];
       if (!(r.sizes == s.sizes && r.strides == s.strides && r.offset.is(0))) input_pointer_[r.slot] = 1;
     }
-  std::vector<char> bound(plan_->graph->ctx().num_symbols());
+  std::vector<char> bound(plan_->known.symbols.size());
   const auto& inputs = plan_->graph->inputs;
   auto bind = [&](sym::Int e, uint32_t input, uint32_t dim, bool stride) {
     if (!sym::is_symbol(e)) return;
@@ -195,7 +195,7 @@ void PlanRun::find_refusals(const std::vector<char>& bound) {
   resumes_ = side_effects_ && std::ranges::any_of(plan_->graph->nodes(), [](const ir::Node* n) {
                return (n->op->flags & ir::kEffect) && n->op->name.starts_with("vitrify::");
              });
-  for (const sym::Guard& g : plan_->graph->ctx().guards()) {
+  for (const sym::Guard& g : plan_->known.guards) {
     std::vector<sym::Int> symbols;
     sym::free_symbols(g.expr, symbols);
     if (std::ranges::any_of(symbols, [&](sym::Int s) { return !bound[sym::view(s).symbol->id]; })) guards_.push_back(g);
@@ -217,9 +217,9 @@ void PlanRun::keep_effects() {
 
 void PlanRun::set_found(Frame& f, uint32_t symbol, int64_t value) {
   f.symbols.set(symbol, value);
-  const sym::Symbol& info = plan_->graph->ctx().symbol_info(plan_->graph->ctx().symbol_at(symbol));
+  const auto& [range, multiple_of] = plan_->known.symbols[symbol];
   const auto known = [&](uint32_t id) { return f.symbols.known(id) ? std::optional(f.symbols[id]) : std::nullopt; };
-  bool fits = value >= info.range.lo && value <= info.range.hi && value % info.multiple_of == 0;
+  bool fits = value >= range.lo && value <= range.hi && value % multiple_of == 0;
   for (size_t k = 0; fits && k < guards_.size(); ++k)  // up to the first that fails: later ones may divide by what it says is not zero
     fits = sym::holds(guards_[k], known).value_or(true);
   if (fits) return;
@@ -502,21 +502,21 @@ void PlanRun::run_extern(Frame& f, uint32_t i, const at::Tensor* const* inputs) 
   if (!folds_alike(i, s, inputs)) {
     if (run_originals(f, i, inputs)) return;
     if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
+    throw NotFinite("a number is not finite");
   }
   bool for_good = true;
   std::exception_ptr failure;
   const bool gives_up_operand = e.in_place && calls_[i].has_in_place();
+  at::Tensor given_up;
   try {
     const bool folded = folds_[i].shift.defined();  // sums of the folded weights' products overflow where the norm's operand does not, perhaps
     if (hides_[i] == Hides::Nothing && !folded) return call_extern(f, i);
+    if (gives_up_operand && effects_begun() != effects_before_) given_up = s.pointers[1]->clone();  // nothing else can run the ops with it
     met_invalid(folded);
     call_extern(f, i);
     if (!met_invalid(folded) && !(hides_[i] == Hides::Overflow && result_is_large(f, i))) return;
-    if (gives_up_operand) {  // it is gone, perhaps: eager knows
-      if (effects_begun() == effects_before_) throw capture::RunRefused("a number is not finite");
-      return;
-    }
-    for_good = false;
+    if (gives_up_operand && !given_up.defined()) throw capture::RunRefused("a number is not finite");  // it is gone, perhaps: eager knows
+    if (given_up.defined()) s.pointers[1] = &given_up;
     throw NotFinite("a number is not finite");
   } catch (const std::bad_alloc&) {
     throw;

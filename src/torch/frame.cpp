@@ -232,7 +232,7 @@ std::unique_ptr<PlanRun::Frame> PlanRun::make_frame(std::vector<int64_t> key) {
   auto frame = std::make_unique<Frame>();
   Frame& f = *frame;
   const size_t n = plan_->slots.size();
-  f.symbols = runtime::SymbolValues(plan_->graph->ctx().num_symbols());
+  f.symbols = runtime::SymbolValues(plan_->known.symbols.size());
   for (size_t i = 0; i < bindings_.size(); ++i) f.symbols.set(bindings_[i].symbol, key[i]);
   f.key = std::move(key);
   f.slots.resize(n);

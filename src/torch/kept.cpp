@@ -70,8 +70,8 @@ bool is_symbolic(const ir::TensorType& t) {
 }
 
 // The first `given` of `tensors` in the strides that their types say, in which symbols are first what the others say. False: they have other sizes.
-bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& values, size_t given, const sym::Context& ctx) {
-  runtime::SymbolValues known(ctx.num_symbols());
+bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& values, size_t given) {
+  runtime::SymbolValues known;
   const auto type = [&](size_t i) -> const ir::TensorType& { return values[i].type(); };
   auto note = [&](sym::Int e, int64_t is) {
     if (const uint32_t id = sym::is_symbol(e) ? sym::view(e).symbol->id : 0; sym::is_symbol(e) && !known.known(id)) known.set(id, is);
@@ -205,7 +205,7 @@ Fit take_as_it_is_now(std::vector<Kept>& saved, const ir::Graph& graph) {
 bool take_by_sizes(std::vector<at::Tensor>& tensors, const ir::Graph& graph, size_t given) {
   std::vector<Value> values;
   for (const ir::Input& in : graph.inputs) values.push_back(in.value);
-  return take_by_sizes(tensors, values, given, *graph.shared_ctx());
+  return take_by_sizes(tensors, values, given);
 }
 
 bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const JointProgram& j, const std::vector<char>& needs) {
@@ -220,7 +220,7 @@ bool take_given(const Origin& origin, std::vector<at::Tensor>& given, const Join
       given[i] = laid_in(given[i], values_of(type.sizes), values_of(type.strides));
   }
   if (!sizes) return true;
-  return take_by_sizes(given, j.given, origin.tangents, j.program.graph->ctx());
+  return take_by_sizes(given, j.given, origin.tangents);
 }
 
 Kept laid_as_recorded(const Saved& s, Kept k, const CallSizes& sizes) {

@@ -105,6 +105,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     // What its passes assume of sizes must be among the guards that the door reads now.
     if (ctx().dynamic() && !joint_.tape->stopped) backward_for(all, {});
     assumed_ = sym::known(ctx());
+    forward_->settle();
     first->known = {assumed_, {}};
     built_ = true;
     options_.compile_budget_s = 1e9;  // a backward is needed once its forward has run

@@ -82,6 +82,26 @@ def test_of_composites(name, given, mode):
                 same_call((*ours[:2], eager[2], ours[3]) if given != "fits" else ours, eager, a, b)  # of an out argument that gets another size versions are not kept
 
 
+CREATED = {"randn": lambda o: torch.randn(4, 5, out=o), "empty": lambda o: torch.empty(4, 5, out=o).zero_()}
+
+
+@pytest.mark.parametrize("start", [(0,), (3,)], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("name", CREATED)
+def test_versions_of_what_is_created(name, mode, start):
+    """Of randn() and empty() eager counts that the out argument gets its size."""
+    fn = lambda o, x: (CREATED[name](o), x * 2)[1]  # noqa: E731
+    compiled = vitrify.compile(fn)
+    with mode():
+        for _ in range(2):
+            a, b = [torch.ones(start), X()], [torch.ones(start), X()]
+            torch.manual_seed(0)
+            ours = run(compiled, a)
+            torch.manual_seed(0)
+            same_call(ours, run(fn, b), a, b)
+            assert a[0]._version == b[0]._version and torch.equal(a[0], b[0])
+
+
 @pytest.mark.parametrize("size", [(2, 5), (3, 5), (0,), (3, 4), (12,), ()])
 def test_resize_keeps_the_first_elements(size):
     def fn(x, o):

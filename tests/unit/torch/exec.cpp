@@ -89,6 +89,7 @@ struct Builder {
   }
   void output(uint32_t s) { plan->outputs.push_back({.ref = ref(s)}); }
   void finish() {
+    plan->known = sym::known(graph->ctx());
     for (auto& s : plan->slots) s.first_step = s.last_step = -1;
     auto lives = runtime::lifetimes(*plan);
     for (size_t i = 0; i < lives.size(); ++i) {
