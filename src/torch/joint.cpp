@@ -26,6 +26,7 @@
 #include "torch/tape.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
+#include "torch/write_history.h"
 
 namespace vitrify {
 
@@ -248,22 +249,21 @@ bool Tracer::Impl::note_raising(std::string says) {
   if (!node || failure || raises(node.get()) || capture::of_python(*node)) return false;
   const bool unimplemented = capture::is_unimplemented(*node, says);
   if (unimplemented && !always_has_gradients(*node, levels.back().from)) return false;
-  constexpr std::string_view kBegin = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
   // Of parts that run one by one eager takes turns: where each would raise another error, which comes first is its to say.
   if (std::ranges::any_of(raising, [&](const Raising& r) {
-        return r.says.starts_with(kBegin) == unimplemented && !comes_from(*node, *r.node) && !comes_from(*r.node, *node);
+        return r.says.starts_with(kChanged) == unimplemented && !comes_from(*node, *r.node) && !comes_from(*r.node, *node);
       }))
     return false;
   Raising r{node, says};
   if (!unimplemented) {
     constexpr std::string_view kVersion = " is at version ", kExpected = "; expected version ";
     const size_t version = says.find(kVersion), expected = says.find(kExpected);
-    if (!says.starts_with(kBegin) || version == std::string::npos || expected == std::string::npos) return false;
+    if (!says.starts_with(kChanged) || version == std::string::npos || expected == std::string::npos) return false;
     if (says.find("VitrifyInput") != std::string::npos) return false;
     const int64_t now = std::stoll(says.substr(version + kVersion.size())), then = std::stoll(says.substr(expected + kExpected.size()));
     // Versions of what a call is given are counted from those it has. Whose they are is not said: what was written as often and looks alike is taken
     // if its versions have moved alike, and a view of an argument is not known.
-    const std::string_view of = std::string_view(says).substr(kBegin.size());
+    const std::string_view of = std::string_view(says).substr(kChanged.size());
     const Source* found = nullptr;
     bool written = false;
     for (const Source* s : inputs) {

@@ -35,8 +35,7 @@ void refuse_changed(const ir::TensorType& type, const at::Tensor& now, const std
     for (int64_t i : now.sizes()) sizes.push_back(std::to_string(i));
   else
     for (sym::Int i : type.sizes) sizes.push_back(i.is_const() ? std::to_string(i.value()) : "?");
-  TORCH_CHECK(false, "one of the variables needed for gradient computation has been modified by an inplace operation: [",
-              type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
+  TORCH_CHECK(false, kChanged, type.device.kind == DeviceKind::CPU ? "CPU" : "CUDA", c10::toString(scalar_type_of(type)), "Type [",
               fmt::format("{}", fmt::join(sizes, ", ")), "]]", of, " is at version ", version, "; expected version ", expected,
               " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
               "torch.autograd.set_detect_anomaly(True, check_nan=False).");

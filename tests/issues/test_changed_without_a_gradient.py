@@ -1,0 +1,87 @@
+"""Eager's nodes unpack what they have saved where no gradient comes to them, too, and raise of what the program has written since: behind a Function that
+gives none, and behind a module with hooks of which one result alone is used."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+
+
+class Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        return x.clone(), y.clone()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a, b
+
+
+def multiplied(x):
+    y = x * 2
+    z = y.clone()
+    z.mul_(y)
+    y.cumsum_(0)
+    return z.sin()
+
+
+def sine(x):
+    y = x * 2
+    z = y.sin()
+    y.mul_(2)
+    return z
+
+
+def untouched(x):
+    y = x * 2
+    z = y.exp()
+    y.mul_(2)
+    return z
+
+
+PROGRAMS = [multiplied, sine, untouched]
+
+
+def compare(run, program):
+    for _ in range(2):
+        ours, theirs = (outcome(run, f) for f in (vitrify.compile(program), program))
+        assert ours == theirs
+
+
+def outcome(run, f):
+    try:
+        return [None if g is None else g.tolist() for g in run(f)]
+    except RuntimeError as error:
+        return str(error).partition("Hint")[0].partition(", which is output")[0]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_behind_a_function(program, backward):
+    def run(f):
+        x, y = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+        first, _ = Passes.apply(y * 2, f(x))
+        if backward:
+            first.sum().backward()
+            return x.grad, y.grad
+        return torch.autograd.grad(first.sum(), [x, y], allow_unused=True)
+    compare(run, program)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_of_a_module_with_hooks(program, which, batched):
+    class Net(nn.Module):
+        def forward(self, x, y):
+            return y.view(-1), program(x)
+
+    def run(compiled):
+        net = Net()
+        net.register_full_backward_hook(lambda m, given, made: None)
+        x, y = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+        r = (vitrify.compile(net) if compiled else net)(x, y)[which]
+        tangents = torch.eye(r.numel()).view(-1, *r.shape) if batched else torch.ones_like(r)
+        return torch.autograd.grad(r, [x, y], tangents, is_grads_batched=batched, allow_unused=True)
+    for _ in range(2):
+        assert outcome(run, True) == outcome(run, False)
