@@ -162,9 +162,12 @@ def in_another_order(func, args, kwargs, single=False):
         x = args[0].float() if args[0].element_size() < 4 else args[0]
         t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)) if kwargs.get("approximate") == "tanh" else torch.erf(0.7071067811865476 * x)
         return (0.5 * x * (1 + t * steps(t, 1))).to(args[0].dtype)
-    if name not in ("mm", "bmm") or kwargs:
+    if name not in ("mm", "bmm", "addmm", "baddbmm") or kwargs:
         return elsewhere(func, args, kwargs, single)
-    a, b = args
+    *added, a, b = args
+    if added:
+        total = in_another_order(torch.ops.aten.mm.default if name == "addmm" else torch.ops.aten.bmm.default, (a, b), {}, single)
+        return None if total is None else added[0] + total
     if a.dtype is not torch.float32 or (a.shape[-1] < LONG and not overflows_on_the_way(func, a, b)):
         return None
     total = torch.zeros(*a.shape[:-1], b.shape[-1])

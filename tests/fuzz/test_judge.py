@@ -279,12 +279,14 @@ def test_another_order_is_the_same_but_for_roundings():
     x, y = torch.randn(7, 600, dtype=torch.float64), torch.randn(600, 5)
     aten = torch.ops.aten
     for func, args in ((aten.sum.dim_IntList, (x, [1])), (aten.sum.default, (x, None)), (aten.mean.dim, (x, [0, 1])), (aten.var.correction, (x, [-1])), (aten.std.correction, (x, None)), (aten.var_mean.correction, (x, [0])), (aten.prod.dim_int, (x / 8 + 1, 1)),
-                       (aten.mm.default, (x.float(), y))):
+                       (aten.mm.default, (x.float(), y)), (aten.addmm.default, (torch.randn(5), x.float(), y)), (aten.baddbmm.default, (torch.randn(1, 7, 5), x.float()[None], y[None]))):
         args = args if args[1] is not None else args[:1]
-        torch.testing.assert_close(oracle.in_another_order(func, list(args), {}), func(*args), **(bounds.SUMS if func is aten.mm.default else {}))
+        torch.testing.assert_close(oracle.in_another_order(func, list(args), {}), func(*args), **(bounds.SUMS if "mm" in func.__name__ else {}))
     one = torch.tensor([0.7123456789], dtype=torch.float64).expand(3)  # of one place: eager's variance of it is a rounding
     assert oracle.in_another_order(aten.var.correction, [one, [0]], {}) != aten.var.correction(one, [0])
     assert oracle.in_another_order(aten.amax.default, [x, [1]], {}) is None
+    big = torch.tensor([[-1e30, 1e30]])  # a fused product is not rounded to infinity by itself
+    assert oracle.in_another_order(aten.addmm.default, [torch.zeros(1), big, big.abs().t()], {}).isnan().all()
     terms = torch.tensor([1.0, 2 ** -53, 2 ** -53] * 3 + [-3.0], dtype=torch.float64)  # all of what is left is rounding
     assert oracle.in_another_order(aten.sum.default, [terms], {}) != aten.sum.default(terms)
 
