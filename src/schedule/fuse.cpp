@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "ir/faults.h"
+#include "ops/reads.h"
 #include "schedule/loop_vars.h"
 #include "support/budget.h"
 
@@ -112,6 +114,7 @@ class Fuser {
     writers_.resize(program_.buffers.size());
     touched_.resize(program_.items.size());
     std::optional<size_t> last_effect;
+    std::vector<size_t> faulting;        // what may raise, since the last custom op: that does not run if they do
     std::unordered_set<uint32_t> given;  // symbols that inputs have
     for (const BufferInfo& b : program_.buffers)
       if (b.role == BufferRole::Input)
@@ -155,9 +158,16 @@ class Fuser {
           for (const auto& [symbol, finder] : finders)
             if (finder != k) d.push_back(finder);
         }
+        if (ops::is_custom(*it.ext->node)) {
+          d.insert(d.end(), faulting.begin(), faulting.end());
+          faulting.clear();
+        } else if (ir::may_fault(*it.ext->node)) {
+          faulting.push_back(k);
+        }
       } else {
         for (uint32_t b : it.loop->reads) need(b), readers_[b].push_back(k);
         for (uint32_t b : it.loop->writes) writers[b].push_back(k), writers_[b].push_back(k);
+        if (it.loop->body.may_fault) faulting.push_back(k);
         auto& t = touched_[k];
         t = it.loop->reads;
         t.insert(t.end(), it.loop->writes.begin(), it.loop->writes.end());

@@ -80,6 +80,10 @@ class GraphLowering final : public Nests {
   // ---- nodes
   void lower_node(const ir::Node& n) {
     current_ = &n;
+    if (ops::is_custom(n)) {  // what eager raises before it runs keeps it from running
+      for (const Value& v : faulting_) values_[v] = realize(get(v));
+      faulting_.clear();
+    }
     if (ir::is_input(n) || ir::is_constant(n)) {
       const Value v{const_cast<ir::Node*>(&n), 0};
       const ir::TensorType& t = n.outs[0];
@@ -119,7 +123,11 @@ class GraphLowering final : public Nests {
         for (uint32_t i = 0; i < results.size(); ++i) {
           const Value v{const_cast<ir::Node*>(&n), i};
           define(v, results[i]);
-          if (results[i] && may_fault(n) && !whole_.contains(v)) values_[v] = realize(get(v));
+          if (!results[i] || !may_fault(n)) continue;
+          if (whole_.contains(v))
+            faulting_.push_back(v);
+          else
+            values_[v] = realize(get(v));
         }
         return;
       }
@@ -376,6 +384,7 @@ class GraphLowering final : public Nests {
 
   const ir::Graph& graph_;
   ir::ValueMap<Tensor> values_;
+  std::vector<Value> faulting_;  // may raise, and perhaps are not made yet
   ir::NodeMap<ir::UseCounts> uses_;
   std::unordered_set<Value> whole_, in_memory_, shown_;  // shown: views on the way to a custom op
   std::unordered_map<int32_t, Tensor> copied_;           // views that are calls, by the buffer of the copy

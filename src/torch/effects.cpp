@@ -63,6 +63,26 @@ void call_counting(const c10::OperatorHandle& op, std::vector<c10::IValue>& stac
   op.callBoxed(stack);
 }
 
+RandomStates random_states(const std::vector<at::Generator>& generators) {
+  RandomStates r{{at::detail::getDefaultCPUGenerator(), {}}};
+  for (const at::Generator& g : generators)
+    if (g != r[0].first) r.emplace_back(g, at::Tensor());
+  for (auto& [g, state] : r) state = g.get_state();
+  return r;
+}
+RandomStates moved_since(const RandomStates& before) {
+  RandomStates r;
+  for (const auto& [g, state] : before)
+    if (at::Tensor now = g.get_state(); !now.equal(state)) r.emplace_back(g, std::move(now));
+  return r;
+}
+void set_random_states(const RandomStates& states) {
+  for (auto [g, state] : states) {
+    std::lock_guard lock(g.mutex());
+    g.set_state(state);
+  }
+}
+
 uint64_t effects_begun() { return begun; }
 void note_effect() { ++begun; }
 void give_effects(std::shared_ptr<const Effects> e) { given_here = std::move(e); }
@@ -71,15 +91,24 @@ std::shared_ptr<const Effects> take_effects_of_failure() { return std::exchange(
 void set_effects_of_failure(std::shared_ptr<const Effects> e) { failed_here = std::move(e); }
 
 Resumed::Resumed(std::shared_ptr<const Effects> e, void* python_mode) : effects_(std::move(e)) {
-  if (effects_ && !effects_->all.empty()) capture::push_mode(this, python_mode);
+  if (!effects_ || effects_->all.empty()) return;
+  capture::push_mode(this, python_mode);
+  unseen_.emplace();
 }
 Resumed::~Resumed() {
+  unseen_.reset();
   if (effects_ && !effects_->all.empty()) capture::remove_mode();
 }
 
 void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {
+  const std::string name = op_name(op.operator_name());
+  const bool known = given_ < effects_->all.size() && name == effects_->all[given_].op;
+  if (!known && !name.starts_with("aten::") && compat::has_composite_kernel(op) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    const capture::Unseen unseen;  // what it calls comes here; in inference mode it does itself
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  }
   const capture::Paused paused;
-  if (given_ == effects_->all.size() || op_name(op.operator_name()) != effects_->all[given_].op) {
+  if (!known) {
     // Elsewhere they count as they are called.
     const bool counting = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) && kernel_counts_writes(op);
     return counting ? call_counting(op, *stack) : op.callBoxed(stack);
@@ -89,11 +118,7 @@ void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {
 
 void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compat::Stack* stack) const {
   const c10::FunctionSchema& schema = op.schema();
-  if (one.random.defined()) {
-    at::Generator g = at::detail::getDefaultCPUGenerator();
-    std::lock_guard lock(g.mutex());
-    g.set_state(one.random);
-  }
+  set_random_states(one.random);
   const std::vector<at::Tensor> written = written_by(schema, *stack);
   size_t fresh = 0;
   for (const c10::Argument& r : schema.returns()) fresh += !r.alias_info();
@@ -101,6 +126,7 @@ void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compa
   const bool counted = n && all == (one.error ? 0 : fresh) + 2 * n;
   const size_t made = all - std::min(all, counted ? 2 * n : n);
   for (size_t k = 0; k < n && made + k < all; ++k) {
+    if (written[k].sizes() != one.results[made + k].sizes()) written[k].resize_(one.results[made + k].sizes());
     written[k].copy_(one.results[made + k]);
     for (int64_t times = counted ? one.results[made + n + k].item<int64_t>() : 0; times > 0; --times)
       written[k].unsafeGetTensorImpl()->bump_version();
@@ -112,8 +138,20 @@ void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compa
     stack->emplace_back(c10::List<at::Tensor>(results));
     return;
   }
+  // How long a list is follows from how many others there are: of several, a capture knows none (Tracer::Impl::know_effect).
+  const size_t in_list = results.size() + 1 - std::min(results.size() + 1, fresh);
   size_t next = 0, next_written = 0;
-  for (const c10::Argument& r : schema.returns()) stack->emplace_back(r.alias_info() ? written.at(next_written++) : results.at(next++));
+  for (const c10::Argument& r : schema.returns()) {
+    if (r.alias_info()) {
+      stack->emplace_back(written.at(next_written++));
+    } else if (r.type()->kind() == c10::TypeKind::ListType) {
+      const auto begin = results.begin() + static_cast<std::ptrdiff_t>(next);
+      stack->emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(begin, begin + static_cast<std::ptrdiff_t>(in_list))));
+      next += in_list;
+    } else {
+      stack->emplace_back(results.at(next++));
+    }
+  }
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Resumed::detach(const c10::TensorImpl* t) {

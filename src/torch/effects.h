@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,13 +26,18 @@ void call_counting(const c10::OperatorHandle&, std::vector<c10::IValue>& stack);
 uint64_t effects_begun();
 void note_effect();
 
+using RandomStates = std::vector<std::pair<at::Generator, at::Tensor>>;
+RandomStates random_states(const std::vector<at::Generator>&);  // and of the default one
+RandomStates moved_since(const RandomStates& before);           // as they are now
+void set_random_states(const RandomStates&);
+
 // What the custom ops of a refused run gave, in order: whatever serves the call then must not run them again.
 struct Effects {
   struct One {
     std::string op;
     // And then what the written arguments have become, and then how often each was written, where nothing else counts that.
     std::vector<at::Tensor> results;
-    at::Tensor random;         // the default generator's state after it; undefined: it drew nothing
+    RandomStates random;       // after it, of generators from which it may have drawn
     std::exception_ptr error;  // what it raised instead
   };
   std::vector<One> all;
@@ -57,6 +63,7 @@ class Resumed final : public capture::ModeHandler {
   void give(const Effects::One&, const c10::OperatorHandle&, compat::Stack*) const;
   std::shared_ptr<const Effects> effects_;
   size_t given_ = 0;
+  std::optional<capture::Unseen> unseen_;
 };
 
 }  // namespace vitrify

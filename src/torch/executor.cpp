@@ -580,9 +580,8 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
     note_effect();
     ++begun_;
   }
-  const at::Generator& random = at::detail::getDefaultCPUGenerator();
-  at::Tensor before;
-  if (resumes) before = random.get_state();
+  RandomStates before;
+  if (resumes) before = random_states(generators_);
   if (call.has_out() && e.results[0] >= 0) {
     const auto slot = static_cast<uint32_t>(e.results[0]);
     const runtime::Slot& p = plan_->slots[slot];
@@ -633,27 +632,27 @@ void PlanRun::call_extern(Frame& f, uint32_t i) {
     } catch (const InternalError&) {
       throw;
     } catch (...) {
-      made_.all.push_back({e.node->op->name, std::move(results_), random.get_state(), std::current_exception()});
+      made_.all.push_back({e.node->op->name, std::move(results_), random_states(generators_), std::current_exception()});
       throw;
     }
   } else {
     call.call(s.pointers.data(), find_size, stack_, results_);
   }
   placement.reset();
-  if (before.defined()) {
+  if (resumes) {
     Effects::One& one = made_.all.emplace_back();
     one.op = e.node->op->name;
     for (const at::Tensor& t : results_) one.results.push_back(copy_of(t));  // kernels may write over what was given
-    if (at::Tensor after = random.get_state(); !after.equal(before)) one.random = std::move(after);
+    one.random = moved_since(before);
   }
   if (!side_effect) return store_results(f, i);
   try {
     store_results(f, i);
   } catch (const capture::PlanRefused&) {
     lies_known = true;
-    for (size_t r = 0; before.defined() && r < results_.size(); ++r)  // a copy has other memory, and other bits
+    for (size_t r = 0; resumes && r < results_.size(); ++r)  // a copy has other memory, and other bits
       if (results_[r].defined()) made_.all.back().results[r] = results_[r];
-    if (made_.all.size() + 1 == begun_) made_.all.push_back({e.node->op->name, std::move(results_), random.get_state()});
+    if (made_.all.size() + 1 == begun_) made_.all.push_back({e.node->op->name, std::move(results_), random_states(generators_)});
     throw;
   }
 }
@@ -666,7 +665,7 @@ bool PlanRun::take_effect(Frame& f, uint32_t i) {
   const Effects::One& one = made_.all.emplace_back(given_->all[k]);
   VT_CHECK(one.op == plan_->externs[i].node->op->name, "{} has run where {} should", one.op, plan_->externs[i].node->op->name);
   for (const at::Tensor& t : one.results) results_.push_back(copy_of(t));
-  if (one.random.defined()) at::Generator(at::detail::getDefaultCPUGenerator()).set_state(one.random);
+  set_random_states(one.random);
   store_results(f, i);
   return true;
 }
