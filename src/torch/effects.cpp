@@ -138,7 +138,7 @@ void Resumed::give(const Effects::One& one, const c10::OperatorHandle& op, compa
     stack->emplace_back(c10::List<at::Tensor>(results));
     return;
   }
-  // How long a list is follows from how many others there are: of several, a capture knows none (Tracer::Impl::know_effect).
+  // How long a list is follows from how many others there are: ops with several are not captured (Tracer::Impl::append_custom).
   const size_t in_list = results.size() + 1 - std::min(results.size() + 1, fresh);
   size_t next = 0, next_written = 0;
   for (const c10::Argument& r : schema.returns()) {
