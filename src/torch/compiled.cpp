@@ -135,6 +135,7 @@ class Compiled final : public CompiledGraph {
         found.push_back(s);
     const schedule::Destinations destinations = destinations_of(program_);
     const std::optional<std::string> key = plan_key(graph, *state, destinations, options);
+    alone_ = !key;
     if (key) shared_ = find_plan(*key);
     if (shared_) {
       program_.graph = shared_->graph;
@@ -231,7 +232,7 @@ class Compiled final : public CompiledGraph {
     for (at::Tensor& t : program_.captured) t.reset();
   }
   void settle() override {
-    if (shared_->graph->ctx().dynamic()) shared_->plan->known = sym::known(shared_->graph->ctx());  // then no other has the plan
+    if (alone_) shared_->plan->known = sym::known(program_.graph->ctx());  // of others nothing is assumed: their sizes are constants
   }
 
   const Program& program() const override { return program_; }
@@ -475,7 +476,8 @@ class Compiled final : public CompiledGraph {
   }
 
   Program program_;
-  std::shared_ptr<const SharedPlan> shared_;  // other programs may run it too
+  std::shared_ptr<const SharedPlan> shared_;  // other programs may run it too, but for one that is alone
+  bool alone_ = false;
   std::shared_ptr<const runtime::Plan> plan_;
   std::vector<std::unique_ptr<FrozenCache>> frozen_;
   std::vector<std::pair<sym::Int, InputDim>> found_;

@@ -45,7 +45,7 @@ std::vector<at::Tensor> ViewCall::all(const at::Tensor& self) const {
     if (mode_ != ViewMode::Inference) grad.emplace(mode_ == ViewMode::Grad);
   }
   if (own_versions_) return {self.variable_data()};
-  if (op_.operator_name().name == "aten::alias" && at::isBatchedTensor(self)) return {self.expand(self.sizes())};  // ATen has no rule for it
+  if (at::isBatchedTensor(self) && op_.operator_name().name == "aten::alias") return {self.expand(self.sizes())};  // ATen has no rule for it
   compat::Stack stack{self};
   stack.insert(stack.end(), args_.begin(), args_.end());
   op_.callBoxed(stack);

@@ -4,15 +4,15 @@
 #include <torch/csrc/autograd/edge.h>
 
 #include <string>
+#include <string_view>
 
 #include "ir/graph.h"
 
 namespace vitrify {
 
-// Eager's error for a tensor of that type which a backward needs and which has been written since. `of`: which output of which node it is, or
-// nothing.
-// Where it unpacks what it has saved, whether a gradient comes or not, eager raises this of what was written since.
+// What eager raises of what was written since, where it unpacks what it has saved, whether a gradient comes or not.
 constexpr std::string_view kChanged = "one of the variables needed for gradient computation has been modified by an inplace operation: [";
+// That error, for a tensor of that type which a backward needs. `of`: which output of which node it is, or nothing.
 [[noreturn]] void refuse_changed(const ir::TensorType&, const at::Tensor& now, const std::string& of, int64_t version, int64_t expected);
 // Such a text, of a tensor that was written so often since.
 std::string with_writes(std::string says, int64_t more);
