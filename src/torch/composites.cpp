@@ -157,6 +157,12 @@ void call_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat:
   op.redispatchBoxed(below & (kMode | kBelowViews), stack);
 }
 
+// Autocast has a kernel for it, within which it is off. What they are made of asks (OpInfo::sees_autocast).
+void call_without_casts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
+  const Cast none(false);
+  op.redispatchBoxed(below_composites(keys), stack);
+}
+
 // Each of their steps is cast by itself. No kernel of autocast's is theirs, so its key is not among those of the call.
 void call_steps_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU)) return call_whole(op, keys, stack);
@@ -262,6 +268,7 @@ const bool registered = [] {
     ours->impl("resize_as_", TORCH_FN(resize_as_));
     ours->impl("detach_", TORCH_FN(detach_));
     ours->impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&call_whole>());
+    ours->impl("pinverse", torch::CppFunction::makeFromBoxedFunction<&call_without_casts>());
     for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
       ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_steps_whole>());
     for (const char* name : {"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",

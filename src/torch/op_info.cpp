@@ -38,7 +38,7 @@ const std::unordered_set<std::string_view>& refused() {
 // Its functional form gives other strides than it does.
 bool called_as_it_is(std::string_view name) { return name == "aten::rrelu_with_noise"; }
 
-// Their kernels call ops that autocast casts, and no op that it has a kernel for calls them.
+// Their kernels call ops that autocast casts. Ops that it has a kernel for and that call them shut it off (composites.cpp: pinverse).
 bool sees_autocast(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {"aten::linalg_pinv.atol_rtol_tensor", "aten::affine_grid_generator", "aten::_trilinear",
                                                              "aten::_euclidean_dist", "aten::roll"};

@@ -15,7 +15,8 @@ PROGRAMS = {
     "conv": lambda x, w: F.conv1d(x[None], w[:, :3, None]), "power": lambda x, w: torch.linalg.matrix_power(x.t() @ w, 3),
     # Autocast has kernels for these, to float32: what they are made of is not cast again.
     "norm": lambda x, w: torch.linalg.matrix_norm(x @ w.t()), "pinv": lambda x, w: torch.linalg.pinv(x + w), "cond": lambda x, w: torch.linalg.cond(x + w),
-    "rank": lambda x, w: torch.linalg.matrix_rank(x @ w.t()), "distances": lambda x, w: torch.cdist(x, w), "off": lambda x, w: without(x, w),
+    "pinverse": lambda x, w: torch.pinverse(x + w) @ x, "rank": lambda x, w: torch.linalg.matrix_rank(x @ w.t()),
+    "distances": lambda x, w: torch.cdist(x, w), "off": lambda x, w: without(x, w),
     "many distances": lambda x, w: torch.cdist(x.repeat(10, 1), w.repeat(10, 1)), "euclidean": lambda x, w: torch._euclidean_dist(x, w),
     "grid": lambda x, w: F.affine_grid(x[None, :2, :3], (1, 1, 2, 2), align_corners=False),  # one op to autograd
 }
