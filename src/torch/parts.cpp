@@ -206,14 +206,25 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     return at != finished.end() && begins.contains(at->second);
   };
   // The gradients of an input, or of a node where a part begins, are added in eager's order: where a node gives one after nodes of a part that runs
-  // later, it begins a part of its own.
+  // later, or after a view, it begins a part of its own.
+  struct Giver {
+    uint64_t runs;  // its part
+    const Node* node;
+    bool in_front;
+  };
+  std::map<Input, std::vector<Giver>> views_give;
+  for (uint32_t i = 0; i < outputs.size(); ++i) {
+    if (!is_view(i)) continue;
+    const ResultSpec& base = j.program.results[base_of(i)];
+    const auto root = std::ranges::find(j.roots, base.index, &JointProgram::Root::output);
+    const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
+    if (!of_input && root == j.roots.end()) continue;
+    const Edge& to = of_input ? inputs[base.index]->edge : level.from[static_cast<size_t>(root - j.roots.begin())];
+    if (const capture::Chain chain = capture::views_between(to, fake_of(outputs[i])); !chain.empty())
+      views_give[{to.function.get(), to.input_nr}].push_back({chain[0]->sequence_nr(), chain[0].get(), false});
+  }
   const auto cut_before_late_givers = [&] {
-    struct Giver {
-      uint64_t runs;  // its part
-      const Node* node;
-      bool in_front;
-    };
-    std::map<Input, std::vector<Giver>> givers;
+    std::map<Input, std::vector<Giver>> givers = views_give;
     for (const Node* n : behind.order) {
       const auto of = part.find(n);
       const bool in_front = of == part.end() || !of->second;
@@ -232,7 +243,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
         const auto same = std::find_if(at, all.end(), [&](const Giver& g) { return g.runs != at->runs; });
         for (auto g = at; g != same; ++g)
           if (const uint64_t number = g->node->sequence_nr(); number < last[0] || (!g->in_front && number < last[1]))
-            any = begins.try_emplace(finished.at(g->node), g->node).second || any;
+            if (const auto when = finished.find(g->node); when != finished.end() && !views_made.contains(g->node))
+              any = begins.try_emplace(when->second, g->node).second || any;
         for (; at != same; ++at) last[at->in_front] = std::max(last[at->in_front], at->node->sequence_nr());
       }
     }
@@ -292,11 +304,12 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     }
     if (seen) add_inner(e, static_cast<int32_t>(i), capture::as_fake(fake_of(outputs[i]))->view->type);
   }
-  // The gradients of an input are added in eager's order: as well where those of two come by turns, or in another order than they were made in.
+  // They are so as well where those of two in front come by turns, or in another order than they were made in.
   std::map<Input, std::map<uint64_t, uint32_t, std::greater<>>> givers;  // by sequence number: of front
   for (const auto& [n, f] : met_by)
     for (const Edge& e : n->next_edges())
-      if (e.function && leave.contains(e.function.get())) givers[{e.function.get(), e.input_nr}].emplace(n->sequence_nr(), f);
+      if (e.function && (leave.contains(e.function.get()) || begins_part(e.function.get())))
+        givers[{e.function.get(), e.input_nr}].emplace(n->sequence_nr(), f);
   for (bool changed = true; changed;) {
     changed = false;
     for (const auto& [_, by] : givers)

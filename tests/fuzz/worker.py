@@ -80,11 +80,13 @@ def judged(p, task, tell=lambda at: None):
 def serve():
     """Tasks from standard input, results to standard output, a line each."""
     faulthandler.enable()
+    import compile_times
     import torch
     import vitrify
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     vitrify.compile(lambda x: torch.relu(x) + 1)(torch.ones(3))  # opens what the first compile opens
+    compile_times.leave_out_what_is_there()
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what programs print
     print("ready", file=results, flush=True)

@@ -37,6 +37,7 @@ def worker(args):
     for op in opinfo.database():
         known.setdefault(opinfo.name_of(op), op)
     opinfo.autocast = args.autocast
+    compile_times.leave_out_what_is_there()
     for line in sys.stdin:
         name = line.strip()
         order = {"order": args.grad} if args.grad else {}
