@@ -87,11 +87,11 @@ class Straight(Replay):
         return out
 
 
-def memory_moved(t, seed):
+def memory_moved(t, steps):
     """A copy with the same strides, all of its memory moved by a unit in the last place."""
     storage = t.untyped_storage().clone()
     whole = torch.empty(0, dtype=t.dtype).set_(storage)
-    whole.mul_(steps(whole, seed))
+    whole.mul_(steps(whole))
     return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.size(), t.stride())
 
 
@@ -201,12 +201,19 @@ class Jolts(TorchDispatchMode):
     def __init__(self, seed):
         super().__init__()
         self.seed, self.in_turn, self.single = 100003 * seed, seed % 2 == 1, seed % 4 == 1
+        self.alike = seed % 4 == 2  # what is equal moves alike: a function rounds one number in one way, and sums of such roundings grow
+
+    def steps(self, t):
+        self.seed += 1
+        if not self.alike or t.dtype not in (torch.float32, torch.float64):
+            return steps(t, self.seed)
+        values, which = t.unique(return_inverse=True)
+        return steps(values, self.seed)[which]
 
     def moved(self, t):
         if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or t.dtype not in SINGLE or not t.numel() or t.is_conj() or t.is_neg() or t._is_zerotensor():
             return t
-        self.seed += 1
-        return memory_moved(t, self.seed)
+        return memory_moved(t, self.steps)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -226,8 +233,7 @@ class Jolts(TorchDispatchMode):
         for _, t in tensors_of([out if not given else [], given, list(kwargs.values()) if "out" in kwargs else []]):
             writable = torch.is_inference_mode_enabled() or not t.is_inference()
             if t.layout is torch.strided and (t.is_floating_point() or t.is_complex()) and t.numel() and not t._is_zerotensor() and writable and 0 not in t.stride():
-                self.seed += 1
-                t.mul_(steps(t, self.seed))
+                t.mul_(self.steps(t))
         return out
 
 

@@ -330,6 +330,18 @@ def test_what_is_nothing_but_roundings_may_be_zero():
         assert fn(x, [0]) > value
 
 
+def test_roundings_of_equal_numbers_add_up():
+    x, moved = torch.full((10000,), 0.5), set()
+    for seed in range(2, 20, 4):
+        with oracle.Jolts(seed):
+            alike = x.exp().unique()
+        assert len(alike) == 1
+        moved.add(alike.item())
+    with oracle.Jolts(3):
+        apart = x.exp()
+    assert len(moved) > 1 and len(apart.unique()) > 1
+
+
 def test_halves_that_are_left_over_are_rounded_more_often():
     """Eager's vectors fuse what it rounds twice of the elements that fill none."""
     x = torch.full((4,), 6e4, dtype=torch.float16)
