@@ -225,7 +225,45 @@ class Door:
 
     def compile(self, signature, sources, marks):
         start = time.perf_counter_ns()
-        session = _C.Session(_CaptureMode(), self.name, self.state)
+        for settles in (False, True):
+            session, done = self.record(signature, sources, marks, settles)
+            # It may have gone where the call does not.
+            if not isinstance(done, Failed) or not session.takes_other_sizes:
+                break
+        passed, self.passed = self.passed, None
+        _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
+        if isinstance(done, Failed):
+            return done
+        program, result, changed, wrote, floats, tensors, settled = done
+        _C.count("captures")
+        if changed:
+            return Failed(_C.CaptureError(), changed, True)
+        if wrote:
+            # Caches fill on the first eager runs; what still writes after that is an effect.
+            self.write_attempts += 1
+            if self.write_attempts <= 2:
+                _C.note_eager(f"it writes Python state, as caches do at first: {', '.join(wrote[:4])}")
+                return EAGER
+            return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
+        if any(now != (t.grad is not None) for t, *_ in tensors.before if (now := settled.get(id(t))) is not None) and not self.grad_attempts:
+            self.grad_attempts += 1  # gradients that are there from the first call on
+            _C.note_eager("it makes gradients that are there from the first call on")
+            return EAGER
+        if isinstance(program, _C.JointProgram) and program.needs_grad and _kept(*passed):
+            return Failed(_C.CaptureError(), "it keeps a container that was passed in, which a backward of its own may read", True)
+        try:
+            graph = self.build(session, program)
+        except _C.CaptureError as e:  # it costs more than a compile may
+            return Failed(e, str(e), True)
+        except (_C.CompilerError, MemoryError, RuntimeError) as e:
+            return self.compiler_failed(e, program, signature, sources)
+        result.forget_tensors()
+        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, [t for t, _, _ in sources.tensors.values()])
+        return READY
+
+    def record(self, signature, sources, marks, settles):
+        """A capture's session, and what it has made, or Failed. All is put back."""
+        session = _C.Session(_CaptureMode(), self.name, self.state, settles)
         session.declare_state(sources.guards)
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
@@ -252,36 +290,7 @@ class Door:
             wrote += sources.guards.undo_writes() + sources.empty_caches()
             settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}
             changes = tensors.put_back(grads_noted=True), process.put_back()  # both, whatever the first says
-            changed = changes[0] or changes[1]
-        passed, self.passed = self.passed, None
-        _C.add_stage_time("capture", (time.perf_counter_ns() - start) // 1000)
-        if failed is not None:
-            return failed
-        _C.count("captures")
-        if changed:
-            return Failed(_C.CaptureError(), changed, True)
-        if wrote:
-            # Caches fill on the first eager runs; what still writes after that is an effect.
-            self.write_attempts += 1
-            if self.write_attempts <= 2:
-                _C.note_eager(f"it writes Python state, as caches do at first: {', '.join(wrote[:4])}")
-                return EAGER
-            return Failed(_C.CaptureError(), f"it writes Python state on every call: {', '.join(wrote[:4])}", True)
-        if any(now != (t.grad is not None) for t, *_ in tensors.before if (now := settled.get(id(t))) is not None) and not self.grad_attempts:
-            self.grad_attempts += 1  # gradients that are there from the first call on
-            _C.note_eager("it makes gradients that are there from the first call on")
-            return EAGER
-        if isinstance(program, _C.JointProgram) and program.needs_grad and _kept(*passed):
-            return Failed(_C.CaptureError(), "it keeps a container that was passed in, which a backward of its own may read", True)
-        try:
-            graph = self.build(session, program)
-        except _C.CaptureError as e:  # it costs more than a compile may
-            return Failed(e, str(e), True)
-        except (_C.CompilerError, MemoryError, RuntimeError) as e:
-            return self.compiler_failed(e, program, signature, sources)
-        result.forget_tensors()
-        _C.state_add(self.state, signature, sources.guards, graph, result, sources.grads(), floats.where, [t for t, _, _ in sources.tensors.values()])
-        return READY
+        return session, failed or (program, result, changes[0] or changes[1], wrote, floats, tensors, settled)
 
     def capture(self, session, signature, sources, marks, tensors, floats):
         for t, name in zip(signature.tensors, signature.names):  # which placeholders do not have

@@ -417,7 +417,9 @@ Shape shape_nonzero_static(sym::Context& ctx, ArgSpan args) {
 // --- ops whose results have sizes that follow from content: symbols that the run finds, with a guess until then
 Int found_size(sym::Context& ctx, Int most, int64_t least = 0) {
   const int64_t hi = most.is_const() ? std::max(most.value(), least) : INT32_MAX;
-  const int64_t some = !most.is_const() && sym::has_hint(most) ? std::max<int64_t>(sym::hint(most), 4) : hi;
+  if (hi == least) return least;
+  constexpr int64_t kSome = 1 << 10;  // where nothing bounds it
+  const int64_t some = !most.is_const() && sym::has_hint(most) ? std::max<int64_t>(sym::hint(most), 4) : hi == INT32_MAX ? kSome : hi;
   return ctx.symbol(sym::SymbolKind::Size, std::clamp<int64_t>(some / 2, least, hi), {least, hi});
 }
 Int numel_of(const TensorType& t) { return t.numel(); }

@@ -50,17 +50,18 @@ struct Session {
   std::shared_ptr<Tracer> tracer;
   std::unique_ptr<Budget> budget;  // of the capture, on its thread
   // The tracer holds a bare pointer to the mode: they live as long as each other. It may be let go of on any thread.
-  Session(py::object mode, const std::string& name, py::handle attempts)
-      : tracer(new Tracer(tracer_options(mode, name, attempts, state)), [mode](Tracer* t) mutable {
+  Session(py::object mode, const std::string& name, py::handle attempts, bool settles)
+      : tracer(new Tracer(tracer_options(mode, name, attempts, settles, state)), [mode](Tracer* t) mutable {
           if (!Py_IsInitialized()) return static_cast<void>(mode.release());
           py::gil_scoped_acquire gil;
           delete t;
           mode = py::object();
         }) {}
 
-  static TracerOptions tracer_options(const py::object& mode, const std::string& name, py::handle attempts,
+  static TracerOptions tracer_options(const py::object& mode, const std::string& name, py::handle attempts, bool settles,
                                       const std::shared_ptr<std::weak_ptr<Guards>>& state) {
     TracerOptions o;
+    o.refused = settles;
     if (const Attempt* a = attempts.is_none() ? nullptr : attempt_of(attempts.ptr()); a && !a->refused.empty()) {
       o.refused = true;
       o.effects = a->effects;
@@ -412,7 +413,8 @@ void bind_capture(py::module_& m) {
            })
       .def("__exit__", [](CaptureTurn& turn, const py::args&) { turn.give_back(); });
   py::class_<Session>(m, "Session")
-      .def(py::init<py::object, std::string, py::handle>(), py::arg("mode"), py::arg("name"), py::arg("state") = py::none())
+      .def(py::init<py::object, std::string, py::handle, bool>(), py::arg("mode"), py::arg("name"), py::arg("state") = py::none(),
+           py::arg("settles") = false)
       .def("add_input",
            [](Session& s, py::handle real, int kind, const std::string& name, const std::vector<std::tuple<bool, int64_t, int64_t>>& marks) {
              const at::Tensor& t = THPVariable_Unpack(real.ptr());
@@ -463,6 +465,7 @@ void bind_capture(py::module_& m) {
              return p;
            })
       .def_property_readonly("failure", [](Session& s) { return s.tracer->failure(); })
+      .def_property_readonly("takes_other_sizes", [](Session& s) { return s.tracer->takes_other_sizes(); })
       .def("abort", [](Session& s) {
         s.budget.reset();
         s.tracer->abort();

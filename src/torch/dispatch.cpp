@@ -182,7 +182,8 @@ void Tracer::Impl::dispatch(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
-// What has refused the op is its Meta kernel, or a rule: the program may catch the error and look at it. The kernel itself says what eager raises.
+// What has refused the op is its Meta kernel, or a rule: the program may catch the error and look at it. The kernel itself says what eager raises, of
+// zeros as well only if it is not for what they hold.
 void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> args) {
   const std::exception_ptr refusal = std::current_exception();
   rethrow_interrupt();
@@ -198,7 +199,7 @@ void Tracer::Impl::rethrow_as_eager(const OpInfo& info, c10::ArrayRef<IValue> ar
     std::rethrow_exception(refusal);
   } catch (const std::exception&) {
     rethrow_interrupt();
-    raised_now.reset();
+    if (refuses_for_good(*graph, info, convert_args(info, args), false)) raised_now.reset();
     throw;
   }
   std::rethrow_exception(refusal);
@@ -403,7 +404,7 @@ Stack Tracer::Impl::run_meta(const OpInfo& info, c10::ArrayRef<IValue> args, c10
     }
   }
   bool factory = !first;
-  for (size_t i = 0; factory && i < args.size(); ++i)
+  for (size_t i = 0; (factory || real) && i < args.size(); ++i)
     if (info.args[i] == ArgKind::Device) metas[i] = c10::Device(real && (!named || named->is_cpu()) ? c10::kCPU : c10::kMeta);
   *device = named ? *named : accelerator ? *accelerator : first ? *first : c10::Device(c10::kCPU);
   if (device->is_cuda() && !device->has_index()) *device = c10::Device(c10::kCUDA, accelerator ? accelerator->index() : 0);

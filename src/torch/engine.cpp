@@ -336,6 +336,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     e.graph = std::move(graph);
   } catch (const CaptureError& err) {
     if (e.dynamic()) throw NotDynamic();
+    if (tracer.takes_other_sizes() && ++e.attempts < kMaxAttempts) throw Again();
     if (spec.fullgraph) throw;
     eager(err.what());
   } catch (const InternalError& err) {
@@ -347,7 +348,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
   } catch (...) {
     // The callable's own exception, or what it made of a failed capture.
     if (e.dynamic()) throw NotDynamic();
-    if (auto& why = tracer.failure()) {
+    if (auto& why = tracer.failure(); why && !(tracer.takes_other_sizes() && e.attempts + 1 < kMaxAttempts)) {
       if (spec.fullgraph) throw CaptureError(*why);
       return eager(*why);
     }

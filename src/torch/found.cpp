@@ -43,6 +43,39 @@ bool by_itself(const ir::Node& n) { return !(n.op->flags & (ir::kRandom | ir::kE
 
 }  // namespace
 
+std::unordered_map<uint32_t, int64_t> Tracer::Impl::sizes_now() const {
+  std::unordered_map<uint32_t, int64_t> r;
+  for (const auto& [v, t] : known_now)
+    for (size_t d = 0; d < v.type().dim() && v.type().dim() == static_cast<size_t>(t.dim()); ++d)
+      if (const sym::Int s = v.type().sizes[d]; !s.is_const() && sym::is_symbol(s) && found_symbols.contains(sym::view(s).symbol->id))
+        if (const int64_t now = t.size(static_cast<int64_t>(d)); now != graph->ctx().symbol_info(s).hint) r.emplace(sym::view(s).symbol->id, now);
+  return r;
+}
+
+// What the program does with sizes that it would not have come with now is not run with those of now: kernels need not take them.
+void Tracer::Impl::refuse_other_way() const {
+  const auto now = sizes_now();
+  if (now.empty()) return;
+  const sym::Context& ctx = graph->ctx();
+  const auto refuse_unless = [](bool holds) {
+    if (!holds) fail("goes another way with sizes that follow from content than with those that were taken");
+  };
+  for (const sym::Guard& g : ctx.guards()) {
+    std::vector<sym::Int> symbols;
+    sym::free_symbols(g.expr, symbols);
+    if (std::ranges::none_of(symbols, [&](sym::Int s) { return now.contains(sym::view(s).symbol->id); })) continue;
+    const int64_t e = sym::eval(g.expr, [&](uint32_t id) {
+      const auto at = now.find(id);
+      return at == now.end() ? ctx.symbol_info(ctx.symbol_at(id)).hint.value() : at->second;
+    });
+    refuse_unless(g.kind == sym::Guard::Kind::EqZero ? e == 0 : g.kind == sym::Guard::Kind::NeZero ? e != 0 : e >= 0);
+  }
+  for (const auto& [id, size] : now) {
+    const sym::Range range = ctx.symbol_info(ctx.symbol_at(id)).range;
+    refuse_unless(size >= range.lo && size <= range.hi);
+  }
+}
+
 // What values are for the inputs of now; null where they follow from random numbers, from calls that may do more than compute, or from no input of
 // now.
 std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vector<Value>& wanted) {
@@ -53,6 +86,7 @@ std::optional<std::vector<at::Tensor>> Tracer::Impl::values_now(const std::vecto
   for (const ir::Input& in : graph->inputs) given.push_back(in.value);
   const auto whole = extract(*graph, wanted, given);
   if (!std::ranges::all_of(whole->nodes(), [](const ir::Node* n) { return by_itself(*n); })) return std::nullopt;
+  refuse_other_way();
   const auto uses = ir::count_uses(*whole);
   std::vector<Value> used;
   for (size_t i = 0; i < given.size(); ++i) {
@@ -214,7 +248,7 @@ std::vector<at::Tensor> Tracer::Impl::find_sizes(const OpInfo& info, const std::
   return results;
 }
 
-// A capture of a call that a plan has refused takes small sizes as they are.
+// A capture of a call that a plan has refused, or another capture, takes small sizes as they are.
 void Tracer::Impl::settle_size(sym::Int s, int64_t size) {
   sym::Symbol& symbol = graph->ctx().mutable_symbol_info(s);
   const bool settles = options.refused && size < 2;

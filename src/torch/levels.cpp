@@ -224,18 +224,13 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
 }
 
 bool Training::reads_for(const Training& below, const Node& node, size_t given) const {
-  std::vector<Value> asked;
-  const auto* outputs_of_was = was_read_by(static_cast<uint32_t>(given));
   for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
     ResultSpec r = joint_.program.results[g];
     if (r.kind == ResultSpec::Kind::Undefined || !is_asked(node.next_edge(g))) continue;
     if (r.kind == ResultSpec::Kind::ViewOfValue) r = joint_.program.results[r.index];
-    if (!is_of_tangent(r) && outputs_of_was && (*outputs_of_was)[r.index]) return true;
-    asked.push_back(is_of_tangent(r) ? joint_.given[r.index] : joint_.outputs[r.index]);
+    if (is_of_tangent(r) ? r.index == given : reads_[r.index][given] != 0) return true;
   }
-  if (outputs_of_was) return false;
-  std::lock_guard lock(below.mutex_);
-  return nodes_behind(*joint_.program.graph, asked, joint_.given).contains(joint_.given[given].node);
+  return false;
 }
 
 // A derivative that is differentiated again reads what eager has saved itself with the history that it has by now.

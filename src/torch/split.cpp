@@ -159,6 +159,24 @@ int computed_by(const JointProgram& j, const ir::Node& recorded) {
   return static_cast<int>(std::ranges::upper_bound(j.begins, recorded.id) - j.begins.begin());
 }
 
+// What the program has returned or written, of what it has computed. In eager it is no other value's memory, be that computed alike: users can change
+// the one, and what a derivative reads is the other.
+std::unordered_set<const ir::Node*> shown_to_users(const JointProgram& j) {
+  std::unordered_set<const ir::Node*> r;
+  const std::span<const Value> results = j.level ? std::span(j.results) : std::span(j.outputs).first(j.num_forward);
+  for (Value v : results)
+    if (const Value of = v ? root_of(v) : Value(); of && !is_input(*of.node) && computed_by(j, *of.node) == 0) r.insert(of.node);
+  return r;
+}
+
+// Copies of those, given what each is a copy of.
+ir::NodeSet copies_of(const std::unordered_set<const ir::Node*>& nodes, const ir::Graph& g, const ir::ValueMap<Value>& copies) {
+  ir::NodeSet r(g);
+  for (auto& [from, to] : copies)
+    if (nodes.contains(from.node)) r.insert(to.node);
+  return r;
+}
+
 struct Splitter {
   const JointProgram& j;
   const Options& options;
@@ -223,8 +241,11 @@ struct Splitter {
           if (late.contains(v.node)) late.insert(n);
         });
     const ir::NodeSet users = users_own(*joint);
+    const ir::NodeSet shown = copies_of(shown_to_users(j), *joint, copies);
     // What a checkpoint repeats in the backward is not the forward's.
-    passes::cse(*joint, options, [&](const ir::Node& n) { return users.contains(&n) ? -1 : late.contains(&n) ? kOwn : group.at(&n); });
+    passes::cse(*joint, options, [&](const ir::Node& n) {
+      return users.contains(&n) || shown.contains(&n) ? -1 : late.contains(&n) ? kOwn : group.at(&n);
+    });
     passes::dce(*joint, options);
     if (j.level == 0)
       pipeline::run_stage(
@@ -286,7 +307,9 @@ struct Splitter {
     for (Value v : std::span(whole->outputs).subspan(static_cast<size_t>(num_wanted), inputs.size()))
       if (v) is_given.insert(v.node);
     const ir::NodeSet users = users_own(*whole);
-    passes::cse(*whole, {}, [&](const ir::Node& n) { return users.contains(&n) && !is_given.contains(&n) ? -1 : group.at(&n); });
+    const ir::NodeSet shown = copies_of(shown_to_users(j), *whole, first);
+    passes::cse(*whole, {},
+                [&](const ir::Node& n) { return (users.contains(&n) && !is_given.contains(&n)) || shown.contains(&n) ? -1 : group.at(&n); });
     const auto end = whole->outputs.begin() + num_wanted, given_end = end + static_cast<std::ptrdiff_t>(inputs.size());
     const std::vector<Value> outs(whole->outputs.begin(), end), given(end, given_end), now(given_end, whole->outputs.end());
     read_as_was(*whole, j, now, given, [&](const ir::Node& n) { return group.at(&n); });
@@ -711,7 +734,8 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
     group[to.node] = computed_by(j, *from.node);
     if (from.node->id >= first && !is_input(*to.node)) late.insert(to.node);
   }
-  passes::cse(*whole, {}, [&](const ir::Node& n) { return late.contains(&n) ? kOwn : group.at(&n); });
+  const ir::NodeSet shown = copies_of(shown_to_users(j), *whole, copies);
+  passes::cse(*whole, {}, [&](const ir::Node& n) { return shown.contains(&n) ? -1 : late.contains(&n) ? kOwn : group.at(&n); });
   const std::vector<Value> made(whole->outputs.begin(), whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()));
   const auto given_end = whole->outputs.end() - static_cast<std::ptrdiff_t>(j.was.size());
   std::vector<Value> given(whole->outputs.begin() + static_cast<std::ptrdiff_t>(values.size()), given_end);

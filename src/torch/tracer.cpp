@@ -462,6 +462,7 @@ void Tracer::Impl::stop() {
   if (!started) return;
   started = false;
   const bool captures = !std::exchange(done, true);
+  took_other_sizes = !sizes_now().empty();
   known_now.clear();
   drop_unread_states();
   capture::remove_mode();
@@ -497,6 +498,7 @@ void Tracer::abort() { impl_->stop(); }
 Tracer* Tracer::current() { return current_tracer; }
 bool Tracer::is_fake(const at::Tensor& t) { return as_fake(t) != nullptr; }
 const std::optional<std::string>& Tracer::failure() const { return impl_->failure; }
+bool Tracer::takes_other_sizes() const { return impl_->took_other_sizes || !impl_->sizes_now().empty(); }
 void Tracer::note_failure(std::string why) {
   if (!impl_->failure) impl_->failure = std::move(why);
 }

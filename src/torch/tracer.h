@@ -47,7 +47,8 @@ struct TracerOptions {
   // knows. False: the author says nothing.
   using NewSize = std::function<c10::SymInt(int64_t, std::optional<int64_t>)>;
   std::function<bool(const c10::OperatorHandle&, const std::vector<c10::IValue>& args, const NewSize&, std::vector<at::Tensor>& results)> describe;
-  // The call has been refused by a plan for its signature; `effects`: what its custom ops gave in that run, or null.
+  // The call has been refused by a plan for its signature, or a capture of it has failed that took other sizes (takes_other_sizes()); `effects`: what
+  // its custom ops gave in that run, or null.
   bool refused = false;
   std::shared_ptr<const Effects> effects;
   // The door can run a call from the start after its custom ops have run (Resumed).
@@ -134,6 +135,8 @@ class Tracer {
   // Why the capture failed, also when the exception itself was turned into another one on its way (a Python RuntimeError) or swallowed by the
   // program.
   const std::optional<std::string>& failure() const;
+  // A size that follows from content was taken for 2 where it is less now: the capture may have gone where the call of now does not.
+  bool takes_other_sizes() const;
   void note_failure(std::string);  // the exception that says so may become another one on its way
   // Called for each op: where the user wrote it ("file.py:12 in forward").
   void set_source_callback(std::function<std::string()>);

@@ -309,19 +309,19 @@ void Training::find_read(const ir::Graph& forward) {
     if (s.kind == Saved::Kind::Given) needs_[s.index] = 1;
   for (const ResultSpec& r : joint_.program.results)
     if (r.kind == ResultSpec::Kind::Input || r.kind == ResultSpec::Kind::ViewOfInput) needs_[r.index] = 1;
-  for (uint32_t o = 0; o < joint_.num_forward && !joint_.was.empty(); ++o) {
-    const ir::NodeSet read_by = forward.outputs[o] ? nodes_behind(forward, {forward.outputs[o]}) : ir::NodeSet(forward);
-    for (const JointProgram::Was& w : joint_.was) {
-      const uint32_t i = joint_.place_of(w.was);
-      was_[i].push_back(read_by.contains(forward.inputs[i].value.node));
-    }
+  for (uint32_t o = 0; o < joint_.num_forward && joint_.level; ++o) {
+    const ir::NodeSet behind = forward.outputs[o] ? nodes_behind(forward, {forward.outputs[o]}) : ir::NodeSet(forward);
+    std::vector<char>& reads = reads_.emplace_back(joint_.given.size());
+    for (size_t i = 0; i < reads.size(); ++i) reads[i] = behind.contains(forward.inputs[i].value.node);
   }
+  std::unordered_set<Value> was;
+  for (const JointProgram::Was& w : joint_.was) was.insert(w.was);
   const ir::Graph& g = *joint_.program.graph;
   const std::vector<Value> gradients(joint_.outputs.begin() + joint_.num_forward, joint_.outputs.end());
   const ir::NodeSet behind = nodes_behind(g, gradients);
   const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
   for (size_t i = 0; i < joint_.given.size(); ++i)
-    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was_.contains(static_cast<uint32_t>(i))))
+    if (!changes[i] && (chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was.contains(joint_.given[i])))
       kept_given_.push_back(static_cast<uint32_t>(i));
 }
 

@@ -293,11 +293,6 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     refuse_changed(type, k.tensor, "", static_cast<int64_t>(k.tensor._version()), k.version);
   }
 
-  const std::vector<char>* was_read_by(uint32_t given) const {
-    const auto at = was_.find(given);
-    return at == was_.end() ? nullptr : &at->second;
-  }
-
   void find_read(const ir::Graph& forward);
   void find_written_beside(const std::vector<char>& given, const std::vector<char>& outputs);
 
@@ -379,7 +374,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<uint32_t> reshaped_;                             // of given: calls change how they lie, not what they hold
   std::vector<uint32_t> kept_given_;                           // that gradients follow from, as they were
   std::vector<char> needs_;                                    // by given: its elements are read
-  std::map<uint32_t, std::vector<char>> was_;  // by given, those of JointProgram::was: by output of the forward, whether it reads that
+  std::vector<std::vector<char>> reads_;                       // above level 0: by output of the forward, whether it reads each of what is given
   std::shared_ptr<const Whole> whole_;
   mutable std::mutex mutex_;
   mutable std::map<Layouts, std::vector<std::shared_ptr<Backward>>> backwards_;
