@@ -111,7 +111,8 @@ class GraphLowering final : public Nests {
         std::all_of(n.outs.begin(), n.outs.end(), [](auto& o) { return std::any_of(o.sizes.begin(), o.sizes.end(), [](Int s) { return s.is(0); }); });
     if (row && row->lower && empty && !(row->flags & ir::kChecksIndex) &&
         !(n.op->flags & (ir::kRandom | ir::kEffect))) {  // nothing to compute, and no index arithmetic modulo a size of zero
-      if (!(n.op->flags & ir::kView) && (!is_elementwise(n.op->name) || may_fault(n))) return lower_extern(n);  // eager may refuse it
+      // Eager may refuse it: an elementwise op, if for its types.
+      if (!(n.op->flags & ir::kView) && (!is_elementwise(n.op->name) || may_fault(n) || !lowers(*row, n, results))) return lower_extern(n);
       if (shows_none(n, *row)) return;
       for (uint32_t i = 0; i < n.outs.size(); ++i) define({const_cast<ir::Node*>(&n), i}, full(n.outs[i].dtype, n.outs[i].sizes, 0));
       return;

@@ -159,13 +159,15 @@ int computed_by(const JointProgram& j, const ir::Node& recorded) {
   return static_cast<int>(std::ranges::upper_bound(j.begins, recorded.id) - j.begins.begin());
 }
 
-// What the program has returned or written, of what it has computed. In eager it is no other value's memory, be that computed alike: users can change
-// the one, and what a derivative reads is the other.
+// What the program has returned or written, of what it has computed, and the derivatives that are differentiated here. In eager it is no other
+// value's memory, be that computed alike: users can change the one, and what a derivative reads is the other.
 std::unordered_set<const ir::Node*> shown_to_users(const JointProgram& j) {
   std::unordered_set<const ir::Node*> r;
-  const std::span<const Value> results = j.level ? std::span(j.results) : std::span(j.outputs).first(j.num_forward);
-  for (Value v : results)
-    if (const Value of = v ? root_of(v) : Value(); of && !is_input(*of.node) && computed_by(j, *of.node) == 0) r.insert(of.node);
+  const auto show = [&](Value v) {
+    if (const Value of = v ? root_of(v) : Value(); of && !is_input(*of.node)) r.insert(of.node);
+  };
+  std::ranges::for_each(std::span(j.outputs).first(j.num_forward), show);
+  std::ranges::for_each(j.results, show);
   return r;
 }
 

@@ -228,8 +228,8 @@ class Node final : public c10::SymNodeImpl {
   bool bool_() override { return decide(); }
   bool has_hint() override { return true; }
   // For messages of torch, which writes some before it knows whether they are needed.
-  std::string str() override { return kind == Kind::Int ? sym::str(a) : _graph_repr(); }
-  // A program that reads a size as text sees the number, as eager's does, and is then guarded by it.
+  // A program that reads a size as text, that of an error too, sees the number, as eager's does, and is then guarded by it.
+  std::string str() override { return _graph_repr(); }
   std::string _graph_repr() override {
     if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
     if (kind != Kind::Float) return decide() ? "True" : "False";

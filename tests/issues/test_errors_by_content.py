@@ -49,3 +49,41 @@ def test_a_refused_shape_is_raised_whatever_it_holds():
     with torch.no_grad():
         torch.testing.assert_close(compiled(torch.ones(12)), f(torch.ones(12)))
     assert vitrify.counters["eager_calls"] == 0
+
+
+def read(x):
+    try:
+        return x.narrow(0, 2, 4) * 2
+    except RuntimeError as e:
+        return x * len(str(e)) + (str(e).count("size (4)") > 0)
+
+
+def indexed(x):
+    try:
+        y = x[25]
+    except IndexError as e:
+        y = x[0] * int(str(e).split()[-1])
+    return y + 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("f", [read, indexed])
+def test_the_text_of_an_error_has_numbers(f, dynamic):
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (3, 4, 5, 4, 12, 30):
+            torch.testing.assert_close(compiled(torch.ones(n)), f(torch.ones(n)))
+
+
+REFUSED = {
+    "bits": lambda x: torch.cat([torch.bitwise_not(x[5:]), x]) * 2, "bits of two": lambda x: torch.cat([x[5:].bitwise_or(x[5:]), x]),
+    "alone": lambda x: torch.bitwise_not(x[5:]) * 2, "divisor": lambda x: torch.cat([torch.gcd(x[5:], x[5:]), x]) * 2,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_type_is_refused_of_no_elements_too(name):
+    expects.no_kernels("it raises")
+    for g in (REFUSED[name], vitrify.compile(REFUSED[name])):
+        with torch.no_grad(), pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+            g(torch.ones(3, 4))

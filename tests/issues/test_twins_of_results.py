@@ -58,3 +58,20 @@ def test_a_result_is_written(program, op):
                 torch.testing.assert_close(a, b)
             else:
                 assert a == b
+
+
+@pytest.mark.parametrize("write", ["data", "in place"])
+def test_a_gradient_is_written(write):
+    """The gradient that users were given is not what the derivative of another one reads."""
+    def f(b, w, d, u):
+        return (b.sin() * u + (w + d.sin()) * u).sum()
+
+    seen = []
+    for g in (f, vitrify.compile(f)):
+        b, w, d, u = (torch.full((3,), v, dtype=torch.float64, requires_grad=True) for v in (0.3, 0.5, 0.7, 0.9))
+        gb, gw, gd = grad(g(b, w, d, u), [b, w, d], create_graph=True)
+        written(gw, write)
+        seen.append(grad(gb.sum(), b, create_graph=True)[0])
+        written(gd, write)
+        seen[-1] = [seen[-1], grad(seen[-1].sum(), b)[0]]
+    torch.testing.assert_close(seen[1], seen[0])
