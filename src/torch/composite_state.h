@@ -51,6 +51,21 @@ using Counted = Opened<c10::DispatchKey::ADInplaceOrView, always>;
 // it on.
 using Cast = Opened<c10::DispatchKey::AutocastCPU, autocast_is_on>;
 
+// A composite writes the text of an error that it need not raise: the sizes in it are nothing that the program reads.
+class TextUnread {
+ public:
+  TextUnread() : outer_(std::exchange(now_, true)) {}
+  ~TextUnread() { now_ = outer_; }
+  TextUnread(const TextUnread&) = delete;
+  TextUnread& operator=(const TextUnread&) = delete;
+
+  static bool now() { return now_; }
+
+ private:
+  static inline thread_local bool now_ = false;
+  bool outer_;
+};
+
 // Lazy bits, which lie above where the composite arrived: what it calls is given numbers without them.
 using Conjugates = Opened<c10::DispatchKey::Conjugate, always>;
 using Negatives = Opened<c10::DispatchKey::Negative, always>;

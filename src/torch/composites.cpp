@@ -163,6 +163,20 @@ void call_without_casts(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   op.redispatchBoxed(below_composites(keys), stack);
 }
 
+// It writes its error's text before it knows whether there is one.
+void call_with_text(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
+  const compat::Stack given(stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack->end());
+  try {
+    const TextUnread unread;
+    op.redispatchBoxed(below_composites(keys), stack);
+  } catch (const std::exception&) {
+    for_each_tensor(given, [](const Tensor& t) {
+      if (const FakeImpl* f = as_fake(t)) f->specialize();
+    });
+    throw;
+  }
+}
+
 // Each of their steps is cast by itself. No kernel of autocast's is theirs, so its key is not among those of the call.
 void call_steps_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU)) return call_whole(op, keys, stack);
@@ -269,6 +283,7 @@ const bool registered = [] {
     ours->impl("detach_", TORCH_FN(detach_));
     ours->impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&call_whole>());
     ours->impl("pinverse", torch::CppFunction::makeFromBoxedFunction<&call_without_casts>());
+    ours->impl("rms_norm", torch::CppFunction::makeFromBoxedFunction<&call_with_text>());
     for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"})
       ours->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_steps_whole>());
     for (const char* name : {"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",

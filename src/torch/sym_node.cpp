@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "torch/composite_state.h"
 #include "torch/convert.h"
 #include "torch/numbers.h"
 #include "torch/tracer.h"
@@ -229,7 +230,7 @@ class Node final : public c10::SymNodeImpl {
   bool has_hint() override { return true; }
   // For messages of torch, which writes some before it knows whether they are needed.
   // A program that reads a size as text, that of an error too, sees the number, as eager's does, and is then guarded by it.
-  std::string str() override { return _graph_repr(); }
+  std::string str() override { return kind == Kind::Int && TextUnread::now() ? std::to_string(sym::hint(a)) : _graph_repr(); }
   std::string _graph_repr() override {
     if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
     if (kind != Kind::Float) return decide() ? "True" : "False";

@@ -2,6 +2,7 @@
 import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -87,3 +88,18 @@ def test_a_type_is_refused_of_no_elements_too(name):
     for g in (REFUSED[name], vitrify.compile(REFUSED[name])):
         with torch.no_grad(), pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
             g(torch.ones(3, 4))
+
+
+def test_a_text_that_nobody_reads():
+    """rms_norm writes its error's text in each call."""
+    def f(x):
+        try:
+            return F.rms_norm(x, (4,)) + 1
+        except RuntimeError as e:
+            return x + len(str(e))
+
+    compiled = vitrify.compile(f, dynamic=True)
+    with torch.no_grad():
+        for sizes in ((5, 4), (6, 4), (7, 4), (50, 3), (500, 3), (5, 4)):
+            torch.testing.assert_close(compiled(torch.ones(sizes)), f(torch.ones(sizes)))
+    assert vitrify.counters["captures"] == 3
