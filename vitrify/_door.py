@@ -275,7 +275,7 @@ class Door:
                 # What frames hold ends with them: a checkpoint's takes its hooks off a stack, which is then to be as it was before.
                 place, e.__traceback__ = _messages.user_frame(e), None
                 session.abort()
-                reason = session.failure or str(e).strip().partition("\n")[0] or type(e).__name__
+                reason = session.failure or _messages.first_line(e)
                 failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
             except BaseException:
                 self.passed = None
@@ -347,7 +347,7 @@ class Door:
                 raise _C.CaptureError(f"it returns a tensor with attributes of its own ({', '.join(vars(t))})")
 
     def compiler_failed(self, e, program, signature, sources):
-        what = str(e).strip().partition("\n")[0] or type(e).__name__
+        what = _messages.first_line(e)
         path = write_reproducer(program, self.settings, signature.describe(), what)
         message = f"vitrify: internal error while compiling {self.name}: {what}; it runs eagerly. Reproducer: {path} (replay: python -m vitrify replay {path}, or vitrify-opt {path})"
         if self.fullgraph:

@@ -27,6 +27,14 @@ def user_frame(exc):
     return None
 
 
+def first_line(exc):
+    """Of its text, which the user's class makes, or of a placeholder that it holds: that may raise."""
+    try:
+        return str(exc).strip().partition("\n")[0] or type(exc).__name__
+    except Exception:
+        return type(exc).__name__
+
+
 def caller():
     frame = sys._getframe(1)
     while frame and not is_user_file(frame.f_code.co_filename):
