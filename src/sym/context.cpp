@@ -186,7 +186,8 @@ Int Context::settled(Int e) const {
   if (e.is_const()) return e;
   if (const Range r = range_of(e); r.lo == r.hi) return r.lo;
   for (const Guard& g : impl_->guards) {
-    if (g.kind != Guard::Kind::EqZero) continue;
+    // What is left of a sum is a number only if both have the same symbols.
+    if (g.kind != Guard::Kind::EqZero || g.expr.is_const() || g.expr.node()->symbols_mask != e.node()->symbols_mask) continue;
     if (const Int d = e - g.expr; d.is_const()) return d;
     if (const Int d = e + g.expr; d.is_const()) return d;
   }

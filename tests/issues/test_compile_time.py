@@ -411,3 +411,15 @@ def test_values_that_nothing_reads_count_with_gradients_too():
         counted.append(record.values)
         vitrify.reset()
     assert counted[0] >= 300 and counted[1] >= 300
+
+
+def test_many_sizes_that_change():
+    """Each has guards: work that looks through all of them for each value grows with the square of their number."""
+    def work(n):
+        arguments = [torch.rand(5, requires_grad=True) for _ in range(n)]
+        with compile_times.Recorder() as record:
+            results = vitrify.compile(lambda *a: tuple((t * a[(i + 1) % n]).sin() for i, t in enumerate(a)), dynamic=True)(*arguments)
+            torch.autograd.grad(sum(r.sum() for r in results), arguments, create_graph=True)
+        return record.work
+
+    assert work(80) < 3 * work(40)
