@@ -301,10 +301,13 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     const std::vector<at::Tensor> grads = m.run_backward(asked, tangents, true, how);
     m.look = nullptr;
     std::vector<at::Tensor> results;
-    for (const Gradient& g : below.gradients) {
-      const auto at = std::ranges::find(asked.of, below.given[g.given]);
-      results.push_back(at == asked.of.end() ? at::Tensor() : grads[static_cast<size_t>(at - asked.of.begin())]);
-    }
+    const auto gradient_of = [&](uint32_t input) {
+      const auto at = std::ranges::find(asked.of, below.given[input]);
+      return at == asked.of.end() ? at::Tensor() : grads[static_cast<size_t>(at - asked.of.begin())];
+    };
+    for (const Gradient& g : below.gradients) results.push_back(gradient_of(g.given));
+    for (uint32_t i : below.past_raising) results.push_back(gradient_of(i));  // a user's formula may give one where some results have none
+    while (results.size() > below.gradients.size() && !results.back().defined()) results.pop_back();
     if (!below.parts.empty()) {
       results.resize(below.gradients.size() + below.past_raising.size() + below.places());
       for (size_t k = 0, i = asked.to.size(); k < how.size(); ++k)

@@ -224,7 +224,8 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
 }
 
 bool Training::reads_for(const Training& below, const Node& node, size_t given) const {
-  for (size_t g = 0; g < below.joint_.gradients.size(); ++g) {
+  const size_t inputs = std::min(below.joint_.gradients.size() + below.joint_.past_raising.size(), joint_.program.results.size());
+  for (size_t g = 0; g < inputs; ++g) {
     ResultSpec r = joint_.program.results[g];
     if (r.kind == ResultSpec::Kind::Undefined || !is_asked(node.next_edge(g))) continue;
     if (r.kind == ResultSpec::Kind::ViewOfValue) r = joint_.program.results[r.index];

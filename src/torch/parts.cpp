@@ -265,6 +265,12 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       part.places.push_back(static_cast<uint32_t>(j.places()));
       add_inner(Edge(const_cast<Node*>(n)->getptr(), at->first.second), -1, type_of_input(*n, at->first.second));
     }
+    // A user's node may have saved results that the program does not use: there a derivative of the derivative comes, and it runs once.
+    for (uint32_t i = 0; capture::of_users(*n) && i < n->num_inputs(); ++i) {
+      if (places.contains({n, i}) || n->input_metadata(i).was_default_constructed()) continue;
+      part.places.push_back(static_cast<uint32_t>(j.places()));
+      add_inner(Edge(const_cast<Node*>(n)->getptr(), i), -1, type_of_input(*n, i));
+    }
   }
   // Views of what others lead to are made when that is, and not at the end, but for those through which its gradients come first.
   const capture::LastUsers last_users = capture::last_users(level.from, level.to);

@@ -707,11 +707,10 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   for (Gradient& made : gradients) {
     const auto at = std::find_if(j.gradients.begin(), j.gradients.end(), [&](const Gradient& k) { return k.given == made.given; });
     const auto past = std::ranges::find(j.past_raising, made.given);
-    const bool stopped = made.place < 0 && at == j.gradients.end() && j.tape && j.tape->stopped;
-    VT_CHECK(made.place >= 0 || at != j.gradients.end() || (stopped && past != j.past_raising.end()),
-             "a gradient that the full derivative does not have");
+    const bool past_all = made.place < 0 && at == j.gradients.end();
+    VT_CHECK(!past_all || past != j.past_raising.end(), "a gradient of what no step leads to");
     b.gradients.push_back(made.place >= 0 ? j.edge_to(static_cast<size_t>(made.place)) : static_cast<uint32_t>(at - j.gradients.begin()));
-    if (stopped) b.gradients.back() += static_cast<uint32_t>(past - j.past_raising.begin());
+    if (past_all) b.gradients.back() += static_cast<uint32_t>(past - j.past_raising.begin());
     b.results.push_back(std::move(made.how));
     b.types.push_back(std::move(made.type));
     b.batch_dims.push_back(made.batch_dim);

@@ -246,7 +246,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   void note_stale() const;                                                                                    // so too
   std::shared_ptr<Tracer> trace() const;
   const ir::TensorType& type_of_tangent(size_t k) const { return joint_.tangent(k).type(); }
-  size_t num_edges() const { return joint_.parts.empty() ? joint_.gradients.size() : joint_.edge_to(joint_.places()); }
+  size_t num_edges() const { return joint_.edge_to(joint_.parts.empty() ? 0 : joint_.places()); }
   Layouts all_results() const {
     Layouts how(joint_.places());
     for (size_t k = joint_.roots.size(); k < how.size(); ++k) how[k].defined = false;
