@@ -13,6 +13,7 @@
 #include "torch/fake.h"
 #include "torch/mode.h"
 #include "torch/stack.h"
+#include "torch/sym_node.h"
 #include "torch/tracer.h"
 
 namespace vitrify::capture {
@@ -157,7 +158,7 @@ void call_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat:
   op.redispatchBoxed(below & (kMode | kBelowViews), stack);
 }
 
-// Autocast has a kernel for it, within which it is off. What they are made of asks (OpInfo::sees_autocast).
+// Autocast has a kernel for it, within which it is off: what it is made of asks for that (OpInfo::sees_autocast).
 void call_without_casts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, compat::Stack* stack) {
   const Cast none(false);
   op.redispatchBoxed(below_composites(keys), stack);
@@ -173,6 +174,7 @@ void call_with_text(const c10::OperatorHandle& op, c10::DispatchKeySet keys, com
     for_each_tensor(given, [](const Tensor& t) {
       if (const FakeImpl* f = as_fake(t)) f->specialize();
     });
+    for (const c10::IValue& v : given) static_value(v, true);  // sizes that it was given are in the text too
     throw;
   }
 }
