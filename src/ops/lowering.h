@@ -260,7 +260,9 @@ struct OpRow {
   ShapeFn shape;               // may be null
   LowerFn lower;               // null: always extern
   bool draws_by_size = false;  // its numbers follow from the generator and from the sizes of its operands, whatever those hold
+  int filled = 0;              // all elements are argument `filled`, or one of these; of an argument 0 that is a tensor only the type is read
 };
+constexpr int kZeros = -1, kOnes = -2, kNothing = -3;  // kNothing: nobody has written the memory
 const OpRow* find_op(std::string_view name);
 bool is_extern(std::string_view name);       // has no lowering: always a call
 bool is_elementwise(std::string_view name);  // has a lowering that reads each element of its operands once, or none: it fuses into whatever reads it

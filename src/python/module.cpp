@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "pipeline/pipeline.h"
+#include "python/asked.h"
 #include "python/entry.h"
 #include "python/errors.h"
 #include "python/facts.h"
@@ -392,7 +393,9 @@ void bind_numbers(py::module_& m) {
     if (!node || !py::hasattr(node->getPyObj(), "step")) return std::nullopt;
     return node->getPyObj().attr("step").cast<uint32_t>();
   };
+  hooks.compared_by_program = [] { return asked_by_program("torch.fx.experimental.sym_node"); };
   capture::set_number_hooks(hooks);
+  show_classes_of_numbers();
 }
 
 void bind_capture(py::module_& m) {

@@ -7,8 +7,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <unordered_set>
-
 #include "ir/faults.h"
 #include "ops/shapes.h"
 #include "support/budget.h"
@@ -41,17 +39,6 @@ using ir::Value;
 
 namespace {
 
-// What memory holds that nobody has written: in deterministic mode eager fills it.
-std::optional<Arg> fill_of_empty(std::string_view name, const TensorType& type) {
-  static const std::unordered_set<std::string_view> empty{"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                                                          "aten::new_empty_strided"};
-  const at::Context& c = at::globalContext();
-  if (!c.deterministicAlgorithms() || !c.deterministicFillUninitializedMemory() || !empty.contains(name)) return std::nullopt;
-  const at::ScalarType t = scalar_type_of(type);
-  if (at::isFloatingType(t) || at::isComplexType(t)) return Arg(std::numeric_limits<double>::quiet_NaN());
-  if (t == at::kBool || t > at::kLong) return t == at::kBool ? std::optional(Arg(true)) : std::nullopt;
-  return Arg(sym::Int(static_cast<int64_t>(~uint64_t{0} >> (64 - 8 * c10::elementSize(t) + (t == at::kByte ? 0 : 1)))));
-}
 // Nothing says what the op gives.
 using NoMeta = NotAsked;
 // Autograd has not seen the op, since it takes inference tensors only or has no formula, and would see what its kernel calls.
@@ -277,11 +264,6 @@ c10::intrusive_ptr<c10::TensorImpl> Tracer::Impl::detach(const c10::TensorImpl* 
   auto self = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(real));
   FakeImpl* fake = as_fake(fake_of(at::Tensor(std::move(self))));
   return fake->shallow_copy_and_detach(c10::VariableVersion(0), false);
-}
-
-Value Tracer::Impl::filled(ir::Node* empty) {
-  const auto fill = fill_of_empty(empty->op->name, empty->outs[0]);
-  return fill ? append("aten::fill.Scalar", {empty->out(), *fill}, empty->outs)->out() : empty->out();
 }
 
 // Ops of others may ask for whatever is set around them: plans run them in the state that the call began in.
@@ -585,6 +567,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
   }
   capture::apply_learned(info.name, converted, {call.types.data(), call.types.size()});
   call.node = draw_in_bulk(info, converted, call.types);
+  if (!call.node) call.node = made_of_sizes(info, converted, call.types);
   if (!call.node) call.node = append(info, std::move(converted), call.types);
   if (finds) found_nodes.push_back(call.node);
   for (uint32_t i = 0; i < now.size() && i < call.types.size(); ++i) known_now.emplace_back(call.node->out(i), now[i]);

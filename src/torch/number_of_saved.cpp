@@ -16,9 +16,10 @@ int64_t number(std::string by, std::vector<int64_t> of) {
   return numbers->try_emplace(Made(std::move(by), std::move(of)), static_cast<int64_t>(numbers->size()) + 1).first->second;
 }
 
+size_t index_of_constant(const ir::Node& n) { return static_cast<size_t>(value_of(std::get<sym::Int>(n.args[0]))); }
+
 // The arguments of a call that are no values.
 struct Spelled {
-  const ir::Graph& graph;
   const std::function<int64_t(sym::Int)>& size;
   int64_t own;  // of nothing else in the process: an address may come to be another's
   std::string text{};
@@ -41,9 +42,8 @@ struct Spelled {
     for (const auto& x : all) add(static_cast<const T&>(x));
     text += ']';
   }
-  void add_constant(int64_t index) {
+  void add_constant(int64_t index, const at::Tensor& t) {
     constexpr int64_t kFew = 1024;  // elements: no content of a larger one is kept here
-    const at::Tensor& t = *std::static_pointer_cast<at::Tensor>(graph.constants.at(static_cast<size_t>(index)));
     if (!t.has_storage() || t.numel() > kFew) return put(fmt::format("{}/{}", own, index));
     const at::Tensor all = t.detach().resolve_conj().resolve_neg().contiguous();
     put(fmt::format("{}[{}]", static_cast<int>(all.scalar_type()), fmt::join(all.sizes(), ",")));
@@ -52,6 +52,16 @@ struct Spelled {
 };
 
 }  // namespace
+
+void Training::find_made() {
+  const ir::Graph& g = *joint_.program.graph;
+  std::vector<Value> kept;
+  for (const Saved& s : saved_)
+    if (s.kind == Saved::Kind::Private) kept.push_back(s.value);
+  const ir::NodeSet behind = nodes_behind(g, kept);
+  for (const ir::Node* n : g.nodes())
+    if (behind.contains(n)) saved_of_.push_back({n, ir::is_constant(*n) ? g.constants.at(index_of_constant(*n)) : nullptr});
+}
 
 int64_t Training::number_of_saved(const CallSizes& sizes) const {
   static const std::vector<std::optional<int64_t>> none;
@@ -66,25 +76,19 @@ int64_t Training::number_of_saved(const CallSizes& sizes) const {
   };
   static std::atomic<int64_t> computed{0};
   const int64_t own = ++computed;
-  const ir::Graph& g = *joint_.program.graph;
-  ir::ValueMap<int64_t> given(g);
+  std::unordered_map<Value, int64_t> given;
   for (size_t i = 0; i < joint_.given.size(); ++i) given.emplace(joint_.given[i], number("given", {static_cast<int64_t>(i)}));
-  std::vector<Value> kept;
-  for (const Saved& s : saved_)
-    if (s.kind == Saved::Kind::Private) kept.push_back(s.value);
-  const ir::NodeSet behind = nodes_behind(g, kept);
   std::unordered_map<const ir::Node*, int64_t> made;
   const auto of_value = [&](Value v) {
-    const int64_t* known = given.find(v);
-    return known ? *known : number("value", {made[v.node], v.index});
+    const auto at = given.find(v);
+    return at != given.end() ? at->second : number("value", {made[v.node], v.index});
   };
-  for (const ir::Node* n : g.nodes()) {
-    if (!behind.contains(n)) continue;
+  for (const auto& [n, constant] : saved_of_) {
     std::vector<int64_t> of;
     ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { of.push_back(v ? of_value(v) : 0); });
-    Spelled spelled{g, size, own};
+    Spelled spelled{size, own};
     if (ir::is_constant(*n))
-      spelled.add_constant(value_of(std::get<sym::Int>(n->args[0])));
+      spelled.add_constant(static_cast<int64_t>(index_of_constant(*n)), *std::static_pointer_cast<at::Tensor>(constant));
     else if (!is_input(*n))
       for (const ir::Arg& a : n->args) std::visit([&](const auto& x) { spelled.add(x); }, a.any());
     made[n] = number(n->op->name + "(" + spelled.text, std::move(of));

@@ -202,6 +202,7 @@ c10::SymFloat to_sym_float(const std::shared_ptr<Numbers>& n, uint32_t step) {
   VT_CHECK(hooks().wrap, "a live number in a process without Python");
   return hooks().wrap(n, step);
 }
+bool compared_by_program() { return hooks().compared_by_program && hooks().compared_by_program(); }
 std::optional<uint32_t> step_of(const c10::SymFloat& f) { return hooks().step_of && f.is_symbolic() ? hooks().step_of(f) : std::nullopt; }
 
 }  // namespace capture

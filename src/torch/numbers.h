@@ -50,6 +50,7 @@ double number_in(const at::Tensor&);  // a 0-d tensor of floats on the CPU, its 
 namespace capture {
 
 c10::SymFloat to_sym_float(const std::shared_ptr<Numbers>&, uint32_t step);
+bool compared_by_program();
 // The step that one of our SymFloats is.
 std::optional<uint32_t> step_of(const c10::SymFloat&);
 

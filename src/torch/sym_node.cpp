@@ -240,8 +240,8 @@ class Node final : public c10::SymNodeImpl {
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
   std::optional<bool> constant_bool() override { return kind == Kind::Bool ? std::optional<bool>(a.value() != 0) : std::nullopt; }
   std::optional<int64_t> maybe_as_int() override { return is_int() && a.is_const() ? std::optional<int64_t>(a.value()) : std::nullopt; }
-  // torch's Python wrappers know no constant float.
-  bool is_constant() override { return kind == Kind::Bool || (is_int() && a.is_const()); }
+  // torch's Python wrappers know no constant float. They ask after each comparison, and make a bool of what is constant.
+  bool is_constant() override { return kind == Kind::Bool || (is_int() && a.is_const()) || (is_bool() && compared_by_program()); }
   bool is_symbolic() override { return true; }
 
  private:
@@ -271,6 +271,8 @@ sym::Int from_sym_int(const c10::SymInt& s) {
   if (auto i = s.maybe_as_int()) return *i;
   return Node::expr(s.toSymNode());
 }
+
+bool is_ours(const SymNode& n) { return dynamic_cast<Node*>(n.get()) != nullptr; }
 
 std::optional<std::pair<sym::Int, sym::Int>> quotient_of(const c10::SymFloat& f) {
   const Node* n = node_of(f);

@@ -210,6 +210,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool same_sizes(const ir::Dims&, const ir::Dims&);  // guards
   Call record_call(const OpInfo&, c10::ArrayRef<c10::IValue> args);
   ir::Node* draw_in_bulk(const OpInfo&, const std::vector<ir::Arg>& args, const Types&);
+  ir::Node* made_of_sizes(const OpInfo&, const std::vector<ir::Arg>& args, const Types&);
   ir::Node* append(const OpInfo&, std::vector<ir::Arg> args, Types outs);
   ir::Node* append(std::string_view name, std::vector<ir::Arg> args, Types outs);
   ir::Node* append_custom(const OpInfo&, std::vector<ir::Arg> args, Types outs);

@@ -298,6 +298,7 @@ void Training::find_read(const ir::Graph& forward) {
     finds_what_hooks_take_ = finds_what_hooks_take_ || (users && !found && std::ranges::any_of(joint_.tape->steps, finds));
   }
   gives_hooks_ = std::ranges::find(given_to_hooks_, 1) != given_to_hooks_.end();
+  if (gives_hooks_) find_made();
   // What the halves read, and gradients of the gradients may.
   std::unordered_set<const ir::Node*> read;
   for (Value v : forward.outputs)

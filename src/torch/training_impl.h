@@ -298,6 +298,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
 
   // Of all that is saved, by how it follows from what is given: the same of all programs of the process that save the same.
   int64_t number_of_saved(const CallSizes&) const;
+  void find_made();
   // `hooks`: they may want to move what is kept.
   void keep(Call& call, const std::vector<const at::Tensor*>& given, std::vector<at::Tensor>& values, bool hooks, const Origin* origin) const;
 
@@ -402,7 +403,13 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   bool finds_what_hooks_take_ = false;
   std::vector<char> given_to_hooks_;  // by saved_: not what only a checkpoint's function, or a user's ctx, has
   bool gives_hooks_ = false;          // any of it
-  // number_of_saved(), by sizes. A checkpoint's function is called again, with the interpreter's lock, while mutex_ is held.
+  // number_of_saved(), by sizes, and what it goes through, in its order. A checkpoint's function is called again, with the interpreter's lock, while
+  // mutex_ is held; so another thread may be adding to the graph.
+  struct Made {
+    const ir::Node* node;
+    std::shared_ptr<void> constant;
+  };
+  std::vector<Made> saved_of_;
   mutable std::mutex numbers_mutex_;
   mutable std::map<std::vector<std::optional<int64_t>>, int64_t> numbers_;
   bool reads_state_ = false;   // its backward runs Python code

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "ir/faults.h"
+#include "ops/lowering.h"
 #include "torch/passes/match.h"
 #include "torch/passes/passes.h"
 #include "torch/slice.h"
@@ -52,12 +53,9 @@ std::optional<Gather> gather(Value v) {
 }
 
 bool filled_with(Value v, double x) {
-  const Node& n = *v.node;
-  if (is(n, "aten::new_zeros") || is(n, "aten::zeros") || is(n, "aten::zeros_like")) return x == 0;
-  if (is(n, "aten::new_ones") || is(n, "aten::ones") || is(n, "aten::ones_like")) return x == 1;
-  if (is(n, "aten::full")) return number(n, 1) == x;
-  if (is(n, "aten::new_full") || is(n, "aten::full_like")) return number(n, is(n, "aten::new_full") ? 2 : 1) == x;
-  return false;
+  const ops::OpRow* row = ops::find_op(v.node->op->name);
+  if (!row || !row->filled || row->filled == ops::kNothing) return false;
+  return row->filled > 0 ? number(*v.node, static_cast<size_t>(row->filled)) == x : x == (row->filled == ops::kOnes ? 1 : 0);
 }
 
 // Values scattered with `op` onto zeros along dim 0 by a row of edges.
@@ -97,21 +95,6 @@ std::optional<Softmax> edge_softmax(Value w, const Row& to, sym::Int nodes) {
   if (!max || !(max->x == logits) || !(max->row == to) || std::get<std::string>(reduce.args[4]) != "amax" || flag(reduce, 5)) return {};
   if (!(top->x.type().sizes[0] == nodes) || !(below->x.type().sizes[0] == nodes)) return {};
   return Softmax{logits, *epsilon};
-}
-
-// Fills that only ask a tensor for its type keep it alive: they ask nobody instead.
-bool free_fills(Graph& g) {
-  bool changed = false;
-  const std::vector<Node*> nodes = g.nodes();
-  for (Node* n : nodes) {
-    const bool zeros = is(*n, "aten::new_zeros"), ones = is(*n, "aten::new_ones");
-    if ((!zeros && !ones) || !is(*tensor(*n, 0).node, "aten::index_select") || !is_f32_cpu(n->outs[0]) || !is_static(n->outs[0].sizes)) continue;
-    std::vector<sym::Int> sizes(n->outs[0].sizes.begin(), n->outs[0].sizes.end());
-    Node* full = insert(g, n, "aten::full", {sizes, sym::Int(ones ? 1 : 0), DType::F32, ir::None{}, n->outs[0].device, ir::None{}}, n->outs[0]);
-    g.replace_uses(n->out(), full->out());
-    changed = true;
-  }
-  return changed;
 }
 
 }  // namespace
@@ -180,7 +163,8 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
       Node* c = csr(from->row, to, from->x.type().sizes[0].value(), count);
       if (!c) continue;
       g.replace_uses(n->out(), insert(g, n, "vitrify::segment_sum", {from->x, c->out(0), c->out(1)}, dense(DType::F32, n->outs[0].sizes))->out());
-      ir::retire(g, *n);
+      n->op = g.op("aten::alias", ir::kView);  // the grouping raises of rows out of range, in place of the index_select: that is read by what is dead
+      n->args = {values};
       changed = true;
       continue;
     }
@@ -216,7 +200,6 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
       break;
     }
   if (!changed) return false;
-  free_fills(g);
   g.remove_dead();
   return true;
 }
