@@ -393,7 +393,7 @@ void bind_numbers(py::module_& m) {
     if (!node || !py::hasattr(node->getPyObj(), "step")) return std::nullopt;
     return node->getPyObj().attr("step").cast<uint32_t>();
   };
-  hooks.compared_by_program = [] { return asked_by_program("torch.fx.experimental.sym_node"); };
+  hooks.compared_by_program = compared_by_program;
   capture::set_number_hooks(hooks);
   show_classes_of_numbers();
 }
