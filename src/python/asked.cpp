@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "torch/sym_node.h"
@@ -18,6 +19,19 @@ constexpr std::string_view kForOthers[] = {"abc", "functools", "typing"};
 
 bool is_in(std::string_view module, std::string_view package) {
   return module.starts_with(package) && (module.size() == package.size() || module[package.size()] == '.');
+}
+
+// Whether the code that runs now is the program's or a library's. `beside`: a module of torch's through which a program comes here too.
+bool asked_by_program(const std::string& beside = {}) {
+  for (auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame())); frame;
+       frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))))) {
+    const py::object name = frame.attr("f_globals").attr("get")("__name__", "");
+    if (!py::isinstance<py::str>(name)) return true;
+    const auto module = name.cast<std::string>();
+    if ((!beside.empty() && module == beside) || std::ranges::find(kForOthers, module) != std::end(kForOthers)) continue;
+    return !is_in(module, "torch") && !is_in(module, "vitrify");
+  }
+  return false;
 }
 
 bool is_ours(py::handle number) {
@@ -38,16 +52,9 @@ void show_class(const char* symbolic, const char* plain) {
 
 }  // namespace
 
-bool asked_by_program(const char* beside) {
-  for (auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame())); frame;
-       frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))))) {
-    const py::object name = frame.attr("f_globals").attr("get")("__name__", "");
-    if (!py::isinstance<py::str>(name)) return true;
-    const auto module = name.cast<std::string>();
-    if ((beside && module == beside) || std::ranges::find(kForOthers, module) != std::end(kForOthers)) continue;
-    return !is_in(module, "torch") && !is_in(module, "vitrify");
-  }
-  return false;
+// torch's methods of sizes ask for their answer's class.
+bool compared_by_program() {
+  return asked_by_program(py::module_::import("torch").attr("SymInt").attr("__lt__").attr("__module__").cast<std::string>());
 }
 
 void show_classes_of_numbers() {

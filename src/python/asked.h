@@ -3,9 +3,9 @@
 
 namespace vitrify::python {
 
-// Whether the code that runs now is the program's, or a library's that it uses, and not torch's own, which knows symbolic numbers. `beside`: a module
-// of torch through which a program comes here too. Needs the interpreter's lock.
-bool asked_by_program(const char* beside = nullptr);
+// Whether the comparison of sizes that runs now is the program's, or that of a library which it uses, and not one of torch's own code, which knows
+// symbolic numbers. Needs the interpreter's lock.
+bool compared_by_program();
 
 // isinstance(n, int) and isinstance(x, float) of torch.SymInt and torch.SymFloat, where they are ours and a program asks.
 void show_classes_of_numbers();
