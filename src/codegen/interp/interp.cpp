@@ -49,7 +49,7 @@ class Run {
     }
   }
 
-  void run(int64_t begin, int64_t end) {
+  void run(int64_t begin, int64_t end) try {
     bool flat = k_.outer.empty();
     for (int64_t o = begin; o < end; ++o) {
       if (flat) {
@@ -60,9 +60,11 @@ class Run {
         for (auto& s : k_.stages) stage(s);
       }
     }
+  } catch (const Left&) {
   }
 
  private:
+  struct Left {};  // by a fault after which there is no element to go on with
   static uint32_t id_of(Int s) { return sym::view(s).symbol->id; }
   void set(Int s, int64_t v) {
     if (id_of(s) >= symbols_.size()) symbols_.resize(id_of(s) + 1);
@@ -155,7 +157,10 @@ class Run {
       case Op::check_index: {
         Scalar a = v(i.a);
         if (a.i < 0 || a.i >= eval(i.at)) {
-          if (i.b < 0 || v(i.b).i) fail(KernelFault::IndexOutOfRange);
+          if (i.b < 0 || v(i.b).i) {
+            fail(KernelFault::IndexOutOfRange);
+            if (eval(i.at) <= 0) throw Left();
+          }
           a.i = 0;
         }
         return define(i.result, DType::I64, a);

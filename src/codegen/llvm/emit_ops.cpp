@@ -39,12 +39,17 @@ Value* KernelEmitter::any(Value* mask) {
   return b_.CreateICmpNE(b_.CreateBitCast(mask, bits), ConstantInt::get(bits, 0));
 }
 
-void KernelEmitter::fault(Value* failed, KernelFault kind) {
+void KernelEmitter::fault(Value* failed, KernelFault kind, bool leave) {
   VT_CHECK(fault_, "kernel {} may fault but does not say so", k_.name);
+  llvm::BasicBlock* left = nullptr;
   if_then(any(failed), [&] {
     auto* s = b_.CreateAlignedStore(b_.getInt32(int32_t(kind)), fault_, llvm::Align(4));
     s->setAtomic(llvm::AtomicOrdering::Monotonic);
+    left = b_.GetInsertBlock();
   });
+  if (!leave) return;
+  left->getTerminator()->eraseFromParent();
+  llvm::ReturnInst::Create(cx_, left);
 }
 
 Value* KernelEmitter::constant(DType t, const Instr& in) {
@@ -57,6 +62,8 @@ Multi KernelEmitter::check_index(const Instr& in) {
   Multi r;
   bool vary = !values_[in.a].uniform || varies(in.at) || (in.b >= 0 && !values_[in.b].uniform);
   r.uniform = !vary;
+  const auto range = sym::bounds(in.at);
+  const bool has_first = range && range->lo >= 1;  // else there is no element that could stand in for one out of range
   for (int u = 0; u < (vary ? block_.unroll : 1); ++u) {
     Value* a = get(in.a, u, vary);
     auto* element = a->getType()->getScalarType();
@@ -65,7 +72,7 @@ Multi KernelEmitter::check_index(const Instr& in) {
     Value* failed = bad;
     if (in.b >= 0) failed = b_.CreateAnd(failed, get(in.b, u, vary));
     if (vary && block_.mask) failed = b_.CreateAnd(failed, block_.mask);
-    fault(failed, KernelFault::IndexOutOfRange);
+    fault(failed, KernelFault::IndexOutOfRange, !has_first);
     r.v.push_back(b_.CreateSelect(bad, Constant::getNullValue(a->getType()), a));
   }
   return r;
