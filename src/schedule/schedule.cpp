@@ -270,11 +270,14 @@ Scheduled schedule(std::shared_ptr<ir::Graph> graph, const Options& options, con
       plan.outputs.push_back({true, overwritten[static_cast<size_t>(o->buffer)] >= 0, pb.ref(*o)});
   }
   plan.dynamic = program.ctx->dynamic();  // also when no slot has the symbol: a size may be read as a number only
-  for (size_t k = 0; k < out.kernels.size(); ++k)
-    plan.kernels[k].scratch_bytes = loop::scratch_bytes(out.kernels[k], [&](uint32_t id) {
+  for (size_t k = 0; k < out.kernels.size(); ++k) {
+    const auto hint = [&](uint32_t id) {
       const Int s = program.ctx->symbol_at(id);
       return sym::has_hint(s) ? sym::hint(s) : int64_t{1};
-    });
+    };
+    const bool takes = std::ranges::any_of(out.kernels[k].buffers, [](const loop::Buffer& b) { return b.kind == loop::BufferKind::Scratch; });
+    if (takes) plan.kernels[k].scratch_bytes = std::max<size_t>(loop::scratch_bytes(out.kernels[k], hint), 1);  // sizes may have been 0 so far
+  }
   place_memory(plan);
   plan.known = sym::known(graph->ctx());
   return out;
