@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, _messages, _module_hooks, _numbers, _trees, _twin  # noqa: F401  (_trees and _numbers install their hooks)
+from . import _C, _messages, _module_hooks, _numbers, _plain, _trees, _twin  # noqa: F401  (_trees, _numbers and _plain install their hooks)
 from ._marks import UNBOUNDED
 from ._process import Floats, Process, Tensors
 from ._reproduce import write_reproducer
@@ -271,21 +271,21 @@ class Door:
             try:
                 program, result = self.capture(session, signature, sources, marks, tensors, floats)
                 failed = None
-            except Exception as e:
+            except BaseException as e:
+                if _messages.comes_from_outside(e):
+                    self.passed = None
+                    session.abort()
+                    floats.put_back()
+                    sources.guards.undo_writes()
+                    sources.empty_caches()
+                    tensors.put_back()
+                    process.put_back()
+                    raise
                 # What frames hold ends with them: a checkpoint's takes its hooks off a stack, which is then to be as it was before.
                 place, e.__traceback__ = _messages.user_frame(e), None
                 session.abort()
                 reason = session.failure or _messages.first_line(e)
                 failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
-            except BaseException:
-                self.passed = None
-                session.abort()
-                floats.put_back()
-                sources.guards.undo_writes()
-                sources.empty_caches()
-                tensors.put_back()
-                process.put_back()
-                raise
             wrote = floats.put_back()
             wrote += sources.guards.undo_writes() + sources.empty_caches()
             settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}

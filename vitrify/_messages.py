@@ -1,5 +1,7 @@
 """Warnings that name the user's line."""
+import functools
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -25,6 +27,21 @@ def user_frame(exc):
         if is_user_file(frame.f_code.co_filename):
             return frame.f_code.co_filename, line, frame.f_code.co_name
     return None
+
+
+def comes_from_outside(exc):
+    """Whether it is no error of the program: an interrupt, or what a handler of signals raised while the program ran."""
+    if isinstance(exc, KeyboardInterrupt):
+        return True
+    handlers = {_code(h) for s in signal.valid_signals() if callable(h := signal.getsignal(s))} - {None}
+    return bool(handlers) and any(frame.f_code in handlers for frame, _ in traceback.walk_tb(exc.__traceback__))
+
+
+def _code(handler):
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = getattr(handler, "__func__", handler)
+    return getattr(handler, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)
 
 
 def first_line(exc):

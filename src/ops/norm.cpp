@@ -230,19 +230,24 @@ bool lower_batch_norm_no_training(const Args& a, std::vector<Tensor>& r) {
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), a.tensor(3), a.tensor(4), false, 0, *a.scalar(6)}, r, false);
   return true;
 }
+// Eager refuses to take moments of nothing.
+bool may_be_empty(const Dims& sizes) {
+  return std::ranges::any_of(sizes, [](const Int& n) { return !sym::known_lt(Int(0), n).value_or(false); });
+}
 // native_batch_norm and _native_batch_norm_legit_functional. The former updates the running statistics behind the graph's back when it trains.
 template <bool functional>
 bool lower_batch_norm(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0);
   const bool training = a.boolean(5);
-  if (!is_float(x.dtype) || x.sizes.size() < 2 || (!training && (!a.is_tensor(3) || !a.is_tensor(4)))) return false;
+  if (!is_float(x.dtype) || x.sizes.size() < 2 || (training ? may_be_empty(x.sizes) : !a.is_tensor(3) || !a.is_tensor(4))) return false;
   if ((!functional && training && (a.is_tensor(3) || a.is_tensor(4))) || !types_agree(a, {1, 2, 3, 4})) return false;
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), optional_tensor(a, 3), optional_tensor(a, 4), training, *a.scalar(6), *a.scalar(7)}, r,
              functional);
   return true;
 }
 bool lower_batch_norm_no_stats(const Args& a, std::vector<Tensor>& r) {
-  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !a.boolean(3) || !types_agree(a, {1, 2})) return false;
+  if (!is_float(a.tensor(0).dtype) || a.tensor(0).sizes.size() < 2 || !a.boolean(3) || !types_agree(a, {1, 2}) || may_be_empty(a.tensor(0).sizes))
+    return false;
   batch_norm(a, {optional_tensor(a, 1), optional_tensor(a, 2), {}, {}, true, *a.scalar(4), *a.scalar(5)}, r, false);
   return true;
 }

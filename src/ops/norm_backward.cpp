@@ -237,7 +237,8 @@ bool lower_softmax_backward(const Args& a, std::vector<Tensor>& r) {
 Shape shape_softmax_backward(sym::Context&, ArgSpan args) {
   const TensorType* g = tensor_arg(args, 0);
   auto* d = args.size() > 3 ? std::get_if<DType>(&args[3]) : nullptr;
-  if (!g || !d || !is_float(*d)) return {};
+  const TensorType* y = tensor_arg(args, 1);
+  if (!g || !y || !d || !is_float(*d) || !(y->sizes == g->sizes)) return {};
   return one(contiguous_type(*d, g->device, g->sizes));
 }
 

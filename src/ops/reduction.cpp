@@ -199,8 +199,8 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
   r.push_back(map1(
       a.L, m.m2, out,
       [n = m.count, correction, out](Body& b, Val v) {
-        Val k = numel_as(b, n, v.type) - correction;
-        v = v / maximum(k, k.lit(0));
+        const Val all = numel_as(b, n, v.type), k = all - correction;
+        v = v / where(eq(all, all.lit(0)), all, maximum(k, k.lit(0)));  // of nothing NaN, whatever the correction
         if (root) v = unary(LOp::sqrt, v);
         return cast(v, compute_type(out));
       },

@@ -34,12 +34,6 @@ bool asked_by_program(const std::string& beside = {}) {
   return false;
 }
 
-bool is_ours(py::handle number) {
-  const py::object node = py::getattr(number, "node", py::none());
-  if (py::isinstance<c10::SymNodeImpl>(node)) return capture::is_ours(node.cast<c10::SymNode>());
-  return py::hasattr(node, "step");  // _numbers.py
-}
-
 // Through the dictionary: an assignment to a class's __class__ changes the class of the class.
 void show_class(const char* symbolic, const char* plain) {
   const py::module_ builtins = py::module_::import("builtins");
@@ -51,6 +45,12 @@ void show_class(const char* symbolic, const char* plain) {
 }
 
 }  // namespace
+
+bool is_ours(py::handle number) {
+  const py::object node = py::getattr(number, "node", py::none());
+  if (py::isinstance<c10::SymNodeImpl>(node)) return capture::is_ours(node.cast<c10::SymNode>());
+  return py::hasattr(node, "step");  // _numbers.py
+}
 
 // torch's methods of sizes ask for their answer's class.
 bool compared_by_program() {

@@ -381,6 +381,7 @@ void bind_numbers(py::module_& m) {
     if (Tracer* t = Tracer::current()) t->note_failure(why);
     throw CaptureError(why);
   });
+  m.def("is_ours", is_ours);
   m.def("set_number_class", [](py::object c) { Py_XSETREF(number_class, c.release().ptr()); });
   capture::NumberHooks hooks;
   hooks.wrap = [](const std::shared_ptr<Numbers>& n, uint32_t step) {

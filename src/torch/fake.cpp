@@ -253,7 +253,11 @@ c10::intrusive_ptr<c10::TensorImpl> FakeImpl::shallow_copy_and_detach(c10::Varia
   return copy;
 }
 
-void FakeImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>&) { fail("assigns to the .data of a tensor"); }
+void FakeImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>&) {
+  const std::string why = "assigns to the .data of a tensor";
+  if (Tracer* t = Tracer::current()) t->note_failure(why);  // also where the program catches it
+  fail(why);
+}
 
 FakeImpl* as_fake(const c10::TensorImpl* t) {
   return t && typeid(*t) == typeid(FakeImpl) ? const_cast<FakeImpl*>(static_cast<const FakeImpl*>(t)) : nullptr;

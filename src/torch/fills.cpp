@@ -35,8 +35,8 @@ Value Tracer::Impl::filled(ir::Node* empty) {
 }
 
 // What reads of a tensor how it lies, and no numbers, is made of its sizes: then nothing (what a backward frees, compares or keeps) takes it for a
-// reader. Not in derivatives: what eager's formulas read the sizes of they save, and a batch of gradients is written into what is as large as the batch.
-// Null where it is no such op.
+// reader. Not in derivatives: what eager's formulas read the sizes of they save, and a batch of gradients is written into what is as large as the
+// batch. Null where it is no such op.
 ir::Node* Tracer::Impl::made_of_sizes(const OpInfo& info, const std::vector<Arg>& args, const Types& types) {
   if (in_backward || !info.row || !info.row->filled || args.empty() || !std::holds_alternative<Value>(args[0]) || types.size() != 1) return nullptr;
   const TensorType& type = types[0];

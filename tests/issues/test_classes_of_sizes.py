@@ -1,6 +1,10 @@
 """A program that asks for the class of a size, or for a comparison of one, gets Python's, whatever stands for it while the program is captured."""
+import copy
+import fractions
 import functools
+import math
 import numbers
+import pickle
 
 import expects
 import pytest
@@ -81,3 +85,51 @@ def test_torch_asks():
     assert torch.SymInt.__class__ is type and torch.SymFloat.__class__ is type
     n = torch._C._get_nested_int(1, 1)
     assert type(n) is torch.SymInt and not isinstance(n, int) and n.__class__ is torch.SymInt
+
+
+def tried(ask):
+    """What an error would hide: a program that catches it takes another way than eager, silently."""
+    def f(x):
+        try:
+            said = ask(x.shape[0], x)
+        except Exception:
+            said = -100.0
+        return x * float(said)
+    return f
+
+
+ASKED = {
+    "key": lambda n, x: {4: 10.0, 8: 20.0, 5: 30.0}[n], "get": lambda n, x: {4: 10.0}.get(n, 1.0), "in": lambda n, x: 2.0 if n in {4, 5} else 3.0,
+    "hash": lambda n, x: float(hash(n)), "made a key": lambda n, x: {n: 5.0}[int(n)], "format": lambda n, x: float(f"{n:03d}"),
+    "text": lambda n, x: float(len("{:>7}".format(n))), "and": lambda n, x: n & 6, "or": lambda n, x: 3 | n, "xor": lambda n, x: n ^ x.shape[1],
+    "shift": lambda n, x: (n << 2) + (n >> 1) + (1 << n), "invert": lambda n, x: ~n, "plus": lambda n, x: +n, "abs": lambda n, x: abs(n),
+    "divmod": lambda n, x: sum(divmod(n, 3)) + sum(divmod(17, n)), "int of a float": lambda n, x: int(n / 2) + int(n * 1.5), "trunc": lambda n, x: math.trunc(n / 3),
+    "fraction": lambda n, x: float(fractions.Fraction(n, 3)), "pickled": lambda n, x: pickle.loads(pickle.dumps(n)),
+    "copied": lambda n, x: copy.deepcopy([n])[0], "parts": lambda n, x: n.real + n.imag + n.numerator + n.denominator, "bits": lambda n, x: n.bit_length() + n.bit_count(),
+    "float": lambda n, x: float(f"{n / 3:.2f}"), "float of a size": lambda n, x: (n / 2).is_integer() + (n / 2).real, "hex": lambda n, x: len((n / 3).hex()),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_no_error_is_ours(name):
+    f = tried(ASKED[name])
+    expects.eager("a size that follows from content is not what the plan is for", some=True)
+    for compiled, make in ((vitrify.compile(f, dynamic=True), lambda *s: torch.rand(s)), (vitrify.compile(lambda x: f(x[x > 0.5].reshape(-1, 1))), lambda *s: torch.rand(s))):
+        for size in ((4, 6), (8, 7), (5, 9)):
+            x = make(*size)
+            torch.testing.assert_close(compiled(x), f(x) if compiled(x).shape == x.shape else f(x[x > 0.5].reshape(-1, 1)))
+
+
+@pytest.mark.parametrize("ask", [lambda s: f"{s:.3f}", lambda s: str(+s), lambda s: s.is_integer(), lambda s: s.real, copy.deepcopy, lambda s: s.hex()])
+def test_numbers_of_tensors(ask):
+    def f(x):
+        try:
+            said = float(len(str(ask(x.sum().item()))))
+        except Exception:
+            said = -100.0
+        return x * said
+
+    expects.eager("a number that changes from call to call")
+    compiled = vitrify.compile(f)
+    for x in (torch.ones(3, 4), torch.full((3, 4), 0.25)):
+        torch.testing.assert_close(compiled(x), f(x))
