@@ -68,6 +68,9 @@ void call_on_made_up(const capture::OpInfo& info, compat::Stack* stack) {
   const auto args = last(*stack, info.args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     if (std::ranges::find(info.writes, i) != info.writes.end()) continue;
+    // The derivative of an embedding trusts that its forward has looked at the rows: of none no zero is one.
+    if (args[i].isInt() && args[i].toInt() == 0 && info.op.schema().arguments()[i].name() == "num_weights")
+      throw NotAsked(fmt::format("{} is given rows of a table that has none", info.name));
     for_each_tensor(args.slice(i, 1), [&](const at::Tensor& t) {
       places.add(t.scalar_type());
       if (pivots && t.scalar_type() == at::kInt) t.fill_(1);

@@ -65,3 +65,12 @@ def test_data_of_an_intermediate():
         return y
 
     assert torch.equal(vitrify.compile(f)(torch.ones(3)), torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_table_without_rows(mode):
+    expects.no_kernels("the program raises")
+    f = lambda x: torch.nn.functional.embedding_bag(torch.tensor([[0, 0]]), x, mode=mode)  # noqa: E731
+    for needs in (False, True):
+        x = torch.randn(0, 4, requires_grad=needs)
+        assert outcome(vitrify.compile(f), x) == outcome(f, x)
