@@ -308,12 +308,14 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     const bool made = v.node->id < j.backward && !is_input(*v.node) && !ir::is_constant(*v.node) && v.node->op->name != "aten::scalar_tensor";
     if (made && !given.find(v) && !outputs.find(v) && read.insert(v.node).second) tape->unread.push_back(v);
   };
+  // What leads to a leaf of the program's own alone has not run.
+  const auto has_run = [&](const Tape::Step& s) {
+    return std::ranges::any_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; });
+  };
   for (Tape::Step& s : tape->steps) {
     if (goes_round(level, s.node)) continue;
     std::vector<at::Tensor> all = capture::saved_by(*s.node);
-    // What leads to a leaf of the program's own alone has not run.
-    const bool ran = std::ranges::any_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; });
-    if (ran)
+    if (has_run(s))
       std::ranges::for_each(capture::of_python(*s.node) && options.saved_tensors ? options.saved_tensors(*s.node) : all, note_unread);
     else
       s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
@@ -367,11 +369,12 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     part(s.reads_given, s.found_given, [&](uint32_t i) { return passed(j.given[i]); });
     part(s.reads_outputs, s.found_outputs, [&](uint32_t o) { return passed(j.outputs[o]); });
   }
-  // A user's own node is asked: it may hold on to tensors otherwise.
+  // A user's own node is asked: it may hold on to tensors otherwise. What it has saved is missed where it looks at that, and not before.
   for (Tape::Step& s : tape->steps)
     if (options.saved_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
-      s.saves = !options.saved_tensors(*s.node).empty();
+      s.saves = !options.saved_tensors(*s.node).empty() &&
+                (std::ranges::find(ends, s.node, [](const auto& e) { return e.first; }) == ends.end() || read_counted.contains({s.node, kAllSaved}));
       s.holds = reads && !s.saves;
       if (s.holds) {  // nobody looks at versions of attributes
         s.found_given = std::exchange(s.reads_given, {});
