@@ -234,11 +234,11 @@ bool lower_softmax_backward(const Args& a, std::vector<Tensor>& r) {
   return true;
 }
 
-Shape shape_softmax_backward(sym::Context&, ArgSpan args) {
+Shape shape_softmax_backward(sym::Context& ctx, ArgSpan args) {
   const TensorType* g = tensor_arg(args, 0);
   auto* d = args.size() > 3 ? std::get_if<DType>(&args[3]) : nullptr;
   const TensorType* y = tensor_arg(args, 1);
-  if (!g || !y || !d || !is_float(*d) || !(y->sizes == g->sizes)) return {};
+  if (!g || !y || !d || !is_float(*d) || !std::ranges::equal(y->sizes, g->sizes, [&](Int a, Int b) { return ctx.guard_eq(a, b); })) return {};
   return one(contiguous_type(*d, g->device, g->sizes));
 }
 
