@@ -39,17 +39,17 @@ Value* KernelEmitter::any(Value* mask) {
   return b_.CreateICmpNE(b_.CreateBitCast(mask, bits), ConstantInt::get(bits, 0));
 }
 
-void KernelEmitter::fault(Value* failed, KernelFault kind, bool leave) {
+void KernelEmitter::fault(Value* failed, KernelFault kind, Value* leave) {
   VT_CHECK(fault_, "kernel {} may fault but does not say so", k_.name);
-  llvm::BasicBlock* left = nullptr;
   if_then(any(failed), [&] {
     auto* s = b_.CreateAlignedStore(b_.getInt32(int32_t(kind)), fault_, llvm::Align(4));
     s->setAtomic(llvm::AtomicOrdering::Monotonic);
-    left = b_.GetInsertBlock();
+    if (!leave) return;
+    llvm::BasicBlock *left = llvm::BasicBlock::Create(cx_, "left", fn_), *stays = llvm::BasicBlock::Create(cx_, "stays", fn_);
+    b_.CreateCondBr(leave, left, stays);
+    llvm::ReturnInst::Create(cx_, left);
+    b_.SetInsertPoint(stays);
   });
-  if (!leave) return;
-  left->getTerminator()->eraseFromParent();
-  llvm::ReturnInst::Create(cx_, left);
 }
 
 Value* KernelEmitter::constant(DType t, const Instr& in) {
@@ -72,7 +72,7 @@ Multi KernelEmitter::check_index(const Instr& in) {
     Value* failed = bad;
     if (in.b >= 0) failed = b_.CreateAnd(failed, get(in.b, u, vary));
     if (vary && block_.mask) failed = b_.CreateAnd(failed, block_.mask);
-    fault(failed, KernelFault::IndexOutOfRange, !has_first);
+    fault(failed, KernelFault::IndexOutOfRange, has_first ? nullptr : any(b_.CreateICmpSLE(bound, Constant::getNullValue(bound->getType()))));
     r.v.push_back(b_.CreateSelect(bad, Constant::getNullValue(a->getType()), a));
   }
   return r;

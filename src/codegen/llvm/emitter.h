@@ -178,7 +178,7 @@ class KernelEmitter {
   Value* round_to_storage(Value* f32, DType storage);
   Value* constant(DType, const Instr&);
   Multi check_index(const Instr&);
-  void fault(Value* failed, KernelFault, bool leave = false);  // leave: nothing that comes next may run
+  void fault(Value* failed, KernelFault, Value* leave = nullptr);  // leave: nothing that comes next may run
   Value* float_max(Value* a, Value* b, bool is_max);
   Value* fenced(Value* v);
   Value* fma(Value* a, Value* b, Value* c);
