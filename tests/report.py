@@ -1,6 +1,9 @@
 """The committed record of `./x test --all`: one row per part, merged into what docs/reports/all.md holds already.
 
-report.py PART --passed N --failed N --seconds S [--failures FILE] [--what TEXT] [--report FILE]     report.py --check: fails where a part is missing, failed or of another commit"""
+report.py PART --begin                                                          its row says that it has not ended, and which commit it runs on
+report.py PART --passed N --failed N --seconds S [--failures FILE]              it has ended
+report.py --check                                                               fails where a part is missing, failed or of another commit
+--report FILE: another file"""
 import argparse
 import datetime
 import os
@@ -11,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "quick": "C++ tests, quick Python tests, layers, format",
-    "slow": "slow Python tests",
+    "slow": "slow Python tests, and a fault at every request of a compile and a run",
     "fuzz": "random programs: inference and training",
     "asan": "C++ tests and quick Python tests under asan and ubsan, and leaks",
     "tsan": "C++ tests with threads, parallel regions and kernels under tsan",
@@ -20,6 +23,7 @@ PARTS = {
     "cpp": "C++ examples built against an install prefix",
     "docs": "code in README and docs, Python and C++",
 }
+NOT_ENDED = "it has not ended"
 ROW = re.compile(r"^\| (\w+) \| [^|]+ \| (\d+) \| (\d+) \| (\d+) \| (\S+) \| ([^|]+) \|$", re.M)
 
 
@@ -28,9 +32,9 @@ def git(*args):
 
 
 def commit():
-    """The commit of what was tested; "+" after it where the tree differs from it, but for reports."""
-    changed = [line for line in git("status", "--porcelain").splitlines() if "docs/reports/" not in line]
-    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    """The last commit that changed more than reports; "+" after it where the tree differs from it."""
+    but_reports = (".", ":!docs/reports")
+    return git("log", "-1", "--format=%h", "--abbrev=10", "--", *but_reports) + ("+" if git("status", "--porcelain", "--", *but_reports) else "")
 
 
 def machine():
@@ -63,6 +67,14 @@ def text_of(rows, failures):
     return "\n".join(lines) + "\n"
 
 
+def finish(args, rows, failures, ran_on):
+    names = args.failures.read_text().splitlines() if args.failures and args.failures.exists() else []
+    if not args.passed + args.failed:
+        args.failed, names = 1, ["nothing ran"]
+    rows[args.part] = args.passed, args.failed, args.seconds, ran_on, datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
+    failures[args.part] = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=PARTS)
@@ -71,6 +83,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--failures", type=Path, help="names, one a line")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "reports" / "all.md")
+    parser.add_argument("--begin", action="store_true")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     rows, failures = read(args.report)
@@ -82,8 +95,13 @@ def main():
         return 1 if bad else 0
     if not args.part:
         parser.error("which part?")
-    rows[args.part] = args.passed, args.failed, args.seconds, commit(), datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
-    failures[args.part] = list(dict.fromkeys(line.strip() for line in args.failures.read_text().splitlines() if line.strip())) if args.failures and args.failures.exists() else []
+    if args.begin:
+        rows[args.part], failures[args.part] = (0, 1, 0, commit(), "not yet"), [NOT_ENDED]
+    else:
+        ran_on = commit()
+        if failures.get(args.part) == [NOT_ENDED] and rows[args.part][3] != ran_on:  # changed while it ran
+            ran_on = f"{rows[args.part][3]}..{ran_on}"
+        finish(args, rows, failures, ran_on)
     args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text(text_of(rows, failures))
     return 0

@@ -2,10 +2,12 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include <array>
 #include <utility>
@@ -199,6 +201,45 @@ PyObject* call_generator(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- tensors made of Python's numbers beside a placeholder, whose key torch's constructors do not know
+
+PyMethodDef new_tensor = {}, new_of_old = {};
+
+PyObject* real(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
+  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
+}
+
+bool is_placeholder(PyObject* self) { return Tracer::current() && THPVariable_Check(self) && Tracer::is_fake(THPVariable_Unpack(self)); }
+
+PyObject* call_new_tensor(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (!is_placeholder(self) || PyTuple_GET_SIZE(args) != 1) return real(new_tensor, self, args, kwargs);
+  const Ref torch = Ref::steal(PyImport_ImportModule("torch"));
+  const Ref tensor = Ref::steal(torch ? PyObject_GetAttrString(torch.get(), "tensor") : nullptr);
+  const Ref given = Ref::steal(kwargs ? PyDict_Copy(kwargs) : PyDict_New());
+  if (!tensor || !given) return nullptr;
+  for (const char* name : {"dtype", "device"}) {
+    if (PyObject* o = PyDict_GetItemString(given.get(), name); o && o != Py_None) continue;
+    const Ref own = Ref::steal(PyObject_GetAttrString(self, name));
+    if (!own || PyDict_SetItemString(given.get(), name, own.get()) != 0) return nullptr;
+  }
+  return PyObject_Call(tensor.get(), args, given.get());
+}
+
+PyObject* call_new(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (!is_placeholder(self)) return real(new_of_old, self, args, kwargs);
+  const Py_ssize_t n = PyTuple_GET_SIZE(args);
+  PyObject* first = n ? PyTuple_GET_ITEM(args, 0) : nullptr;
+  if (n == 1 && !kwargs && (PyList_Check(first) || PyTuple_CheckExact(first))) return call_new_tensor(self, args, nullptr);
+  if (n && !kwargs && (PyLong_Check(first) || torch::is_symint(first) || THPSize_Check(first))) {
+    const Ref empty = Ref::steal(PyObject_GetAttrString(self, "new_empty"));
+    return empty ? PyObject_Call(empty.get(), args, nullptr) : nullptr;
+  }
+  constexpr const char* kWhy = "it calls Tensor.new() with something else than sizes or numbers";
+  Tracer::current()->note_failure(kWhy);
+  set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
+  return nullptr;
+}
+
 // --- exceptions
 
 // Whoever asks for the data of a placeholder meets an exception that eager does not raise. A program may catch it: the capture hears of it where it
@@ -244,6 +285,9 @@ void hear_of_facts() {
                                                                                {"_cdata", Fact::Other}})
     replace_attribute(base, name, fact);
   [&]<size_t... I>(std::index_sequence<I...>) { (replace_method<I>(base), ...); }(std::make_index_sequence<methods.size()>());
+  const auto as_method = [](auto* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); };
+  replace_function(base, "new_tensor", as_method(&call_new_tensor), new_tensor);
+  replace_function(base, "new", as_method(&call_new), new_of_old);
   if (THPGeneratorClass)
     [&]<size_t... I>(std::index_sequence<I...>) {
       (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
@@ -252,7 +296,7 @@ void hear_of_facts() {
     if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase")))
       for (const char* name : {"saved_tensors", "saved_variables"}) replace_saved(function.get(), name);
     if (const Ref engine = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_ImperativeEngine")))
-      replace_function(engine.get(), "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_run_backward)), run_backward);
+      replace_function(engine.get(), "run_backward", as_method(&call_run_backward), run_backward);
   }
   auto* error = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError);
   if (!make_error) make_error = std::exchange(error->tp_new, new_error);

@@ -248,12 +248,15 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     j.given = below.given;
     std::unordered_set<Value> known(j.given.begin(), j.given.end());
     auto add = [&](Value v) {
-      if (known.insert(v).second) j.given.push_back(v);
+      const bool fresh = known.insert(v).second;
+      if (fresh) j.given.push_back(v);
+      return fresh;
     };
-    std::ranges::for_each(kept, add);
+    for (Value v : kept) add(v);
     for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
       if ((n->op->flags & ir::kRandom) && n->id < below.backward)
-        for (uint32_t i = 0; i < n->outs.size(); ++i) add(n->out(i));
+        for (uint32_t i = 0; i < n->outs.size(); ++i)
+          if (add(n->out(i)) || below.unkept.contains(n->out(i))) j.unkept.insert(n->out(i));
     m.assign(below, assigned, j.assigned);
     for (const auto& [_, value] : j.assigned) j.given.push_back(value);
     for (const auto& before : below.assigned)

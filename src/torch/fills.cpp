@@ -1,4 +1,5 @@
 // Tensors of which all elements are one number, and memory that nobody has written.
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -53,7 +54,9 @@ ir::Node* Tracer::Impl::made_of_sizes(const OpInfo& info, const std::vector<Arg>
     Types one(1, type);
     return append(name, std::move(list), std::move(one));
   };
-  if (filled != ops::kNothing && type.is_contiguous()) {
+  const bool as_made =
+      std::ranges::equal(type.strides, ir::contiguous_strides(type.sizes), [](auto a, auto b) { return sym::known_eq(a, b) == true; });
+  if (filled != ops::kNothing && as_made) {
     if (filled == ops::kZeros) return call("aten::zeros", sizes);
     if (filled == ops::kOnes) return call("aten::ones", sizes);
     return call("aten::full", sizes, args[static_cast<size_t>(filled)]);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <compare>
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include "support/error.h"
@@ -49,13 +50,14 @@ struct JointProgram {
   c10::ScalarType default_dtype = c10::get_default_dtype_as_scalartype();
   Program program;               // inputs count `given`; `graph` is as recorded and may still grow
   std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
-  std::vector<ir::Value> results;  // of `given`: what the programs of the levels below have returned, and users can change
-  std::vector<ir::Value> outputs;  // what the program returns and writes, then the values of `gradients`
-  uint32_t num_forward = 0;        // outputs before the gradients'
-  uint32_t begin = 0;              // ids from here on: nodes recorded by what it computes (above level 0)
-  uint32_t backward = 0;           // ids from here on: nodes recorded while the gradients were computed
-  uint32_t end = UINT32_MAX;       // ids from here on: recorded for other gradients, later
-  std::vector<uint32_t> begins;    // `backward` of each level below, the lowest first
+  std::unordered_set<ir::Value> unkept;  // of `given`: random values that the level below has not kept: there is no tensor for them
+  std::vector<ir::Value> results;        // of `given`: what the programs of the levels below have returned, and users can change
+  std::vector<ir::Value> outputs;        // what the program returns and writes, then the values of `gradients`
+  uint32_t num_forward = 0;              // outputs before the gradients'
+  uint32_t begin = 0;                    // ids from here on: nodes recorded by what it computes (above level 0)
+  uint32_t backward = 0;                 // ids from here on: nodes recorded while the gradients were computed
+  uint32_t end = UINT32_MAX;             // ids from here on: recorded for other gradients, later
+  std::vector<uint32_t> begins;          // `backward` of each level below, the lowest first
 
   // What is behind a place where gradients come in.
   struct Way {

@@ -219,6 +219,7 @@ struct Splitter {
           (n->outs.empty() || !known.contains(n->out())))
         unordered.push_back(n);
     find_others(known);
+    if (j.level && !others.empty()) leave_out_unkept(inputs);
     std::vector<Value> wanted = j.outputs;
     wanted.insert(wanted.end(), others.begin(), others.end());
     seen = returned = returned_outputs(j.program, j.num_forward);
@@ -282,6 +283,20 @@ struct Splitter {
       if ((n->op->flags & ir::kRandom) && n->id >= j.begin && n->id < j.backward)
         for (uint32_t i = 0; i < n->outs.size(); ++i)
           if (!known.contains(n->out(i)) && !results.contains(n->out(i))) others.push_back(n->out(i));
+  }
+
+  // The level below has kept what its derivative reads: what is made of anything else has nothing to be made of.
+  void leave_out_unkept(const std::vector<Value>& inputs) {
+    const ir::Graph& g = *j.program.graph;
+    const auto read = extract(g, j.outputs, inputs, {});
+    const auto uses = ir::count_uses(*read);
+    ir::NodeMap<int> given(g), made(g);
+    for (size_t i = 0; i < inputs.size(); ++i) given[inputs[i].node] = uses.at(read->inputs[i].value.node)[0] ? 1 : -1;
+    for (ir::Node* n : g.nodes()) {
+      made[n] = given.at(n) >= 0;
+      if (!given.at(n)) ir::for_each_input(*n, [&](Value& v) { made[n] = made.at(n) && made.at(v.node); });
+    }
+    std::erase_if(others, [&](Value v) { return !made.at(v.node); });
   }
 
   // Some of the inputs are values that the trace computes, and computes again for each use: what is given is the first of them.
@@ -531,7 +546,7 @@ struct Splitter {
     std::vector<Value> known;
     std::ranges::copy_if(parts.saved, std::back_inserter(known), [&](Value v) { return !keeps_bits(v); });
     if (j.places() == 1) known.push_back(tangent(0));  // of several some may be missing
-    const auto of_forward = [&](Value v) { return !parts.backward[v.node->id] && recorded_as.contains(v); };
+    const auto of_forward = [&](Value v) { return !parts.backward[v.node->id] && recorded_as.contains(v) && !j.unkept.contains(recorded_as.at(v)); };
     for (Value v : carriers(*joint, known, symbols_of_backward(), of_forward)) {
       sizes_only.insert(v);
       parts.saved.push_back(v);

@@ -241,6 +241,10 @@ class InternalError(Mismatch):
     """Whatever the program means."""
 
 
+class OfValues(Mismatch):
+    """Numbers differ: nothing else does that an error, a layout, an alias or a version would show."""
+
+
 class Reference:
     """Per call and leaf: its value in double precision (or eager's, where there is no such run), and how far eager's moves; None where it means nothing.
     Each run is made when it is first asked for: what equals eager's bit for bit needs none. tell(None): eager runs, until tell({})."""
@@ -466,7 +470,13 @@ def check(program, reference) -> dict:
     reasons, said, silent, ends = [], [], [], []  # also by calls that raised; calls that ran eagerly; whether eager's raised
     known = noted()
 
-    def value(call, index, place, a, b):
+    def value(*where):
+        try:
+            judge_value(*where)
+        except Mismatch as wrong:
+            raise OfValues(str(wrong)) from wrong
+
+    def judge_value(call, index, place, a, b):
         if bits_equal(a.detach(), b.detach()):
             return
         for jolts in (0, JOLTS, MANY):

@@ -12,6 +12,7 @@ from pathlib import Path
 import compile_times
 
 INCONCLUSIVE, NOT_COMPILED, LEFT = 0.01, 0.02, 0.03
+ASIDE = 0.05  # of the programs that ran: others ran in their place, since a leaf of eager's means nothing
 NATIVE = 0.6  # at least: programs that raise, or only call libraries, say little
 KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
          "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
@@ -54,15 +55,16 @@ class Verdict:
         self.counts = collections.Counter(r["kind"] for r in results)
         self.compiles = compiles(results)
         self.slow = compile_times.outliers(self.compiles)
+        self.aside = sum(len(r.get("aside", ())) for r in results)
         n = max(1, len(results))
         # of a handful nothing can be said in percent
         self.why = [why for bad, why in ((self.counts["failed"], "programs failed"), (self.counts["inconclusive"] > max(1, INCONCLUSIVE * n), f"more than {INCONCLUSIVE:.0%} inconclusive"),
-                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (len(results) >= 100 and self.counts["ok"] < NATIVE * len(results), f"less than {NATIVE:.0%} with native kernels"), (len(results) < self.args.n, "not all programs ran"), (self.slow, f"compiles took over {compile_times.FACTOR} times their size class's median")) if bad]
+                                         (self.counts["eager"] > max(1, NOT_COMPILED * n), f"more than {NOT_COMPILED:.0%} not compiled"), (self.counts["left"] > max(1, LEFT * n), f"more than {LEFT:.0%} left to eager"), (len(results) >= 100 and self.counts["ok"] < NATIVE * len(results), f"less than {NATIVE:.0%} with native kernels"), (self.aside > max(1, ASIDE * (n + self.aside)), f"more than {ASIDE:.0%} set aside"), (len(results) < self.args.n, "not all programs ran"), (self.slow, f"compiles took over {compile_times.FACTOR} times their size class's median")) if bad]
         self.passed = not self.why
 
     def line(self):
         counts = ", ".join(f"{self.counts[k]} {what}" for k, what in KINDS.items())
-        return f"{len(self.results)} programs from seed {self.args.seed}: {counts}; {len(self.slow)} compiled slowly ({self.seconds:.0f} s): {'passed' if self.passed else 'FAILED: ' + '; '.join(self.why)}"
+        return f"{len(self.results)} programs from seed {self.args.seed}: {counts}; {len(self.slow)} compiled slowly, {self.aside} set aside ({self.seconds:.0f} s): {'passed' if self.passed else 'FAILED: ' + '; '.join(self.why)}"
 
     def text(self):
         import torch
@@ -71,6 +73,8 @@ class Verdict:
         n = max(1, len(self.results))
         parts = [f"# Random {'training' if self.args.training else 'inference'} programs, compiled beside eager", "Written by `./x fuzz --report`.", table(("", ""), rows),
                  f"**{'Passed' if self.passed else 'Failed: ' + '; '.join(self.why)}.**", table(("outcome", "programs", "share"), [(what, self.counts[k], f"{self.counts[k] / n:.2%}") for k, what in KINDS.items()])]
+        parts.append(f"{self.aside} more programs were set aside ({self.aside / (n + self.aside):.2%} of all that ran): numbers of theirs differ from eager's where a rounding changes what eager gives, "
+                     "and another program of the same seed is counted in their place. What is no number (errors, shapes, strides, aliasing, versions, random state) is judged of these too.")
         themes = collections.defaultdict(collections.Counter)
         for r in self.results:
             themes[r.get("theme", "?")][r["kind"]] += 1

@@ -113,6 +113,18 @@ def test_versions_are_compared(monkeypatch):
     assert any("versions moved" in m for m in messages)
 
 
+@pytest.mark.parametrize("wrong, first", [(oracle.Mismatch("strides"), 0), (oracle.InternalError("within"), 0), (oracle.OfValues("out[0]"), 1)], ids=["strides", "internal", "values"])
+def test_where_a_leaf_means_nothing_only_numbers_are_set_aside(monkeypatch, wrong, first):
+    def check(p, reference):
+        if p.attempt == 0:
+            raise wrong
+        raise oracle.Mismatch("the next attempt")
+    monkeypatch.setattr(oracle, "check", check)
+    monkeypatch.setattr(oracle.Reference, "meaningless", lambda self: [(0, "out[1]")])
+    r = worker.one(task(3, False))
+    assert (r["kind"], r["attempt"], r["aside"]) == ("failed", first, ["out[0]"] * first)
+
+
 def result(**more):
     return {"seed": 0, "theme": "mixed", "kind": "ok", "compiled_values": 10, "compile_s": 0.01, **more}
 
@@ -127,6 +139,8 @@ def test_verdict():
     for bad in ([result(kind="failed", message="values differ")], [result(kind="inconclusive", reason="out")] * 3, [result(kind="eager", reason="vitrify: f runs eagerly: calls x")] * 6, [result(compile_s=0.3)]):
         v = verdict(good + bad)
         assert not v.passed and "Failed" in v.text() and "FAILED" in v.line()
+    assert verdict([*good, result(aside=["values"] * 10)]).passed and "10 set aside" in verdict([*good, result(aside=["values"] * 10)]).line()
+    assert not verdict([*good, result(aside=["values"] * 12)]).passed
     for kind in ("raises", "library"):
         assert not verdict([result(kind=kind) for _ in range(200)]).passed
     assert not verdict(good, n=201).passed

@@ -79,3 +79,13 @@ def test_filled_where_nothing_may_be_left_open():
             assert torch.equal(a.nan_to_num(), b.nan_to_num()) and a.stride() == b.stride()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("make", [lambda x: torch.full_like(x, -1.5), torch.zeros_like, torch.ones_like, lambda x: torch.full_like(x, 2), lambda x: x.new_full(x.shape, 3)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_strides_of_dims_of_one_element(make, dtype):
+    """Those of the operand, which are not those that memory of such sizes has by itself."""
+    f = lambda x: make(x.movedim(-1, -2))  # noqa: E731
+    x = torch.zeros(130, 1, dtype=dtype)
+    got, want = vitrify.compile(f)(x), f(x)
+    assert got.stride() == want.stride() and torch.equal(got, want)
