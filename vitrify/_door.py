@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 import time
+import traceback
 import types
 import weakref
 
@@ -274,6 +275,7 @@ class Door:
             except BaseException as e:
                 if _messages.comes_from_outside(e):
                     self.passed = None
+                    traceback.clear_frames(e.__traceback__)  # as below, where the traceback goes
                     session.abort()
                     floats.put_back()
                     sources.guards.undo_writes()
@@ -282,7 +284,8 @@ class Door:
                     process.put_back()
                     raise
                 # What frames hold ends with them: a checkpoint's takes its hooks off a stack, which is then to be as it was before.
-                place, e.__traceback__ = _messages.user_frame(e), None
+                place = _messages.user_frame(e)
+                e.with_traceback(None)
                 session.abort()
                 reason = session.failure or _messages.first_line(e)
                 failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
@@ -521,7 +524,7 @@ def disable(fn=None, *, recursive=True, reason=None):
     @functools.wraps(fn)
     def disabled(*args, **kwargs):
         if _C.capturing():
-            raise _C.CaptureError(f"{getattr(fn, '__qualname__', fn)} is disabled{': ' + reason if reason else ''}")
+            _C.refuse(f"{getattr(fn, '__qualname__', fn)} is disabled{': ' + reason if reason else ''}")
         return fn(*args, **kwargs)
 
     disabled._vitrify_disabled = True

@@ -1,20 +1,52 @@
 """What Python's numbers can do and torch's symbolic ones cannot: ours do it by their value, which is then guarded, so that no program sees an error that eager does not raise."""
+import operator
+
 import torch
 
 from . import _C
 
-_ARITHMETIC = "add sub mul floordiv mod truediv pow"
-# What symbols answer themselves.
-_SYMBOLIC = {f"__{prefix}{name}__" for name in _ARITHMETIC.split() for prefix in ("", "r")} | {
-    f"__{name}__" for name in "eq ne lt le gt ge bool neg index floor ceil round repr str".split()}
+# What symbols compute and compare themselves, and whose operands Python has the other way round.
+_BINARY = {f"__{name}__": getattr(operator, name) for name in "add sub mul floordiv mod truediv eq ne lt le gt ge".split()} | {"__pow__": pow}
+_BY_VALUE = {"__divmod__": divmod} | {f"__{name}__": getattr(operator, f"__{name}__") for name in "and or xor lshift rshift".split()}
+_REFLECTED = {f"__r{name[2:]}": f for name, f in (_BINARY | _BY_VALUE).items() if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")}
+_SYMBOLIC = {f"__{name}__" for name in "bool neg index floor ceil repr str".split()}
 # What is not asked of a number but of the object, and what makes one.
 _OF_OBJECTS = {f"__{name}__" for name in
                "class new init init_subclass subclasshook getattribute setattr delattr dir doc getnewargs sizeof getstate reduce getformat".split()}
+_PLAIN = {torch.SymInt: int, torch.SymFloat: float}
 
 
 def _value(v):
-    plain = {torch.SymInt: int, torch.SymFloat: float}.get(type(v))
+    plain = _PLAIN.get(type(v))
     return plain(v) if plain and _C.is_ours(v) else v
+
+
+def _by_operator(name, number, other, *more):
+    """Of two values: Python asks the other operand too, and its errors name both."""
+    return _REFLECTED[name](other, number, *more) if name in _REFLECTED else (_BINARY | _BY_VALUE)[name](number, other, *more)
+
+
+def _computed(symbolic, plain, name):
+    """By symbols, and by values where those raise or do not know the other operand: an error is Python's own then."""
+    there = getattr(symbolic, name)
+
+    def method(self, other, *more):
+        if not _C.is_ours(self):
+            return there(self, other, *more)
+        if isinstance(other, bool):
+            other = int(other)
+        try:
+            result = there(self, other, *more)
+        except _C.CaptureError:
+            raise
+        except Exception:
+            result = NotImplemented
+        if result is not NotImplemented or isinstance(other, torch.Tensor):
+            return result
+        return _by_operator(name, plain(self), _value(other), *more)
+
+    method.__wrapped__ = there
+    return method
 
 
 def _by_value(symbolic, plain, name):
@@ -22,9 +54,12 @@ def _by_value(symbolic, plain, name):
 
     def method(self, *args, **kwargs):
         if _C.is_ours(self):
-            return getattr(plain(self), name)(*map(_value, args), **kwargs)
+            result = getattr(plain(self), name)(*map(_value, args), **kwargs)
+            return _by_operator(name, plain(self), *map(_value, args)) if result is NotImplemented and (name in _BY_VALUE or name in _REFLECTED) else result
         if there:
             return there(self, *args, **kwargs)
+        if name == "__float__":  # as float() does where there is none
+            return float(operator.index(self))
         if args:
             return NotImplemented
         raise TypeError(f"{type(self).__name__} has no {name}()")
@@ -44,7 +79,9 @@ def _reduce_ex(symbolic, plain):
     return lambda self, protocol: (plain, (plain(self),)) if _C.is_ours(self) else there(self, protocol)
 
 
-for _symbolic, _plain, _own in ((torch.SymInt, int, {"__int__", "from_bytes"}), (torch.SymFloat, float, {"__float__", "__abs__", "fromhex"})):
-    for _name in set(dir(_plain)) - _SYMBOLIC - _OF_OBJECTS - _own - {"__reduce_ex__"}:
-        setattr(_symbolic, _name, _by_value(_symbolic, _plain, _name))
+for _symbolic, _plain, _own in ((torch.SymInt, int, {"__int__", "from_bytes"}), (torch.SymFloat, float, {"__float__", "fromhex"})):
+    _shared = {n for n in (*_BINARY, *_BY_VALUE, *_REFLECTED) if hasattr(_symbolic, n) and not hasattr(_plain, n)}  # torch has them for floats too
+    for _name in (set(dir(_plain)) | _shared) - _SYMBOLIC - _OF_OBJECTS - _own - {"__reduce_ex__"}:
+        _is_computed = _name in _shared or _name in _BINARY or _name in _REFLECTED and f"__{_name[3:]}" in _BINARY
+        setattr(_symbolic, _name, (_computed if _is_computed else _by_value)(_symbolic, _plain, _name))
     _symbolic.__reduce_ex__ = _reduce_ex(_symbolic, _plain)

@@ -108,6 +108,14 @@ def global_names(code):
     return out
 
 
+def imported(names, package):
+    """Modules of the user's that a function may import: those of the names that it mentions, and of packages around it."""
+    around = [""]
+    for part in (package or "").split("."):
+        around.append(f"{around[-1]}{part}.")
+    return [m for n in names for p in around if (m := sys.modules.get(p + n)) is not None and type(m) is types.ModuleType and not is_library(m.__name__)]
+
+
 def _nbytes(o):
     return o.nbytes if hasattr(o, "nbytes") else len(o) * getattr(o, "itemsize", 1)
 
@@ -539,14 +547,16 @@ class Sources:
             for v, label in self.members.pop(n, ()):
                 self.member(v, label)
         self.globals(f.__globals__, names if names & _BY_STRING else direct, f.__globals__.get("__name__", "globals"), names, absent=True)
+        for m in imported(names, f.__globals__.get("__package__")):
+            self.globals(m.__dict__, names, m.__name__, names)
         if getattr(f, "__wrapped__", None) is not None:
             self.visit(f.__wrapped__, name)
 
     def cells(self, f):
         for cell, var in zip(f.__closure__ or (), f.__code__.co_freevars):
-            if id(cell) in self.seen:
+            if ("cell", id(cell)) in self.seen:
                 continue
-            self.seen[id(cell)] = cell
+            self.seen["cell", id(cell)] = cell
             self.guards.add_cell(cell, var)
             try:
                 self.visit(cell.cell_contents, var)

@@ -28,6 +28,14 @@ def _undataclass(context, children):
     return o
 
 
+def _unslice(cls, children):
+    return cls(*children)
+
+
+def _is_plain(v):
+    return type(v) in (int, float, complex, bool, str, bytes, type(None)) or type(v) in (tuple, frozenset) and all(map(_is_plain, v))
+
+
 def _unobject(context, children):
     cls, names = context
     o = object.__new__(cls)
@@ -59,7 +67,9 @@ def flatten(o, is_result):
             return "is a numpy array" if is_result else "is a numpy array: pass a tensor"
         return True
     if cls is frozenset:
-        return True
+        return True if not is_result or all(map(_is_plain, o)) else "is a frozenset of more than numbers and texts"
+    if cls is slice:
+        return [o.start, o.stop, o.step], cls, _unslice
     if dataclasses.is_dataclass(o) and "torch" != cls.__module__.partition(".")[0]:
         names = tuple(f.name for f in dataclasses.fields(o) if hasattr(o, f.name))
         if "__dict__" in dir(o) and set(vars(o)) - set(names):

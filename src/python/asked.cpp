@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "torch/sym_node.h"
 
@@ -21,14 +22,14 @@ bool is_in(std::string_view module, std::string_view package) {
   return module.starts_with(package) && (module.size() == package.size() || module[package.size()] == '.');
 }
 
-// Whether the code that runs now is the program's or a library's. `beside`: a module of torch's through which a program comes here too.
-bool asked_by_program(const std::string& beside = {}) {
+// Whether the code that runs now is the program's or a library's. `beside`: modules of torch's and ours through which a program comes here too.
+bool asked_by_program(const std::vector<std::string>& beside = {}) {
   for (auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame())); frame;
        frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))))) {
     const py::object name = frame.attr("f_globals").attr("get")("__name__", "");
     if (!py::isinstance<py::str>(name)) return true;
     const auto module = name.cast<std::string>();
-    if ((!beside.empty() && module == beside) || std::ranges::find(kForOthers, module) != std::end(kForOthers)) continue;
+    if (std::ranges::find(beside, module) != beside.end() || std::ranges::find(kForOthers, module) != std::end(kForOthers)) continue;
     return !is_in(module, "torch") && !is_in(module, "vitrify");
   }
   return false;
@@ -54,7 +55,8 @@ bool is_ours(py::handle number) {
 
 // torch's methods of sizes ask for their answer's class.
 bool compared_by_program() {
-  return asked_by_program(py::module_::import("torch").attr("SymInt").attr("__lt__").attr("__module__").cast<std::string>());
+  const py::object ours = py::module_::import("torch").attr("SymInt").attr("__lt__");
+  return asked_by_program({ours.attr("__module__").cast<std::string>(), ours.attr("__wrapped__").attr("__module__").cast<std::string>()});
 }
 
 void show_classes_of_numbers() {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
 #include <cstring>
@@ -29,7 +30,34 @@ bool is_value_type(PyObject* o) {
 
 bool is_singleton(PyObject* o) { return o == Py_None || o == Py_True || o == Py_False || o == Py_Ellipsis || o == Py_NotImplemented; }
 
-bool is_shared_object(PyObject* o) { return is_singleton(o) || PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o) || PyModule_Check(o); }
+// Whether its module has it by its name: then no call has made it.
+bool is_of_its_module(PyObject* o) {
+  if (PyCFunction_Check(o)) return !PyCFunction_GET_SELF(o) || PyModule_Check(PyCFunction_GET_SELF(o));
+  const Ref module = Ref::steal(PyObject_GetAttrString(o, "__module__")), name = Ref::steal(PyObject_GetAttrString(o, "__qualname__"));
+  Ref found = module ? Ref::steal(PyImport_GetModule(module.get())) : Ref();
+  const Ref dot = checked(PyUnicode_FromString("."));
+  const Ref parts = name && PyUnicode_Check(name.get()) ? Ref::steal(PyUnicode_Split(name.get(), dot.get(), -1)) : Ref();
+  for (Py_ssize_t i = 0; found && parts && i < PyList_GET_SIZE(parts.get()); ++i)
+    found = Ref::steal(PyObject_GetAttr(found.get(), PyList_GET_ITEM(parts.get(), i)));
+  forget_error();
+  return parts && found.get() == o;
+}
+
+// What each call gives as it is. A function or class in a result may be one that the program makes.
+bool is_shared_object(PyObject* o, bool result) {
+  if (is_singleton(o) || PyModule_Check(o)) return true;
+  return (PyType_Check(o) || PyFunction_Check(o) || PyCFunction_Check(o)) && (!result || is_of_its_module(o));
+}
+
+// A key of a dict that a program gives, with the numbers that symbols in it stand for.
+Ref plain_key(PyObject* key) {
+  if (torch::is_symint(key)) return checked(PyNumber_Index(key));
+  if (torch::is_symfloat(key)) return checked(PyNumber_Float(key));
+  if (!PyTuple_CheckExact(key)) return Ref::borrow(key);
+  Ref r = checked(PyTuple_New(PyTuple_GET_SIZE(key)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) PyTuple_SET_ITEM(r.get(), i, plain_key(PyTuple_GET_ITEM(key, i)).release());
+  return r;
+}
 
 bool has_weak_references(PyObject* o) {
   return Py_TYPE(o)->tp_weaklistoffset > 0 || (Py_TYPE(o)->tp_flags & (1UL << 3));  // managed weakref list
@@ -225,20 +253,21 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
     return t;
   }
   const bool is_of_before = is_known(o, known);
-  if (is_shared_object(o) || is_of_before) {
+  if (is_of_before || is_shared_object(o, result)) {
     t.kind = TreeKind::Object;
     t.weak = is_of_before ? has_weak_references(o) : !result && PyFunction_Check(o);
     t.value = t.weak ? checked(PyWeakref_NewRef(o, nullptr)) : Ref::borrow(o);
     if (!is_singleton(o)) objects.push_back(o);
     return t;
   }
-  if (is_value_type(o)) {
+  if (is_value_type(o) && !(result && PySlice_Check(o))) {
     t.value = Ref::borrow(o);
     return t;
   }
   if (PyTuple_Check(o) || PyList_CheckExact(o)) {
     bool tuple = PyTuple_Check(o);
     if (!tuple) containers.push_back(o);
+    if (tuple && !PyTuple_CheckExact(o)) objects.push_back(t.type.get());
     t.kind = tuple ? TreeKind::Tuple : TreeKind::List;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
     t.children.reserve(n);
@@ -249,12 +278,18 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
     t.kind = TreeKind::Dict;
     containers.push_back(o);
     t.value = checked(PySequence_Tuple(o));
+    std::vector<Ref> keys;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(t.value.get()); ++i) {
       PyObject* key = PyTuple_GET_ITEM(t.value.get(), i);
       PyObject* v = PyDict_GetItemWithError(o, key);
       if (!v) throw PyErr_Occurred() ? throw PythonError() : Unsupported(path + " has an unstable key");
       Ref r = checked(PyObject_Repr(key));
       t.children.push_back(flatten(v, fmt::format("{}[{}]", path, PyUnicode_AsUTF8(r.get())), depth + 1));
+      if (result) keys.push_back(plain_key(key));
+    }
+    if (result) {
+      t.value = checked(PyTuple_New(static_cast<Py_ssize_t>(keys.size())));
+      for (size_t i = 0; i < keys.size(); ++i) PyTuple_SET_ITEM(t.value.get(), static_cast<Py_ssize_t>(i), keys[i].release());
     }
     return t;
   }
@@ -265,6 +300,7 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
     if (PyTuple_Check(r.get())) {
       t.kind = TreeKind::Custom;
       containers.push_back(o);
+      objects.push_back(t.type.get());
       PyObject* kids = PyTuple_GET_ITEM(r.get(), 0);
       t.value = Ref::borrow(PyTuple_GET_ITEM(r.get(), 1));
       t.rebuild = Ref::borrow(PyTuple_GET_ITEM(r.get(), 2));
@@ -274,6 +310,7 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
       return t;
     }
     if (r.get() == Py_True) {  // a value: compared with ==
+      objects.push_back(t.type.get());
       t.value = Ref::borrow(o);
       return t;
     }

@@ -58,7 +58,7 @@ struct Tree {
 struct Flattener {
   std::vector<PyObject*> tensors;     // borrowed
   std::vector<std::string> names;     // one per tensor
-  std::vector<PyObject*> objects;     // borrowed: met by identity
+  std::vector<PyObject*> objects;     // borrowed: met by identity, and the classes of what is taken apart, whose methods read what they like
   std::vector<PyObject*> containers;  // identities of lists, dicts and custom containers
   bool result = false;                // results may not hold objects made by the program
   PyObject* known = nullptr;          // dict by id: what was there before the program ran, which results give back as it is

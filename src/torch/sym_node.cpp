@@ -234,7 +234,9 @@ class Node final : public c10::SymNodeImpl {
   std::string _graph_repr() override {
     if (kind == Kind::Int) return std::to_string(ctx->specialize(a));
     if (kind != Kind::Float) return decide() ? "True" : "False";
-    const std::string text = fmt::format("{}", real());
+    const double x = real();
+    if (std::isnan(x)) return "nan";  // Python shows no sign of it
+    const std::string text = fmt::format("{}", x);
     return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
   }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }

@@ -1,10 +1,12 @@
 """Ctrl-C within the first call of a program that has by then changed what it can reach: the call has not been, nothing of the capture stays, and the next calls are right."""
+import contextlib
 import functools
 import random
 
 import expects
 import pytest
 import torch
+import torch.utils.checkpoint
 import vitrify
 from torch import nn
 
@@ -120,3 +122,25 @@ def test_a_step_of_an_optimizer():
             step()
         return groups, p.tolist(), [value(s["momentum_buffer"]) for s in o.state.values()]
     assert steps(True) == steps(False)
+
+
+@pytest.mark.eager("hooks", some=True)
+@pytest.mark.parametrize("around", [torch.autograd.graph.save_on_cpu, contextlib.nullcontext], ids=["hooks", "none"])
+def test_within_a_checkpoint(around):
+    """What its frames hold takes hooks off a stack when it ends: by then they are as they were before."""
+    stop = [True]
+
+    def part(a, b):
+        if stop[0]:
+            raise KeyboardInterrupt
+        return (a * b).sin()
+    x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+    compiled = vitrify.compile(lambda x, w: torch.utils.checkpoint.checkpoint(part, x, w, use_reentrant=False))
+    with around():
+        with pytest.raises(KeyboardInterrupt):
+            compiled(x, w)
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        assert (hooks is not None) == (around is not contextlib.nullcontext)
+    stop[0] = False
+    got, = torch.autograd.grad(compiled(x, w).sum(), x)
+    torch.testing.assert_close(got, 2 * torch.full((3,), 2.0).cos())

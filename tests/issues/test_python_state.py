@@ -48,6 +48,9 @@ SOURCES = {  # a program f, and what is done to its state between calls
     "a slot of a base": ("class A: __slots__ = ('k',)\nclass S(A): pass\nb = S()\nb.k = 2.\ndef f(x): return x * b.k", ["b.k = 3."]),
     "nested deep": ("class H: pass\nb = H()\nb.v = 1.\nt = b\nfor _ in range(120): t = [t]\ndef f(x):\n  o = t\n  while isinstance(o, list): o = o[0]\n  return x * o.v", ["b.v = 4.", "b.v = 7."]),
     "order of a set": ("b = {8, 0}\ndef f(x): return x * (list(b)[0] + 1)", ["b.clear(); b.add(8); b.add(16); b.add(0); b.discard(16)"]),
+    "a cell that something else holds": ("def m():\n  k = 2.\n  def f(x): return x * k\n  def put(v):\n    nonlocal k\n    k = v\n  f.held = f.__closure__\n  return f, put\nf, put = m()", ["put(3.)"]),
+    "a module imported within": ("import sys, types\nsys.modules['users_settings'] = types.ModuleType('users_settings')\nsys.modules['users_settings'].scale = 2.\ndef f(x):\n  import users_settings\n  return x * users_settings.scale", ["sys.modules['users_settings'].scale = 3."]),
+    "a name imported within": ("import sys, types\nsys.modules['users_settings'] = types.ModuleType('users_settings')\nsys.modules['users_settings'].scale = 2.\ndef f(x):\n  from users_settings import scale\n  return x * scale", ["sys.modules['users_settings'].scale = 3."]),
     "range": ("b = range(0)\ndef f(x): return x + b.start", ["b = range(2, 2)"]),
     "slice": ("b = slice(1, 2)\ndef f(x): return x.long() + b.start", ["b = slice(1.0, 2)"]),
 }
