@@ -95,7 +95,7 @@ def check_made(held, known):
         if type(o) in (str, int, float, bool, types.NoneType) or isinstance(o, (torch.Tensor, type, types.FunctionType)) or id(o) in known:
             continue
         if id(o) in nodes:
-            if type(o) is tuple:
+            if type(o) in (tuple, slice):
                 continue
             raise _C.CaptureError(f"the result holds an object of type {type(o).__name__} twice")
         if isinstance(o, (tuple, list)):
@@ -107,7 +107,7 @@ def check_made(held, known):
             if type(found) is not tuple:
                 continue
             children = found[0]
-            if found[2] is not _unflatten:
+            if found[2] not in (_unflatten, _unslice):
                 made.append(o)
         nodes[id(o)] = o
         todo.extend(children)

@@ -299,7 +299,7 @@ Tree Flattener::flatten(PyObject* o, const std::string& path, int depth) {
     if (PyUnicode_Check(r.get())) throw Unsupported(fmt::format("{} {}", path, PyUnicode_AsUTF8(r.get())));
     if (PyTuple_Check(r.get())) {
       t.kind = TreeKind::Custom;
-      containers.push_back(o);
+      if (!PySlice_Check(o)) containers.push_back(o);
       objects.push_back(t.type.get());
       PyObject* kids = PyTuple_GET_ITEM(r.get(), 0);
       t.value = Ref::borrow(PyTuple_GET_ITEM(r.get(), 1));

@@ -40,6 +40,7 @@ class Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.draws, self.made = [], {}  # made: by which op a memory was written last
+        self.beyond = False  # a half is infinite or NaN that was made of a finite one: a fused kernel holds it in single precision, and goes on with a number
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -47,9 +48,15 @@ class Watch(TorchDispatchMode):
             # kernels of ours compute no complex numbers: ATen's do
             name = "" if any(t.is_complex() for _, t in tensors_of([args, kwargs or {}, out])) else short(func)
             self.made |= {storage(t): (name, t) for _, t in tensors_of(out) if t.layout is torch.strided}
+            self.beyond = self.beyond or beyond_halves(out) > beyond_halves([args, kwargs or {}])
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws.append(out.detach().clone() if isinstance(out, torch.Tensor) else None)
         return out
+
+
+def beyond_halves(value):
+    """How many elements of a tensor of halves are infinite or NaN, at most."""
+    return max((int((~t.isfinite()).sum()) for _, t in tensors_of(value) if t.dtype in HALVES), default=0)
 
 
 class Replay(TorchDispatchMode):
@@ -407,8 +414,9 @@ def history(t):
         return first_line(e)
 
 
-def same_call(where, ours, eager, check, drawn=lambda what: False):
-    """Everything but values; check(index, path, ours, eager) for each leaf; drawn(index): nobody says how much was drawn from that generator."""
+def same_call(where, ours, eager, check, drawn=lambda what: False, found=lambda what: False):
+    """Everything but values; check(index, path, ours, eager) for each leaf; drawn(index): nobody says how much was drawn from that generator;
+    found(index): a rounding decides how large that leaf is."""
     if type(ours.error) is not type(eager.error) or first_line(ours.error) != first_line(eager.error):
         raise Mismatch(f"{where}: raised {ours.error!r:.300}, eager {eager.error!r:.300}")
     if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves] or containers(ours.out) != containers(eager.out):
@@ -421,6 +429,8 @@ def same_call(where, ours, eager, check, drawn=lambda what: False):
             if type(a) is not type(b) or not (a is b or a == b or (a != a and b != b)):
                 raise Mismatch(f"{place}: {a!r:.80}, eager {b!r:.80}")
             continue
+        if a.shape != b.shape and found(i):
+            raise OfValues(f"{place}: shape {a.shape}, eager {b.shape}")
         check_meta(place, a, b, path.startswith(("grad of", "out[1]")))  # what is told beside the results are gradients
         if history(a) != history(b) or a.is_inference() != b.is_inference():
             raise Mismatch(f"{place}: has a grad_fn, is a leaf: {history(a)}, eager {history(b)}; inference {a.is_inference()}, eager {b.is_inference()}")
@@ -488,7 +498,7 @@ def check(program, reference) -> dict:
                 unclear.add(place)
                 return
             try:
-                return check_value(place, a.detach(), b.detach(), wide, spread, elementwise, decided)
+                return check_value(place, a.detach(), b.detach(), wide, spread, elementwise, decided or reference.watch.beyond)
             except Mismatch:
                 if jolts == MANY:
                     own = reference.of_its_own(call, index, b.detach())
@@ -520,7 +530,8 @@ def check(program, reference) -> dict:
             if internal:
                 raise InternalError(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b),
-                      lambda i, number=number, theirs=theirs: drawn(number, i, theirs.states[i]))
+                      lambda i, number=number, theirs=theirs: drawn(number, i, theirs.states[i]),
+                      lambda i, number=number, theirs=theirs: reference.decides(number, lambda run: run[1][i][1].shape, theirs.leaves[i][1].shape))
             new = [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning)]
             said += new
             reasons += new if theirs.error is None else []

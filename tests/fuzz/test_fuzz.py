@@ -15,6 +15,7 @@ import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import layers  # noqa: E402
+import oracle  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
