@@ -269,30 +269,30 @@ class Door:
         tensors = Tensors(t for t, _, _ in sources.tensors.values())
         floats = Floats(sources.groups, self.is_live)
         with _C.CaptureTurn(), Process(sources.generators, sources.random) as process:
+            interrupt = failed = None
             try:
                 program, result = self.capture(session, signature, sources, marks, tensors, floats)
-                failed = None
             except BaseException as e:
-                if _messages.comes_from_outside(e):
-                    self.passed = None
-                    traceback.clear_frames(e.__traceback__)  # as below, where the traceback goes
-                    session.abort()
-                    floats.put_back()
-                    sources.guards.undo_writes()
-                    sources.empty_caches()
-                    tensors.put_back()
-                    process.put_back()
-                    raise
                 # What frames hold ends with them: a checkpoint's takes its hooks off a stack, which is then to be as it was before.
                 place = _messages.user_frame(e)
-                e.with_traceback(None)
+                if _messages.comes_from_outside(e):
+                    interrupt, self.passed = e, None
+                    traceback.clear_frames(e.__traceback__)
+                else:
+                    e.with_traceback(None)
                 session.abort()
-                reason = session.failure or _messages.first_line(e)
-                failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
+                if not interrupt:
+                    reason = session.failure or _messages.first_line(e)
+                    failed = Failed(e, reason, session.failure is not None or isinstance(e, _C.CaptureError), place)
             wrote = floats.put_back()
             wrote += sources.guards.undo_writes() + sources.empty_caches()
             settled = {id(t): t.grad is not None for t, _ in tensors.new_grads()}
             changes = tensors.put_back(grads_noted=True), process.put_back()  # both, whatever the first says
+            if interrupt:
+                try:
+                    raise interrupt
+                finally:
+                    interrupt = None  # else this frame and the traceback hold one another
         return session, failed or (program, result, changes[0] or changes[1], wrote, floats, tensors, settled)
 
     def capture(self, session, signature, sources, marks, tensors, floats):
