@@ -9,7 +9,10 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <string_view>
 #include <utility>
 
 #include "python/errors.h"
@@ -209,10 +212,24 @@ PyObject* real(const PyMethodDef& method, PyObject* self, PyObject* args, PyObje
   return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
 }
 
-bool is_placeholder(PyObject* self) { return Tracer::current() && THPVariable_Check(self) && Tracer::is_fake(THPVariable_Unpack(self)); }
+// Of one whose bits make them raise it is theirs to say so.
+bool is_placeholder(PyObject* self) {
+  if (!Tracer::current() || !THPVariable_Check(self)) return false;
+  const at::Tensor& t = THPVariable_Unpack(self);
+  return Tracer::is_fake(t) && !t.is_conj() && !t.is_neg();
+}
+
+bool has_only(PyObject* kwargs, std::initializer_list<std::string_view> names) {
+  Py_ssize_t at = 0;
+  PyObject *key, *value;
+  while (kwargs && PyDict_Next(kwargs, &at, &key, &value))
+    if (std::ranges::find(names, std::string_view(PyUnicode_AsUTF8(key))) == names.end()) return false;
+  return true;
+}
 
 PyObject* call_new_tensor(PyObject* self, PyObject* args, PyObject* kwargs) {
-  if (!is_placeholder(self) || PyTuple_GET_SIZE(args) != 1) return real(new_tensor, self, args, kwargs);
+  if (!is_placeholder(self) || PyTuple_GET_SIZE(args) != 1 || !has_only(kwargs, {"dtype", "device", "requires_grad"}))
+    return real(new_tensor, self, args, kwargs);
   const Ref torch = Ref::steal(PyImport_ImportModule("torch"));
   const Ref tensor = Ref::steal(torch ? PyObject_GetAttrString(torch.get(), "tensor") : nullptr);
   const Ref given = Ref::steal(kwargs ? PyDict_Copy(kwargs) : PyDict_New());

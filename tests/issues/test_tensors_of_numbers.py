@@ -18,6 +18,10 @@ PROGRAMS = {
     "large": lambda x: x.new_tensor([2**40]) * x,
     "not a number": lambda x: x.new_tensor(["a"]) * x,
     "nothing": lambda x: x.new_tensor() * x,
+    "no such keyword": lambda x: x.new_tensor([1.0], names=None) * x,
+    "of a negative view": lambda x: torch.complex(x, x).conj().imag.new_tensor([1.0]) * x,
+    "of a conjugate view": lambda x: torch.complex(x, x).conj().new_tensor([1.0]) * x,
+    "new, of a negative view": lambda x: torch.complex(x, x).conj().imag.new(2).fill_(1) * x,
     "new, sizes": lambda x: x.new(2).zero_() + x,
     "new, two sizes": lambda x: x.new(2, 2).fill_(1).sum(0) * x,
     "new, a list": lambda x: x.new([1, 2]) * x,
@@ -42,7 +46,7 @@ def test_as_eager(name, caught, dynamic):
     f = PROGRAMS[name]
     if name == "new, a tensor":
         expects.eager("it calls Tensor.new() with something else than sizes or numbers")
-    elif name in ("not a number", "nothing") and not caught:
+    elif name in ("not a number", "nothing", "no such keyword", "of a negative view", "of a conjugate view", "new, of a negative view") and not caught:
         expects.no_kernels("the program raises")
 
     def catches(x):
