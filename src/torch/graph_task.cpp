@@ -241,6 +241,7 @@ bool is_shared(const Node& node, const Edge& e) {
 // Edges are of all backwards: others, on other threads and in hooks, go along them meanwhile.
 void skip_unreached(Node& node, const torch::autograd::variable_list& grads, size_t count, const std::vector<char>& come) {
   std::vector<size_t> edges;
+  std::vector<std::pair<Node*, std::vector<size_t>>> unreached;
   GraphTask* task = current_task();
   std::unordered_set<const Node*> met;
   for (size_t i = 0; i < count && task; ++i) {
@@ -250,8 +251,10 @@ void skip_unreached(Node& node, const torch::autograd::variable_list& grads, siz
     std::vector<size_t> all;
     for (size_t k = 0; k < node.num_outputs(); ++k)
       if (node.next_edge(k).function == e.function) all.push_back(k);
-    if (std::ranges::any_of(all, reached)) continue;
-    leave_out(*task, node, e.function.get(), std::move(all), 0, edges);
+    if (std::ranges::none_of(all, reached)) unreached.emplace_back(e.function.get(), std::move(all));
+  }
+  // Some lead to others of them, which wait for those first.
+  while (std::erase_if(unreached, [&](const auto& u) { return leave_out(*task, node, u.first, u.second, 0, edges); })) {
   }
   cut(node, edges);
 }

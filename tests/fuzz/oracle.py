@@ -196,10 +196,10 @@ def cancelled(func, x, out):
 
 
 def with_other_signs(func, args):
-    """Nobody says which sign a NaN has; its bits tell."""
-    if short(func) not in ("copysign", "signbit") and func is not torch.ops.aten.view.dtype:
+    """Nobody says which sign a NaN has, nor one of a zero that was computed (docs/differences.md); its bits tell, and some functions."""
+    if short(func) not in ("copysign", "signbit", "atan2", "div", "reciprocal") and func is not torch.ops.aten.view.dtype:
         return args
-    return [torch.where(a.isnan(), -a, a) if isinstance(a, torch.Tensor) and a.is_floating_point() and a.isnan().any() else a for a in args]
+    return [torch.where(a.isnan() | (a == 0), -a, a) if isinstance(a, torch.Tensor) and a.is_floating_point() and (a.isnan() | (a == 0)).any() else a for a in args]
 
 
 class Jolts(TorchDispatchMode):
@@ -232,6 +232,7 @@ class Jolts(TorchDispatchMode):
         if short(func) in EXACT or is_view(func) or draws:
             return func(*(args if self.single else with_other_signs(func, args)), **kwargs)
         written = [a.alias_info is not None for a in func._schema.arguments]
+        args = args if self.single else with_other_signs(func, args)
         read = [a if w else [self.moved(x) for x in a] if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size) else self.moved(a) for a, w in zip(args, written)]
         out = in_another_order(func, read, kwargs, self.single) if self.in_turn else None
         out = func(*read, **kwargs) if out is None else out
@@ -306,8 +307,8 @@ class Reference:
     def leaf(self, call, index, eager=None):
         error, leaves = self.plain[call][:2]
         plain = leaves[index][1]
-        if not isinstance(plain, torch.Tensor):
-            return None, (0.0, 0.0)
+        if not isinstance(plain, torch.Tensor):  # watched, eager gives something else: a gradient that is none, say
+            return None, None if isinstance(eager, torch.Tensor) else (0.0, 0.0)
         if eager is not None and eager.shape == plain.shape and not torch.equal(eager.isfinite(), plain.isfinite()):
             return (self.bare[call][1][index][1], (0.0, 0.0)) if self.near(call, index, eager, self.bare) else (None, None)
         others = []
