@@ -22,6 +22,13 @@ if threading.current_thread() is threading.main_thread():  # a shell has what it
 _watch = pytest.StashKey()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("serial") and not item.get_closest_marker("slow"):
+            raise pytest.UsageError(f"{item.nodeid} is serial and not slow: ./x test runs serial tests with the slow ones only")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
     item.stash[_watch] = expects.begin(item)

@@ -66,6 +66,15 @@ def test_format_counts(tmp_path, says, counts):
     assert script(tmp_path, commands, ctest=("100% tests passed, 0 tests failed out of 13", 0))[0] == counts
 
 
+def test_quick_tests_select_something(tmp_path):
+    """Each selection of ./x test has tests: one that has none fails."""
+    for selection in ("not serial and not slow", "serial"):
+        says = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-m", selection, "tests/models", "tests/test_wheel.py"], cwd=ROOT, capture_output=True, text=True)
+        assert says.returncode == 0 and "::" in says.stdout, says.stdout + says.stderr
+    commands = "cpp_tests() { passed=1; }; format() { :; }; quick_tests"
+    assert script(tmp_path, commands, python=("10 passed in 1s", 0))[0] == "12 0"
+
+
 def test_a_missing_formatter_is_not_clean(tmp_path):
     subprocess.run("git init -q . && mkdir src && echo 'int  x;' > src/a.cpp", shell=True, cwd=tmp_path, check=True)
     assert script(tmp_path, 'passed="$(format --check)"')[0].startswith(".venv/bin/clang-format is missing")
