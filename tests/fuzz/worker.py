@@ -17,6 +17,7 @@ from pathlib import Path
 
 ATTEMPTS = 8
 LIFE = 500  # programs of one process
+ALONE = 4  # times that a program is run alone in whose eager run the process ended
 
 
 def programs(task, tell=lambda at: None):
@@ -164,8 +165,12 @@ class Process:
         what = f"no end within {self.limit:.0f} s, {threads}" if hung else f"the process ended with {code}"
         told = self.tail()
         self.process = None
-        if eager and not hung and "theme" in at and "alone" not in task:  # what compiled code did before may be why
-            return self.do(task | {"alone": reached})
+        if eager and not hung and "theme" in at and "alone" not in task:  # what compiled code did before may be why, or eager ends now and then
+            for _ in range(ALONE):
+                result = self.do(task | {"alone": reached})
+                if result["kind"] == "left":
+                    break
+            return result
         if eager and not hung:
             return {**at, "kind": "left", "reason": f"eager itself: {what}", "compiled_values": 0, "compile_s": 0.0}
         return {**at, "kind": "failed", "message": f"{what}: {told}"}
