@@ -25,38 +25,33 @@ def script(folder, commands, **stubs):
     return run.stdout.splitlines()[-1], (folder / "failures.txt").read_text()
 
 
-@pytest.mark.parametrize("says, code, counts", [
-    ("100% tests passed, 0 tests failed out of 13", 0, "13 0"),
-    ("85% tests passed, 2 tests failed out of 13\n 3 - door (Failed)", 8, "11 2"),
-    ("No tests were found!!!", 0, "0 1"),
-    ("100% tests passed, 0 tests failed out of 13\nErrors while running CTest", 8, "12 1"),
-    ("Test project", 137, "0 1"),
-])
-def test_ctest(tmp_path, says, code, counts):
-    got, names = script(tmp_path, "run_ctest build/release", ctest=(says, code))
-    assert got == counts and bool(names) == (counts != "13 0")
+COUNTS = {
+    "run_ctest build/release": ("ctest", [
+        ("100% tests passed, 0 tests failed out of 13", 0, "13 0"),
+        ("85% tests passed, 2 tests failed out of 13\n 3 - door (Failed)", 8, "11 2"),
+        ("No tests were found!!!", 0, "0 1"),
+        ("100% tests passed, 0 tests failed out of 13\nErrors while running CTest", 8, "12 1"),
+        ("Test project", 137, "0 1"),
+    ]),
+    "run_pytest -q": ("python", [
+        ("10 passed, 2 skipped in 1s", 0, "10 0"),
+        ("FAILED tests/a.py::b - no\n1 failed, 10 passed in 1s", 1, "10 1"),
+        ("3000 skipped in 2s", 0, "0 1"),
+        ("1234 deselected in 2s", 5, "0 1"),
+        ("10 passed", 139, "10 1"),
+    ]),
+    "run_fuzz 200 --report r.md": ("python", [
+        ("200 programs from seed 0: 200 as eager: passed", 0, "200 0"),
+        ("seed 7: out[0] differs\n200 programs from seed 0: 1 failed: FAILED", 1, "199 1"),
+        ("200 programs from seed 0: FAILED: more than 1% inconclusive", 1, "199 1"),
+        ("RuntimeError: a worker does not start", 1, "0 1"),
+    ]),
+}
 
 
-@pytest.mark.parametrize("says, code, counts", [
-    ("10 passed, 2 skipped in 1s", 0, "10 0"),
-    ("FAILED tests/a.py::b - no\n1 failed, 10 passed in 1s", 1, "10 1"),
-    ("3000 skipped in 2s", 0, "0 1"),
-    ("1234 deselected in 2s", 5, "0 1"),
-    ("10 passed", 139, "10 1"),
-])
-def test_pytest(tmp_path, says, code, counts):
-    got, names = script(tmp_path, "run_pytest -q", python=(says, code))
-    assert got == counts and bool(names) == (not counts.endswith(" 0"))
-
-
-@pytest.mark.parametrize("says, code, counts", [
-    ("200 programs from seed 0: 200 as eager: passed", 0, "200 0"),
-    ("seed 7: out[0] differs\n200 programs from seed 0: 1 failed: FAILED", 1, "199 1"),
-    ("200 programs from seed 0: FAILED: more than 1% inconclusive", 1, "199 1"),
-    ("RuntimeError: a worker does not start", 1, "0 1"),
-])
-def test_fuzz(tmp_path, says, code, counts):
-    got, names = script(tmp_path, "run_fuzz 200 --report r.md", python=(says, code))
+@pytest.mark.parametrize("commands, stub, says, code, counts", [(commands, stub, *case) for commands, (stub, cases) in COUNTS.items() for case in cases])
+def test_what_is_counted(tmp_path, commands, stub, says, code, counts):
+    got, names = script(tmp_path, commands, **{stub: (says, code)})
     assert got == counts and bool(names) == (not counts.endswith(" 0"))
 
 

@@ -9,6 +9,7 @@ from . import _C
 _BINARY = {f"__{name}__": getattr(operator, name) for name in "add sub mul floordiv mod truediv eq ne lt le gt ge".split()} | {"__pow__": pow}
 _BY_VALUE = {"__divmod__": divmod} | {f"__{name}__": getattr(operator, f"__{name}__") for name in "and or xor lshift rshift".split()}
 _REFLECTED = {f"__r{name[2:]}": f for name, f in (_BINARY | _BY_VALUE).items() if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")}
+_COMPUTED = {*_BINARY, *(f"__r{name[2:]}" for name in _BINARY)}
 _OPERATORS = _BINARY | _BY_VALUE | _REFLECTED
 _SYMBOLIC = {f"__{name}__" for name in "bool neg index floor ceil repr str".split()}
 # What is not asked of a number but of the object, and what makes one.
@@ -55,8 +56,9 @@ def _by_value(symbolic, plain, name):
 
     def method(self, *args, **kwargs):
         if _C.is_ours(self):
-            result = getattr(plain(self), name)(*map(_value, args), **kwargs)
-            return _by_operator(name, plain(self), *map(_value, args)) if result is NotImplemented and name in _OPERATORS else result
+            args = [_value(a) for a in args]
+            result = getattr(plain(self), name)(*args, **kwargs)
+            return _by_operator(name, plain(self), *args) if result is NotImplemented and name in _OPERATORS else result
         if there:
             return there(self, *args, **kwargs)
         if name == "__float__":  # as float() does where there is none
@@ -83,6 +85,6 @@ def _reduce_ex(symbolic, plain):
 for _symbolic, _plain, _own in ((torch.SymInt, int, {"__int__", "from_bytes"}), (torch.SymFloat, float, {"__float__", "fromhex"})):
     _shared = {n for n in _OPERATORS if hasattr(_symbolic, n) and not hasattr(_plain, n)}  # torch has them for floats too
     for _name in (set(dir(_plain)) | _shared) - _SYMBOLIC - _OF_OBJECTS - _own - {"__reduce_ex__"}:
-        _is_computed = _name in _shared or _name in _BINARY or _name == "__abs__" and hasattr(_symbolic, _name) or _name in _REFLECTED and f"__{_name[3:]}" in _BINARY
+        _is_computed = _name in _shared | _COMPUTED or _name == "__abs__" and hasattr(_symbolic, _name)
         setattr(_symbolic, _name, (_computed if _is_computed else _by_value)(_symbolic, _plain, _name))
     _symbolic.__reduce_ex__ = _reduce_ex(_symbolic, _plain)

@@ -54,6 +54,10 @@ int write_attribute(PyObject* self, PyObject* value, void* closure) {
   return a.real.set(self, value, a.real.closure);
 }
 
+PyObject* with_keywords(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
+  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
+}
+
 struct Method {
   const char* name;
   Fact fact;
@@ -69,7 +73,7 @@ template <size_t I>
 PyObject* call_method(PyObject* self, PyObject* args, PyObject* kwargs) {
   const Method& m = methods[I];
   if (!noted(self, m.fact, m.name)) return nullptr;
-  if (m.real.ml_flags & METH_KEYWORDS) return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(m.real.ml_meth))(self, args, kwargs);
+  if (m.real.ml_flags & METH_KEYWORDS) return with_keywords(m.real, self, args, kwargs);
   return m.real.ml_meth(self, args);
 }
 
@@ -148,7 +152,7 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
       return nullptr;
     }
   }
-  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(run_backward.ml_meth))(self, args, kwargs);
+  return with_keywords(run_backward, self, args, kwargs);
   END_HANDLE_TH_ERRORS
 }
 
@@ -208,10 +212,6 @@ PyObject* call_generator(PyObject* self, PyObject* args) {
 
 PyMethodDef new_tensor = {}, new_of_old = {};
 
-PyObject* real(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
-  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
-}
-
 // Of one whose bits make them raise it is theirs to say so.
 bool is_placeholder(PyObject* self) {
   if (!Tracer::current() || !THPVariable_Check(self)) return false;
@@ -229,7 +229,7 @@ bool has_only(PyObject* kwargs, std::initializer_list<std::string_view> names) {
 
 PyObject* call_new_tensor(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (!is_placeholder(self) || PyTuple_GET_SIZE(args) != 1 || !has_only(kwargs, {"dtype", "device", "requires_grad"}))
-    return real(new_tensor, self, args, kwargs);
+    return with_keywords(new_tensor, self, args, kwargs);
   const Ref torch = Ref::steal(PyImport_ImportModule("torch"));
   const Ref tensor = Ref::steal(torch ? PyObject_GetAttrString(torch.get(), "tensor") : nullptr);
   const Ref given = Ref::steal(kwargs ? PyDict_Copy(kwargs) : PyDict_New());
@@ -243,7 +243,7 @@ PyObject* call_new_tensor(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* call_new(PyObject* self, PyObject* args, PyObject* kwargs) {
-  if (!is_placeholder(self)) return real(new_of_old, self, args, kwargs);
+  if (!is_placeholder(self)) return with_keywords(new_of_old, self, args, kwargs);
   const Py_ssize_t n = PyTuple_GET_SIZE(args);
   PyObject* first = n ? PyTuple_GET_ITEM(args, 0) : nullptr;
   if (n == 1 && !kwargs && (PyList_Check(first) || PyTuple_CheckExact(first))) return call_new_tensor(self, args, nullptr);
