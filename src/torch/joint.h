@@ -35,7 +35,7 @@ struct TangentLayout {
   int32_t view = -1;               // of Root::views: those after it gave none
   int64_t batch = 0;               // of is_grads_batched: so many in one, whose strides are always its own, along
   int32_t batch_dim = 0;           // this dim
-  std::vector<uint32_t> unasked;   // gradients that nobody asks for, and what leads to them draws
+  std::vector<uint32_t> unasked;   // gradients that nobody asks for, where that shows: what leads to them draws, or has gradients itself
   bool stops = false;              // it is none: the gradient that others bring there is handed on, and not gone on with
   bool without = false;            // it is none: a backward comes there without, and runs a derivative of the user's behind it
   bool is_own() const { return !strides.empty() || conj || neg; }

@@ -84,6 +84,7 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
   if (saved_hooks_may_change()) give_up("hooks on saved tensors, which may give back something else than they are given, are around them");
   Layouts how = layouts_of(tangents, node);
   for (size_t k = 0; k < tangents.size(); ++k) how[k].needs_grad = tangents[k].defined() && tangents[k].requires_grad();
+  leave_out_unasked(how, node);
   const CallSizes sizes = sizes_of(*call, tangents);
   std::vector<std::shared_ptr<Training>> refused;  // by what they look at in this call
   bool viewed = static_ || !strides_show(node, node.edges_shown());
@@ -111,6 +112,18 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
     }
     if (times++ == static_cast<int>(kMaxVariants)) give_up(why);
   }
+}
+
+// Eager has no nodes for gradients that nobody asks for: a node of theirs would lead backwards to what the others do not.
+void Training::leave_out_unasked(Layouts& how, const RegionNode& node) const {
+  if (!is_of_grad()) return;
+  const std::vector<uint32_t> unasked = unasked_of(node);
+  if (unasked.empty()) return;
+  Layouts asked = how;
+  for (TangentLayout& l : asked)
+    if (l.defined || l.without) l.unasked = unasked;
+  std::lock_guard lock(mutex_);
+  if (next_.contains(asked) || asks_++ < kMaxAsks) how = std::move(asked);
 }
 
 std::string Training::leave_to_eager(const std::string& why, const char* what) const {

@@ -59,6 +59,7 @@ class Bits {
   void add(const Bits& other) {
     for (size_t w = 0; w < other.words_.size(); ++w) words_[w] |= other.words_[w];
   }
+  bool operator==(const Bits&) const = default;
 
  private:
   std::vector<uint64_t> words_;
@@ -250,10 +251,40 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     }
     return any;
   };
+  // The engine knows nodes only: where results lead to different inputs, a node that has both would lead from each to all of them. One begins where
+  // they meet.
+  std::unordered_map<const Node*, Bits> leads_out;
+  std::map<Input, size_t> out;
+  for (const Edge& e : level.to) out.emplace(Input(e.function.get(), e.input_nr), out.size());
+  for (const Node* n : behind.order) {
+    if (j.roots.size() < 2) break;
+    Bits& bits = leads_out.emplace(n, Bits(out.size())).first->second;
+    for (const Edge& e : n->next_edges()) {
+      if (const auto at = out.find({e.function.get(), e.input_nr}); at != out.end()) bits.set(at->second);
+      if (const auto at = leads_out.find(e.function.get()); at != leads_out.end()) bits.add(at->second);
+    }
+  }
+  const auto cut_where_they_meet = [&] {
+    if (front.size() < 2) return false;
+    std::unordered_map<const Node*, const Bits*> from;  // what a result in front leads to that leads there
+    for (uint32_t k : front)
+      if (const Node* n = level.from[k].function.get(); finished.contains(n)) from.emplace(n, &leads_out.at(n));
+    bool any = false;
+    for (size_t i = behind.order.size(); i-- > 0;) {
+      const Node* n = behind.order[i];
+      const auto of = from.find(n);
+      if (of == from.end() || begins_part(n)) continue;
+      for (const Edge& e : n->next_edges())
+        if (const Node* next = e.function.get(); next && finished.contains(next) && !begins_part(next))
+          if (const auto [at, fresh] = from.try_emplace(next, of->second); !fresh && *at->second != *of->second && !views_made.contains(next))
+            any = begins.try_emplace(finished.at(next), next).second || any;
+    }
+    return any;
+  };
   do {
     if (!begins.empty()) find_part();
     find_front();
-  } while (!begins.empty() && cut_before_late_givers());
+  } while (cut_where_they_meet() || (!begins.empty() && cut_before_late_givers()));
   std::vector<JointProgram::Part> parts;
   std::unordered_map<uint32_t, uint32_t> part_of;  // by root
   for (const auto& [when, n] : begins) {

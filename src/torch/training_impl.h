@@ -34,6 +34,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 constexpr size_t kMaxLayouts = 8;   // of tangents in strides of their own
+constexpr size_t kMaxAsks = 16;     // programs of gradients that compute some, as they are asked for; further ones compute all
 constexpr int kMostStale = 64;      // derivatives of what was changed behind the forward: the trace keeps what each was made of
 constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, or for what it looks at
 
@@ -312,6 +313,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
   Layouts layouts_as_asked(const variable_list& tangents, const RegionNode& node) const;
+  std::vector<uint32_t> unasked_of(const RegionNode& node) const;  // of the gradients: what the backward under way does not ask for
+  void leave_out_unasked(Layouts& how, const RegionNode& node) const;
 
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.
   void take_viewed(Layouts& how, const variable_list& tangents, const CallSizes& sizes) const;
@@ -391,6 +394,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<GaveUp> gave_up_;
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
+  mutable size_t asks_ = 0;
   mutable size_t replaced_ = 0;                         // in next_
   mutable int stale_ = 0;                               // derivatives of what was changed behind the forward
   mutable std::atomic<bool> no_whole_batches_ = false;  // a derivative of one could not be recorded
