@@ -257,8 +257,10 @@ void Training::find_written_beside(const std::vector<char>& given, const std::ve
   for (const Mutation& m : joint_.program.mutations)
     if (!m.metadata_only && (outputs[m.output] || follows[m.input])) counts[m.input] = 1;
   for (const Mutation& m : joint_.program.mutations)
-    for (uint32_t i = 0; i < counts.size() && !m.metadata_only; ++i)
-      if (i != m.input && (counts[i] || follows[m.input]) && std::min(i, m.input) < joint_.program.num_args) written_beside_.emplace_back(m.input, i);
+    for (uint32_t i = 0; i < counts.size(); ++i) {
+      const bool shows = m.metadata_only ? given[i] != 0 : counts[i] || follows[m.input];  // another shape counts as a write, and gives no history
+      if (i != m.input && shows && std::min(i, m.input) < joint_.program.num_args) written_beside_.emplace_back(m.input, i);
+    }
 }
 
 void Training::find_read(const ir::Graph& forward) {

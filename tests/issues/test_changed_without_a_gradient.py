@@ -4,6 +4,7 @@ import pytest
 import torch
 import vitrify
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Passes(torch.autograd.Function):
@@ -85,3 +86,27 @@ def test_of_a_module_with_hooks(program, which, batched):
         return torch.autograd.grad(r, [x, y], tangents, is_grads_batched=batched, allow_unused=True)
     for _ in range(2):
         assert outcome(run, True) == outcome(run, False)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize("given", ["expanded", "view", "other"])
+def test_another_shape_counts_as_a_write_to_what_shares_memory(given, checkpointed):
+    """An in-place change of shape raises the version of all views of that memory: what reads one of them in its gradient is refused."""
+    def f(x, y, w):
+        product = checkpoint(torch.mul, y, w, use_reentrant=False) if checkpointed else y * w
+        x.swapaxes_(1, 1)
+        return product
+
+    def run(f):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 4), torch.randn(4, requires_grad=True)
+        y = {"expanded": lambda: x.expand(2, 3, 4), "view": lambda: x[:], "other": lambda: x.clone()}[given]()
+        try:
+            f(x, y, w).sum().backward()
+        except RuntimeError as e:
+            return str(e).partition(":")[0], y._version
+        return w.grad.tolist(), y._version
+
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        assert run(compiled) == run(f)
