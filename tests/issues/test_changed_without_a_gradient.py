@@ -1,5 +1,6 @@
 """Eager's nodes unpack what they have saved where no gradient comes to them, too, and raise of what the program has written since: behind a Function that
 gives none, and behind a module with hooks of which one result alone is used."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -107,6 +108,8 @@ def test_another_shape_counts_as_a_write_to_what_shares_memory(given, checkpoint
             return str(e).partition(":")[0], y._version
         return w.grad.tolist(), y._version
 
+    if given != "other":
+        expects.eager("it writes to one of two views of one tensor, beside gradients")
     compiled = vitrify.compile(f)
     for _ in range(2):
         assert run(compiled) == run(f)
