@@ -222,6 +222,19 @@ class Jolts(TorchDispatchMode):
             return t
         return memory_moved(t, self.steps)
 
+    def in_single(self, func, read, written, kwargs):
+        """What an op gives in single precision of halves - statistics, gradients of weights - it has added up in single precision: that is rounded. None of others."""
+        halves = [isinstance(a, torch.Tensor) and not w and a.dtype in HALVES and bool(a.numel()) for a, w in zip(read, written)]
+        if not any(halves) or "out" in kwargs or func._schema.name.endswith("_"):
+            return None
+        alike = func(*(a.clone() if w and isinstance(a, torch.Tensor) else a for a, w in zip(read, written)), **kwargs)
+        given = [a for a, w in zip(read, written) if w and isinstance(a, torch.Tensor)]
+        if all(t.dtype not in SINGLE for _, t in tensors_of([alike, given])):
+            return None
+        wide = func(*(self.moved(a.float()) if half else a for a, half in zip(read, halves)), **kwargs)
+        outs = [t.to(like.dtype) if isinstance(like, torch.Tensor) and isinstance(t, torch.Tensor) else like for t, like in zip(*([o] if isinstance(o, torch.Tensor) else o for o in (wide, alike)))]
+        return outs[0] if isinstance(alike, torch.Tensor) else tuple(outs)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         with self:  # in inference mode composites arrive whole
@@ -234,7 +247,8 @@ class Jolts(TorchDispatchMode):
         written = [a.alias_info is not None for a in func._schema.arguments]
         args = args if self.single else with_other_signs(func, args)
         read = [a if w else [self.moved(x) for x in a] if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size) else self.moved(a) for a, w in zip(args, written)]
-        out = in_another_order(func, read, kwargs, self.single) if self.in_turn else None
+        out = self.in_single(func, read, written, kwargs)
+        out = in_another_order(func, read, kwargs, self.single) if self.in_turn and out is None else out
         out = func(*read, **kwargs) if out is None else out
         out = cancelled(func, read[0], out) if self.in_turn and read else out
         given = [t for _, t in tensors_of([a for a, w in zip(args, written) if w])]

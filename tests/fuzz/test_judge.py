@@ -303,6 +303,30 @@ def test_what_ops_give_is_moved(mode):
     torch.testing.assert_close(moved, plain)
 
 
+def test_sums_of_halves_in_single_precision_are_rounded():
+    """A mean that nearly cancels keeps what the roundings of its sum were: halves themselves are not moved where they are read."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 2).bfloat16()
+    x[32:] = -x[:32]
+    x[0] += 2 ** -6
+
+    def means():
+        net = torch.nn.BatchNorm1d(2)
+        with torch.no_grad():
+            out = net(x)
+        assert out.dtype is torch.bfloat16
+        return net.running_mean
+
+    plain, moved = means(), []
+    for seed in range(8):
+        with oracle.Jolts(seed):
+            moved.append(means())
+    spread = torch.stack(moved).double().sub(plain.double()).abs().amax(0)
+    assert (spread > 5e-10).all() and (spread < 1e-6).all()
+    with oracle.Jolts(1):
+        assert torch.sum(x, 0, dtype=torch.float32).dtype is torch.float32 and torch.native_layer_norm(x, (2,), None, None, 1e-5)[0].dtype is torch.bfloat16
+
+
 def test_halves_move_by_no_rounding_one_and_two():
     """1.66 of 2^-5 is moved by two units by a factor of 1 + eps, and never to the number next to it."""
     x = torch.full((256,), 1.6640625 / 32).bfloat16()
