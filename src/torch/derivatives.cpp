@@ -306,8 +306,10 @@ std::vector<size_t> edges_raising(Node& n, const std::string& says) {
   return r;
 }
 
+bool is_of_formula(const std::string& says) { return says.starts_with(kUnimplemented); }
+
 void raise_as_torch(const std::string& says) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!says.starts_with(kUnimplemented), says);
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_of_formula(says), says);
   TORCH_CHECK(false, says);
 }
 

@@ -38,6 +38,7 @@ bool is_replaced(const torch::autograd::Node&);
 bool is_unimplemented(torch::autograd::Node&, const std::string& says);
 // Which of its edges have to be asked for, one at least, that it raises this; none: whichever are.
 std::vector<size_t> edges_raising(torch::autograd::Node&, const std::string& says);
+bool is_of_formula(const std::string& says);  // that of a node which does so where a gradient comes to it; others raise whenever they are come to
 [[noreturn]] void raise_as_torch(const std::string& says);  // an error of that text, of the class that torch's has
 
 // What hooks have of what a node has saved is asked for, and the node has that itself in their place: a checkpoint's give it once, and formulas here

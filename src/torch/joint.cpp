@@ -20,6 +20,7 @@
 #include "torch/absent.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
+#include "torch/overlap.h"
 #include "torch/slice.h"
 #include "torch/stops.h"
 #include "torch/sym_node.h"
@@ -659,6 +660,7 @@ namespace {
 
 // Of what plans of any size can be given: where sizes differ from call to call, memory without gaps, whose strides follow from them.
 ir::TensorType type_of_tangent(ir::TensorType type) {
+  if (overlaps_itself(type)) type.strides = ir::contiguous_strides(type.sizes);  // it has elements of its own
   if (capture::is_static(type)) return type;
   const std::vector<int64_t> now = values_of(type.strides);
   std::vector<size_t> order(type.dim());

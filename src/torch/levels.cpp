@@ -119,11 +119,13 @@ void Training::leave_out_unasked(Layouts& how, const RegionNode& node) const {
   if (!is_of_grad()) return;
   const std::vector<uint32_t> unasked = unasked_of(node);
   if (unasked.empty()) return;
-  Layouts asked = how;
-  for (TangentLayout& l : asked)
+  for (TangentLayout& l : how)
     if (l.defined || l.without) l.unasked = unasked;
   std::lock_guard lock(mutex_);
-  if (next_.contains(asked) || asks_++ < kMaxAsks) how = std::move(asked);
+  if (next_.contains(how) || asks_++ < kMaxAsks) return;
+  std::erase_if(next_, [](const auto& n) { return std::ranges::any_of(n.first, [](const TangentLayout& l) { return !l.unasked.empty(); }); });
+  asks_ = 1;
+  if (++asked_anew_ > kMaxVariants) leave_to_eager("they are asked for in too many ways");
 }
 
 std::string Training::leave_to_eager(const std::string& why, const char* what) const {

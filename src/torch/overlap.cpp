@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "torch/convert.h"
+
 namespace vitrify {
 
 namespace {
@@ -132,7 +134,7 @@ bool overlaps_itself(const ir::TensorType& type) {
   if (std::ranges::any_of(type.sizes, [](sym::Int n) { return n.is(0); })) return false;
   for (size_t d = 0; d < type.dim(); ++d)
     if (type.strides[d].is(0) && !type.sizes[d].is(1)) return true;
-  return false;
+  return may_overlap_itself(values_of(type.sizes), values_of(type.strides));
 }
 
 }  // namespace vitrify

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -156,8 +157,19 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     if (roots.contains(input.first) || whole.contains(input.first)) begins[finished.at(input.first)] = input.first;
   std::unordered_map<const Node*, const Node*> part;  // by the node where it begins; null: one of those in front
   std::unordered_set<const Node*> views_made;         // they are nodes by themselves, in front of what they are views of
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (is_view(i)) views_made.insert(fake_of(outputs[i]).grad_fn().get());
+  std::set<Input> views_given;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!is_view(i)) continue;
+    const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
+    views_made.insert(e.function.get());
+    views_given.emplace(e.function.get(), e.input_nr);
+  }
+  const auto is_apart = [&](const Node* n) {  // to the program as well: all that leads there leads to a view that is given
+    if (!views_made.contains(n)) return false;
+    for (auto at = behind.entered.lower_bound({n, 0}); at != behind.entered.end() && at->first.first == n; ++at)
+      if (!views_given.contains(at->first)) return false;
+    return true;
+  };
   const auto find_part = [&] {
     part.clear();
     std::unordered_set<const Node*> meets;
@@ -186,6 +198,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
         todo.pop_back();
         if (!n || !finished.contains(n)) continue;
         if (const auto of = part.find(n); of != part.end() && of->second) continue;
+        if (n != level.from[front[f]].function.get() && is_apart(n)) continue;
         if (const auto [at, fresh] = met_by.try_emplace(n, f); !fresh) {
           const uint32_t from = together[at->second];
           for (uint32_t& t : together)
@@ -212,6 +225,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     uint64_t runs;  // its part
     const Node* node;
     bool in_front;
+    const Bits* leads = nullptr;  // of one in front: to what its results lead
   };
   std::map<Input, std::vector<Giver>> views_give;
   for (uint32_t i = 0; i < outputs.size(); ++i) {
@@ -224,35 +238,6 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     if (const capture::Chain chain = capture::views_between(to, fake_of(outputs[i])); !chain.empty())
       views_give[{to.function.get(), to.input_nr}].push_back({chain[0]->sequence_nr(), chain[0].get(), false});
   }
-  const auto cut_before_late_givers = [&] {
-    std::map<Input, std::vector<Giver>> givers = views_give;
-    for (const Node* n : behind.order) {
-      const auto of = part.find(n);
-      const bool in_front = of == part.end() || !of->second;
-      const auto met = met_by.find(n);
-      if ((in_front && met == met_by.end()) || views_made.contains(n)) continue;
-      const uint64_t runs = in_front ? made_last(together[met->second]) : of->second->sequence_nr();
-      for (const Edge& e : n->next_edges())
-        if (e.function && (leave.contains(e.function.get()) || begins_part(e.function.get())))
-          givers[{e.function.get(), e.input_nr}].push_back({runs, n, in_front});
-    }
-    bool any = false;
-    for (auto& [_, all] : givers) {
-      std::ranges::stable_sort(all, {}, &Giver::runs);
-      uint64_t last[2] = {0, 0};  // of those that run later: in parts, in front
-      for (auto at = all.begin(); at != all.end();) {
-        const auto same = std::find_if(at, all.end(), [&](const Giver& g) { return g.runs != at->runs; });
-        for (auto g = at; g != same; ++g)
-          if (const uint64_t number = g->node->sequence_nr(); number < last[0] || (!g->in_front && number < last[1]))
-            if (const auto when = finished.find(g->node); when != finished.end() && !views_made.contains(g->node))
-              any = begins.try_emplace(when->second, g->node).second || any;
-        for (; at != same; ++at) last[at->in_front] = std::max(last[at->in_front], at->node->sequence_nr());
-      }
-    }
-    return any;
-  };
-  // The engine knows nodes only: where results lead to different inputs, a node that has both would lead from each to all of them. One begins where
-  // they meet.
   std::unordered_map<const Node*, Bits> leads_out;
   std::map<Input, size_t> out;
   for (const Edge& e : level.to) out.emplace(Input(e.function.get(), e.input_nr), out.size());
@@ -264,6 +249,42 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       if (const auto at = leads_out.find(e.function.get()); at != leads_out.end()) bits.add(at->second);
     }
   }
+  const auto cut_before_late_givers = [&] {
+    std::map<Input, std::vector<Giver>> givers = views_give;
+    for (const Node* n : behind.order) {
+      const auto of = part.find(n);
+      const bool in_front = of == part.end() || !of->second;
+      const auto met = met_by.find(n);
+      if ((in_front && met == met_by.end()) || views_made.contains(n)) continue;
+      const uint64_t runs = in_front ? made_last(together[met->second]) : of->second->sequence_nr();
+      const Bits* leads = nullptr;
+      if (in_front && front.size() > 1)
+        if (const Node* from = level.from[front[met->second]].function.get(); leads_out.contains(from)) leads = &leads_out.at(from);
+      for (const Edge& e : n->next_edges())
+        if (e.function && (leave.contains(e.function.get()) || begins_part(e.function.get()) || is_apart(e.function.get())))
+          givers[{e.function.get(), e.input_nr}].push_back({runs, n, in_front, leads});
+    }
+    bool any = false;
+    for (auto& [_, all] : givers) {
+      std::ranges::stable_sort(all, {}, &Giver::runs);
+      uint64_t last[2] = {0, 0};  // of those that run later: in parts, in front
+      const auto is_late_in_front = [&](const Giver& g, uint64_t number) {  // alike ones are made one below
+        return std::ranges::any_of(all.begin(), std::ranges::find(all, g.runs, &Giver::runs),
+                                   [&](const Giver& o) { return o.leads && g.leads && *o.leads != *g.leads && o.node->sequence_nr() > number; });
+      };
+      for (auto at = all.begin(); at != all.end();) {
+        const auto same = std::find_if(at, all.end(), [&](const Giver& g) { return g.runs != at->runs; });
+        for (auto g = at; g != same; ++g)
+          if (const uint64_t number = g->node->sequence_nr(); number < last[0] || (!g->in_front && number < last[1]) || is_late_in_front(*g, number))
+            if (const auto when = finished.find(g->node); when != finished.end() && !views_made.contains(g->node))
+              any = begins.try_emplace(when->second, g->node).second || any;
+        for (; at != same; ++at) last[at->in_front] = std::max(last[at->in_front], at->node->sequence_nr());
+      }
+    }
+    return any;
+  };
+  // The engine knows nodes only: where results lead to different inputs, a node that has both would lead from each to all of them. One begins where
+  // they meet.
   const auto cut_where_they_meet = [&] {
     if (front.size() < 2) return false;
     std::unordered_map<const Node*, const Bits*> from;  // what a result in front leads to that leads there
@@ -275,8 +296,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       const auto of = from.find(n);
       if (of == from.end() || begins_part(n)) continue;
       for (const Edge& e : n->next_edges())
-        if (const Node* next = e.function.get(); next && finished.contains(next) && !begins_part(next))
-          if (const auto [at, fresh] = from.try_emplace(next, of->second); !fresh && *at->second != *of->second && !views_made.contains(next))
+        if (const Node* next = e.function.get(); next && finished.contains(next) && !begins_part(next) && !is_apart(next))
+          if (const auto [at, fresh] = from.try_emplace(next, of->second); !fresh && *at->second != *of->second)
             any = begins.try_emplace(finished.at(next), next).second || any;
     }
     return any;
@@ -284,7 +305,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   do {
     if (!begins.empty()) find_part();
     find_front();
-  } while (cut_where_they_meet() || (!begins.empty() && cut_before_late_givers()));
+  } while (cut_where_they_meet() || ((!begins.empty() || front.size() > 1) && cut_before_late_givers()));
   std::vector<JointProgram::Part> parts;
   std::unordered_map<uint32_t, uint32_t> part_of;  // by root
   for (const auto& [when, n] : begins) {

@@ -423,8 +423,7 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
         note(f.step, f.raise);
     }
     for (const RegionCall::Raised& r : call_->raised) {
-      const bool changed = tape.steps[r.step].raises.starts_with(kChanged);
-      if (!(changed ? unpacks : asks).meets(r.step)) continue;
+      if (!(capture::is_of_formula(tape.steps[r.step].raises) ? asks : unpacks).meets(r.step)) continue;
       note(r.step, [this, &r = r, &tape] {
         const Tape::Step& step = tape.steps[r.step];
         const int64_t now = r.version ? static_cast<int64_t>(r.version->current_version()) : 0;

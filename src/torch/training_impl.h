@@ -34,7 +34,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 constexpr size_t kMaxLayouts = 8;   // of tangents in strides of their own
-constexpr size_t kMaxAsks = 16;     // programs of gradients that compute some, as they are asked for; further ones compute all
+constexpr size_t kMaxAsks = 32;     // programs of gradients that compute some, as they are asked for: all are let go of for the next
 constexpr int kMostStale = 64;      // derivatives of what was changed behind the forward: the trace keeps what each was made of
 constexpr size_t kMaxVariants = 8;  // of one derivative, for different sizes, or for what it looks at
 
@@ -394,7 +394,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::shared_ptr<GaveUp> gave_up_;
   mutable std::set<std::string> warned_;
   mutable size_t layouts_ = 0;
-  mutable size_t asks_ = 0;
+  mutable size_t asks_ = 0, asked_anew_ = 0;
   mutable size_t replaced_ = 0;                         // in next_
   mutable int stale_ = 0;                               // derivatives of what was changed behind the forward
   mutable std::atomic<bool> no_whole_batches_ = false;  // a derivative of one could not be recorded

@@ -31,7 +31,29 @@ def apart(x, y):
     return x * y, y.sin()
 
 
-RESULTS = {"meet in the program": shared, "meet twice": shared_twice, "meet at an input": apart}
+def by_turns(x, y):
+    a, b = y * 3, y.exp()
+    return a * x + y.cos(), b
+
+
+def behind_another(x, y):
+    h = y.sin()
+    k = h.relu() * x
+    return (k * h)[None].mean(0), h * 2
+
+
+def at_a_view(x, y):
+    v = y.sin().expand(2, 2)
+    return (v * x).sum(0), v.exp().sum(0), v
+
+
+def at_one_of_many(x, y):
+    a, b, c = torch.stack([y, y * 2, y * 3]).unbind(0)
+    return (a * x).exp(), (a * b).sin(), c
+
+
+RESULTS = {"meet in the program": shared, "meet twice": shared_twice, "meet at an input": apart, "give by turns": by_turns, "behind another": behind_another,
+           "meet at a view": at_a_view, "meet at one of many": at_one_of_many}
 GRADIENTS = {"product": lambda h, y: y * h, "of an intermediate": lambda h, y: y.sin() * h, "matrices": lambda h, y: (h[None] @ y[:, None]).sum(-1)}
 
 
@@ -77,7 +99,7 @@ def test_nothing_is_kept_or_called(make, f):
         (front.sum() + x.sum()).backward(inputs=[x], retain_graph=True)
         mixed = front.grad, x.grad.tolist(), y.grad, list(ran)
         front.sum().backward(inputs=[y])
-        return nothing, kept, mixed, front.grad.tolist(), [round(v, 5) for v in y.grad.tolist()], [[round(v, 5) for v in g] for g in ran]
+        return nothing, kept, mixed, front.grad.tolist(), [round(v, 3) for v in y.grad.tolist()], [[round(v, 3) for v in g] for g in ran]
 
     assert both(run, make, f)[:2] == ((None,), None)
 
@@ -91,7 +113,7 @@ def test_nothing_is_freed(make, f):
         gradient, = torch.autograd.grad(loss, y)
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, y)
-        return nothing, [round(v, 5) for v in gradient.tolist()]
+        return nothing, [round(v, 3) for v in gradient.tolist()]
 
     both(run, make, f)
 
@@ -138,19 +160,21 @@ def test_a_penalty_whose_gradients_are_asked_for_in_turn():
 
 
 def test_many_ways_to_ask_for_gradients():
-    """So many that gradients are computed that nobody asks for: they are right all the same."""
+    """More than there are programs kept for."""
     def f(*xs):
         return sum((x * xs[i - 1].sin()).sum() for i, x in enumerate(xs))
 
     compiled = vitrify.compile(f)
-    for asked in range(1, 2**5):
+    for asked in range(1, 2**6):
         got = []
         for call in (f, compiled):
-            xs = [torch.full((2,), 0.1 * i, requires_grad=True) for i in range(1, 6)]
+            xs = [torch.full((2,), 0.1 * i, requires_grad=True) for i in range(1, 7)]
             inputs = [x for i, x in enumerate(xs) if asked >> i & 1]
             first = torch.autograd.grad(call(*xs), inputs, create_graph=True)
-            second = torch.autograd.grad(sum(g.square().sum() for g in first), xs, allow_unused=True)
-            got.append([None if g is None else g for g in (*first, *second)])
+            front = first[0].exp()
+            front.retain_grad()
+            second = torch.autograd.grad(front.sum() + sum(x.sum() for x in xs), xs)
+            got.append([*first, *second, front.grad])
         for eager, ours in zip(*got):
             assert (eager is None) == (ours is None)
             if eager is not None:

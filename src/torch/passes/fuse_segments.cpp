@@ -138,11 +138,16 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
     return it->second;
   };
 
+  // Of edges that are checked, and whose sum nobody reads, nothing would be left that checks them.
+  std::vector<Value> results;
+  std::ranges::copy_if(g.outputs, std::back_inserter(results), [](const Value& v) { return static_cast<bool>(v); });
+  const ir::NodeSet read = nodes_behind(g, results);
+
   std::vector<std::pair<Node*, Row>> counts;
   bool changed = false;
   const std::vector<Node*> nodes = g.nodes();
   for (Node* n : nodes) {
-    if (!is(*n, "aten::scatter_add") || !is_static(n->outs[0].sizes)) continue;
+    if (!is(*n, "aten::scatter_add") || !is_static(n->outs[0].sizes) || !read.contains(n)) continue;
     const auto sum = scattered(n->out(), "aten::scatter_add");
     if (!sum || !edges_usable(sum->row.edges)) continue;
     const Value values = sum->x;
