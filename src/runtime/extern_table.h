@@ -28,7 +28,7 @@ inline bool writes_into_slot(std::string_view op) {
 inline bool writes_into_operand(std::string_view op) { return op == "mkldnn::_convolution_pointwise.binary"; }
 
 // Ops whose kernel writes its first result also where their last argument, the output mask, leaves it out: torch's own ends the process for
-// channels-last operands (2.11). They are asked for all.
+// channels-last operands (2.11). They are asked for it.
 inline bool writes_what_is_left_out(std::string_view op) { return op == "aten::native_group_norm_backward"; }
 
 }  // namespace vitrify::runtime

@@ -57,10 +57,10 @@ at::Tensor same_memory(const at::Tensor& t, bool inference) {
   return at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides());
 }
 
-void ask_for_all(c10::IValue& mask) {
-  c10::List<bool> all;
-  all.resize(mask.toBoolList().size(), true);
-  mask = std::move(all);
+void ask_for_first(c10::IValue& output_mask) {
+  c10::List<bool> mask = output_mask.toBoolList().copy();
+  mask.set(0, true);
+  output_mask = std::move(mask);
 }
 
 bool writes_first(const c10::FunctionSchema& s) {
@@ -139,7 +139,7 @@ NodeCall::NodeCall(const ir::Node& n, const ir::Graph& g)
 
   writes_ = writes_first(op_.schema());
   const std::string& name = n.op->name;
-  if (runtime::writes_what_is_left_out(name)) ask_for_all(arguments_.back());
+  if (runtime::writes_what_is_left_out(name)) ask_for_first(arguments_.back());
   if (runtime::writes_into_operand(name) && symbolic_.empty()) in_place_ = find_operator("mkldnn::_convolution_pointwise_.binary");
   on_copies_ = writes_copies(n, op_.schema());
   keeps_for_backward_ = name == "aten::mkldnn_rnn_layer" && !is_undefined(n.outs[3]);

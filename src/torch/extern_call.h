@@ -18,7 +18,7 @@ struct PlanGuard {
   at::NoGradGuard no_grad;
 };
 
-void ask_for_all(c10::IValue& output_mask);
+void ask_for_first(c10::IValue& output_mask);
 bool writes_first(const c10::FunctionSchema&);                    // argument 0 in place
 bool writes_copies(const ir::Node&, const c10::FunctionSchema&);  // call_on_copies is how it is called
 // A tensor that is the written argument 0 too is recorded as that number: the call gets the same copy for both, and reads there what it has written.

@@ -103,7 +103,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     compat::Stack stack;
     for (size_t i = 0; i < n->args.size(); ++i) stack.push_back(to_ivalue(g, n->args[i], call.kinds[i], tensor_of, int_of));
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
-    if (runtime::writes_what_is_left_out(name)) ask_for_all(stack.back());
+    if (runtime::writes_what_is_left_out(name)) ask_for_first(stack.back());
     std::vector<at::Tensor>& results = values[n];
     if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
       results = {stack[0].toTensor()};

@@ -8,10 +8,11 @@ import vitrify
 
 
 @pytest.mark.parametrize("shape, layout", [((2, 4, 3, 3), torch.channels_last), ((1, 4, 4, 4, 4), torch.channels_last_3d)], ids=["2d", "3d"])
+@pytest.mark.parametrize("affine", [True, False], ids=["weights", "no weights"])
 @pytest.mark.parametrize("leaf", [True, False], ids=["own leaf", "no gradient"])
-def test_the_process_goes_on(leaf, shape, layout):
+def test_the_process_goes_on(leaf, affine, shape, layout):
     torch.manual_seed(0)
-    norm, beside = nn.GroupNorm(2, 4), nn.Linear(shape[-1], 2)
+    norm, beside = nn.GroupNorm(2, 4, affine=affine), nn.Linear(shape[-1], 2)
 
     def f(x, y):
         v = x.clone()
