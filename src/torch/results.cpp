@@ -207,7 +207,7 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
     if (since && !chained) {
       const View* whole = &v;
       for (size_t s = 0; s < *since; ++s) whole = whole->parent.get();
-      if (capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
+      if (whole->type.dtype == v.storage->type.dtype && capture::is_static(whole->type) && capture::is_static(v.storage->type)) {
         r.path.erase(r.path.begin(), r.path.end() - static_cast<std::ptrdiff_t>(*since));
         r.path.insert(r.path.begin(), {.op = "aten::as_strided",
                                        .args = {values_of(whole->type.sizes), values_of(whole->type.strides), whole->offset - v.storage->offset},
