@@ -267,7 +267,7 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     bool any = false;
     for (auto& [_, all] : givers) {
       std::ranges::stable_sort(all, {}, &Giver::runs);
-      uint64_t last[2] = {0, 0};  // of those that run later: in parts, in front
+      uint64_t last[2] = {0, 0};                                            // of those that run later: in parts, in front
       const auto is_late_in_front = [&](const Giver& g, uint64_t number) {  // alike ones are made one below
         return std::ranges::any_of(all.begin(), std::ranges::find(all, g.runs, &Giver::runs),
                                    [&](const Giver& o) { return o.leads && g.leads && *o.leads != *g.leads && o.node->sequence_nr() > number; });

@@ -324,9 +324,9 @@ void Training::find_read(const ir::Graph& forward) {
   const ir::NodeSet behind = nodes_behind(g, gradients);
   const bool chooses = std::ranges::any_of(joint_.tape->steps, [](const Tape::Step& s) { return capture::of_python(*s.node); });
   for (size_t i = 0; i < joint_.given.size(); ++i) {
-    const bool saved = joint_.level && given[i];  // by eager's nodes: some formulas read other of it when they are differentiated themselves
-    if (changes[i] || !(saved || chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was.contains(joint_.given[i])))
-      continue;
+    // By eager's nodes, of what the program has computed: some formulas read it only where they are differentiated themselves.
+    const bool saved = joint_.level && given[i] && !is_input(*joint_.given[i].node);
+    if (changes[i] || !(saved || chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was.contains(joint_.given[i]))) continue;
     kept_given_.push_back(static_cast<uint32_t>(i));
     needs_[i] = needs_[i] || saved;
   }
