@@ -301,11 +301,12 @@ variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> i
   return all;
 }
 
-std::vector<uint32_t> Training::unasked_of(const RegionNode& node) const {
-  std::vector<uint32_t> r;
+void Training::note_unasked(Layouts& how, const RegionNode& node) const {
+  std::vector<uint32_t> unasked;
   for (uint32_t g = 0; g < joint_.gradients.size(); ++g)
-    if (!is_asked(node.next_edge(g))) r.push_back(g);
-  return r;
+    if (!is_asked(node.next_edge(g))) unasked.push_back(g);
+  for (TangentLayout& l : how)
+    if (l.defined || l.without) l.unasked = unasked;
 }
 
 // Eager's backward(inputs=) and grad() do not run what leads to nothing they ask for: it matters where that draws.
@@ -317,10 +318,7 @@ Layouts Training::layouts_as_asked(const variable_list& tangents, const RegionNo
   const Path asked = path_of(runs, node), all = tape().path([&](size_t k) { return runs[k] != 0; }, nullptr, node.stops());
   bool more = false;
   for (size_t i = 0; i < tape().steps.size(); ++i) more = more || (tape().steps[i].draws && on(all, i) && !on(asked, i));
-  if (!more) return how;
-  const std::vector<uint32_t> unasked = unasked_of(node);
-  for (TangentLayout& l : how)
-    if (l.defined || l.without) l.unasked = unasked;
+  if (more) note_unasked(how, node);
   return how;
 }
 

@@ -117,13 +117,11 @@ variable_list Training::differentiable_backward(const std::shared_ptr<Call>& cal
 // Eager has no nodes for gradients that nobody asks for: a node of theirs would lead backwards to what the others do not.
 void Training::leave_out_unasked(Layouts& how, const RegionNode& node) const {
   if (!is_of_grad()) return;
-  const std::vector<uint32_t> unasked = unasked_of(node);
-  if (unasked.empty()) return;
-  for (TangentLayout& l : how)
-    if (l.defined || l.without) l.unasked = unasked;
+  note_unasked(how, node);
+  const auto leaves_out = [](const Layouts& all) { return std::ranges::any_of(all, [](const TangentLayout& l) { return !l.unasked.empty(); }); };
   std::lock_guard lock(mutex_);
-  if (next_.contains(how) || asks_++ < kMaxAsks) return;
-  std::erase_if(next_, [](const auto& n) { return std::ranges::any_of(n.first, [](const TangentLayout& l) { return !l.unasked.empty(); }); });
+  if (!leaves_out(how) || next_.contains(how) || asks_++ < kMaxAsks) return;
+  std::erase_if(next_, [&](const auto& n) { return leaves_out(n.first); });
   asks_ = 1;
   if (++asked_anew_ > kMaxVariants) leave_to_eager("they are asked for in too many ways");
 }

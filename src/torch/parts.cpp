@@ -241,14 +241,14 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
   std::unordered_map<const Node*, Bits> leads_out;
   std::map<Input, size_t> out;
   for (const Edge& e : level.to) out.emplace(Input(e.function.get(), e.input_nr), out.size());
-  for (const Node* n : behind.order) {
-    if (j.roots.size() < 2) break;
-    Bits& bits = leads_out.emplace(n, Bits(out.size())).first->second;
-    for (const Edge& e : n->next_edges()) {
-      if (const auto at = out.find({e.function.get(), e.input_nr}); at != out.end()) bits.set(at->second);
-      if (const auto at = leads_out.find(e.function.get()); at != leads_out.end()) bits.add(at->second);
+  if (j.roots.size() > 1)
+    for (const Node* n : behind.order) {
+      Bits& bits = leads_out.emplace(n, Bits(out.size())).first->second;
+      for (const Edge& e : n->next_edges()) {
+        if (const auto at = out.find({e.function.get(), e.input_nr}); at != out.end()) bits.set(at->second);
+        if (const auto at = leads_out.find(e.function.get()); at != leads_out.end()) bits.add(at->second);
+      }
     }
-  }
   const auto cut_before_late_givers = [&] {
     std::map<Input, std::vector<Giver>> givers = views_give;
     for (const Node* n : behind.order) {
@@ -269,8 +269,8 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
       std::ranges::stable_sort(all, {}, &Giver::runs);
       uint64_t last[2] = {0, 0};                                            // of those that run later: in parts, in front
       const auto is_late_in_front = [&](const Giver& g, uint64_t number) {  // alike ones are made one below
-        return std::ranges::any_of(all.begin(), std::ranges::find(all, g.runs, &Giver::runs),
-                                   [&](const Giver& o) { return o.leads && g.leads && *o.leads != *g.leads && o.node->sequence_nr() > number; });
+        return g.leads && std::ranges::any_of(all.begin(), std::ranges::find(all, g.runs, &Giver::runs),
+                                              [&](const Giver& o) { return o.leads && *o.leads != *g.leads && o.node->sequence_nr() > number; });
       };
       for (auto at = all.begin(); at != all.end();) {
         const auto same = std::find_if(at, all.end(), [&](const Giver& g) { return g.runs != at->runs; });

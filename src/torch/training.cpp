@@ -507,7 +507,7 @@ variable_list RegionNode::apply(variable_list&& given) {
     // Eager comes to the nodes behind all the same: they unpack what they have saved, and let go of it.
     stops_.assign(j.parts.empty() ? 0 : j.places(), 0);
     if (!j.parts.empty())
-      for (uint32_t p : j.parts[part_].stops) stops_[p] = is_asked(next_edge(j.edge_to(p)));  // their own nodes are come to
+      for (uint32_t p : j.parts[part_].stops) stops_[p] = is_asked(next_edge(j.edge_to(p)));  // there their own nodes are come to
   } else {
     find_stops(tangents, come);
   }

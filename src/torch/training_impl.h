@@ -313,7 +313,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // has a plan of its own.
   Layouts layouts_of(const variable_list& tangents, const RegionNode& node) const;
   Layouts layouts_as_asked(const variable_list& tangents, const RegionNode& node) const;
-  std::vector<uint32_t> unasked_of(const RegionNode& node) const;  // of the gradients: what the backward under way does not ask for
+  void note_unasked(Layouts& how, const RegionNode& node) const;  // which gradients the backward under way does not ask for
   void leave_out_unasked(Layouts& how, const RegionNode& node) const;
 
   // A gradient that is a view of its tangent is one of that as it comes: so its strides count, whoever sees them.

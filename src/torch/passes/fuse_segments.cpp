@@ -2,6 +2,7 @@
 // So does a sum of weighted messages; a softmax over a node's edges that makes the weights goes with it.
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "ir/faults.h"
 #include "ops/lowering.h"
@@ -139,15 +140,21 @@ bool fuse_segments(Graph& g, const Options&, PassState& state) {
   };
 
   // Of edges that are checked, and whose sum nobody reads, nothing would be left that checks them.
-  std::vector<Value> results;
-  std::ranges::copy_if(g.outputs, std::back_inserter(results), [](const Value& v) { return static_cast<bool>(v); });
-  const ir::NodeSet read = nodes_behind(g, results);
+  std::optional<ir::NodeSet> read;
+  const auto is_read = [&](const Node* n) {
+    if (!read) {
+      std::vector<Value> results;
+      std::ranges::copy_if(g.outputs, std::back_inserter(results), [](const Value& v) { return static_cast<bool>(v); });
+      read = nodes_behind(g, results);
+    }
+    return read->contains(n);
+  };
 
   std::vector<std::pair<Node*, Row>> counts;
   bool changed = false;
   const std::vector<Node*> nodes = g.nodes();
   for (Node* n : nodes) {
-    if (!is(*n, "aten::scatter_add") || !is_static(n->outs[0].sizes) || !read.contains(n)) continue;
+    if (!is(*n, "aten::scatter_add") || !is_static(n->outs[0].sizes) || !is_read(n)) continue;
     const auto sum = scattered(n->out(), "aten::scatter_add");
     if (!sum || !edges_usable(sum->row.edges)) continue;
     const Value values = sum->x;
