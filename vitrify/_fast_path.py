@@ -36,7 +36,7 @@ def left_aligned(real):
     def nested_tensor_from_mask_left_aligned(t, mask):
         if not _C.capturing():
             return real(t, mask)
-        if mask.dtype is not torch.bool or mask.dim() != 2 or t.dim() != 3 or t.shape[:2] != mask.shape:
+        if mask.dtype is not torch.bool or mask.dim() != 2 or t.dim() != 3 or t.shape[:2] != mask.shape or 0 in mask.shape:
             _C.refuse("torch._nested_tensor_from_mask_left_aligned refuses what it is given")
         layer = sys._getframe(1).f_locals.get("first_layer")
         if layer is not None and torch.is_grad_enabled() and (t.requires_grad or any(p.requires_grad for p in layer.parameters())):
@@ -49,7 +49,11 @@ def nested(real):
     """Of torch._nested_tensor_from_mask."""
     @functools.wraps(real)
     def nested_tensor_from_mask(t, mask, mask_check=True):
-        return Padded(t, mask) if _C.capturing() and not mask_check else real(t, mask, mask_check)
+        if not _C.capturing() or mask_check:
+            return real(t, mask, mask_check)
+        if not mask.any():  # of no sequence anything: eager's kernels raise, here or on the way back
+            _C.refuse("calls torch._nested_tensor_from_mask with a mask that leaves nothing")
+        return Padded(t, mask)
     return nested_tensor_from_mask
 
 

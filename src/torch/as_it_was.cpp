@@ -1,6 +1,7 @@
 #include "torch/as_it_was.h"
 
 #include <algorithm>
+#include <span>
 #include <unordered_set>
 
 #include "ops/lowering.h"
@@ -29,8 +30,31 @@ void read_early_views(Snapshots& as, ir::Node* n, const ir::NodeSet& late) {
   });
 }
 
-void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
+Lost::Lost(const ir::Graph& g, const std::vector<Value>& given, const std::vector<Value>& lost) : is_(g) {
+  for (Value v : lost) is_.emplace(v, true);
+  for (Value v : given) is_.emplace(v, false);
+}
+
+bool Lost::contains(Value v) {
+  if (const bool* known = is_.find(v)) return *known;
+  const bool r = makes(v);
+  is_.emplace(v, bool(r));
+  return r;
+}
+
+bool Lost::makes(Value v) {
+  bool r = false;
+  ir::for_each_input(*v.node, [&](Value& of) { r = r || contains(of); });
+  return r;
+}
+
+void read_snapshots(ir::Graph& g, const JointProgram& j, const std::vector<Saved>& saved, std::vector<Value>& given, const ir::NodeSet& late) {
   ir::ValueMap<Value> kept(g), memories(g);
+  std::vector<Value> gone;
+  const std::span before(given.begin(), saved.size());
+  for (const Mutation& m : j.program.mutations)
+    if (const Value v = given[saved.size() + m.input]; std::ranges::find(before, v) == before.end()) gone.push_back(v);
+  Lost lost(g, given, gone);
   std::unordered_set<Value> results;
   const std::vector<ir::Node*> order = g.nodes();
   for (size_t k = 0; k < saved.size(); ++k) {
@@ -45,7 +69,7 @@ void read_snapshots(ir::Graph& g, const std::vector<Saved>& saved, std::vector<V
   }
   Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
     if (const Value* was = kept.find(v)) return *was;
-    if (results.contains(v) && recomputable(*v.node)) return again_before(g, before, v);
+    if (results.contains(v) && recomputable(*v.node) && !lost.makes(v)) return again_before(g, before, v);
     const Value* was = memories.find(v);
     return was ? *was : Value();
   });
@@ -67,11 +91,15 @@ void read_as_was(ir::Graph& g, const JointProgram& j, const std::vector<Value>& 
   for (size_t i = 0; i < j.given.size(); ++i)
     if (std::ranges::find(j.results, j.given[i]) != j.results.end()) results.insert(given[i]);
   if (j.was.empty() && results.empty()) return;
+  std::vector<Value> gone;
+  for (size_t i = 0; i < j.given.size(); ++i)
+    if (j.unkept.contains(j.given[i])) gone.push_back(given[i]);
+  Lost lost(g, given, gone);
   for (int level = 0; level < static_cast<int>(j.level); ++level) {
     Snapshots as_it_was(g, {}, [&](Value v, ir::Node* before) -> Value {
       for (size_t i = 0; i < j.was.size(); ++i)
         if (static_cast<int>(j.was[i].level) == level && now[i] == v) return given[j.place_of(j.was[i].was)];
-      const bool made = results.contains(v) && recomputable(*v.node) && level_of(*v.node) == level;
+      const bool made = results.contains(v) && recomputable(*v.node) && level_of(*v.node) == level && !lost.makes(v);
       return made ? again_before(g, before, v) : Value();
     });
     const std::vector<ir::Node*> order = g.nodes();

@@ -253,6 +253,9 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       return fresh;
     };
     for (Value v : kept) add(v);
+    for (const Mutation& w : below.program.mutations)  // what it was before
+      if (const Value v = below.given[w.input]; std::ranges::find(kept, v) == kept.end()) j.unkept.insert(v);
+    std::ranges::copy_if(below.unkept, std::inserter(j.unkept, j.unkept.end()), [](Value v) { return is_input(*v.node); });
     for (ir::Node* n : m.graph->nodes())  // drawn once, by the program
       if ((n->op->flags & ir::kRandom) && n->id < below.backward)
         for (uint32_t i = 0; i < n->outs.size(); ++i)

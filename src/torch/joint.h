@@ -50,7 +50,7 @@ struct JointProgram {
   c10::ScalarType default_dtype = c10::get_default_dtype_as_scalartype();
   Program program;               // inputs count `given`; `graph` is as recorded and may still grow
   std::vector<ir::Value> given;  // what the forward is given: arguments, captured tensors; above level 0 also what was kept, random values, tangents
-  std::unordered_set<ir::Value> unkept;  // of `given`: random values that the level below has not kept: there is no tensor for them
+  std::unordered_set<ir::Value> unkept;  // of `given`, without a tensor: random values that were not kept, and what written arguments were
   std::vector<ir::Value> results;        // of `given`: what the programs of the levels below have returned, and users can change
   std::vector<ir::Value> outputs;        // what the program returns and writes, then the values of `gradients`
   uint32_t num_forward = 0;              // outputs before the gradients'

@@ -501,6 +501,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       p.mutations.push_back(std::move(change));
     }
   }
+  if (std::ranges::any_of(p.mutations, [](const Mutation& m) { return !m.metadata_only; }) &&
+      std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name == "vitrify::looks_between"; }))
+    fail("aten::as_strided of an argument's memory with gaps, in a program that writes to arguments");
   // Nothing will run of what nobody reads: what its kernel refuses, eager raises.
   for (const ir::Node* n : ir::dead_nodes(*graph))
     if (const OpInfo* info = n->op->flags & ir::kView ? nullptr : ops.find(n->op->name); info && !kernel_takes(*graph, *info, n->args))

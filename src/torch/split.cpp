@@ -188,6 +188,7 @@ struct Splitter {
   ir::ValueMap<Value> recorded_as;   // from values of the copy
   ir::NodeSet late;                  // of the copy: recorded while gradients were computed
   ir::NodeSet layouts;               // of the copy: copies that change the layout of what they read
+  std::vector<char> written;         // by what is given: the program writes to it
   std::vector<char> returned;        // by output: it is given to users
   std::vector<char> seen;            // and what is written to what they have, as all of it
   std::unordered_set<Value> fixed;   // users see it, and eager's backward would not keep it
@@ -382,8 +383,6 @@ struct Splitter {
   // What is computed again reads inputs and results as they were, whatever is written to them unseen by versions in between. But for calls that only
   // a memory budget lets run twice: copies of their weights would be what it saves.
   void find_snapshots() {
-    std::vector<char> written(num_given());
-    for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     ir::NodeSet visible(*joint);
     for (size_t i = 0; i < num_given(); ++i)
       if (!written[i] && is_visible(j, j.given[i])) visible.insert(given(i).node);
@@ -416,6 +415,13 @@ struct Splitter {
     find_memories(order);
   }
 
+  Lost find_lost() const {
+    std::vector<Value> r;
+    for (size_t i = 0; i < num_given(); ++i)
+      if (written[i] || j.unkept.contains(j.given[i])) r.push_back(given(i));
+    return {*joint, {}, r};
+  }
+
   // Assigning to the .data of a tensor changes neither what was made of it nor views of it.
   void find_memories(const std::vector<ir::Node*>& order) {
     if (!j.tape) return;
@@ -427,8 +433,9 @@ struct Splitter {
       if (!is_input(*v.node)) return result_of(v) < results.size() ? results[result_of(v)] : Hold::Memory;
       return input_index(*v.node) < holds.size() ? holds[input_index(*v.node)] : Hold::Memory;
     };
+    Lost lost = find_lost();
     Snapshots of_memory(*joint, {}, [&](Value v, ir::Node* before) -> Value {
-      if (how(v) == Hold::Memory) return {};
+      if (how(v) == Hold::Memory || (twice && lost.contains(v))) return {};  // it is kept itself, and so given to the next order: nothing can make it
       const Value w = copy_before(*joint, before, v);
       memories.emplace(w, v);
       held.insert(w.node);
@@ -568,8 +575,6 @@ struct Splitter {
   }
 
   void keep() {
-    std::vector<char> written(num_given());
-    for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     forward_outputs.assign(joint->outputs.begin(), joint->outputs.begin() + j.num_forward);
     for (Value v : parts.saved) {
       Saved s{Saved::Kind::Private, 0, recorded_as.at(v), v.type().strides};
@@ -689,6 +694,8 @@ struct Splitter {
   }
 
   Split run() {
+    written.resize(num_given());
+    for (const Mutation& m : j.program.mutations) written[m.input] = 1;
     copy();
     find_fixed();
     find_snapshots();
@@ -761,7 +768,7 @@ BackwardProgram backward_from(const JointProgram& j, const std::vector<Saved>& s
   }
   // A user's own formula may read what it does not read where all results have gradients.
   const size_t kept = saved.size() + j.given.size();
-  read_snapshots(*whole, saved, given, late);
+  read_snapshots(*whole, j, saved, given, late);
   for (Value v : tangents)
     if (v) given.push_back(copies.at(v));
   std::vector<ir::Node*> unordered;

@@ -1,5 +1,8 @@
 """nn.MultiheadAttention in evaluation: eager takes its fast path, whose results lie otherwise than the slow one's and are NaN where a query sees nothing."""
+import re
+
 import bounds
+import expects
 import pytest
 import torch
 import vitrify
@@ -81,6 +84,27 @@ def test_encoders_leave_padding_out(options, norm, check):
             assert ours.stride() == theirs.stride()
             torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds.DEEP, msg=lambda m, name=name: f"{name}: {m}")
     assert vitrify.counters["eager_calls"] == before
+
+
+@pytest.mark.parametrize("shape, hidden", [((2, 5), True), ((1, 5), True), ((0, 5), False), ((2, 0), False)], ids=["all hidden", "one, hidden", "no sequence", "empty sequences"])
+@pytest.mark.parametrize("first", [False, True], ids=["at once", "after ordinary masks"])
+def test_of_no_sequence_anything(first, shape, hidden):
+    """What eager's nested tensors refuse."""
+    if not first:
+        expects.no_kernels("the program raises")
+    torch.manual_seed(0)
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1).eval()
+    compiled = vitrify.compile(module)
+    with torch.no_grad():
+        if first:
+            for rows in PADDING.values():
+                compiled(torch.randn(2, 6, 16), src_key_padding_mask=torch.tensor(rows).bool())
+        x, mask = torch.randn(*shape, 16), torch.full(shape, hidden)
+        for _ in range(2):
+            with pytest.raises((RuntimeError, IndexError)) as theirs:
+                module(x, src_key_padding_mask=mask)
+            with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
+                compiled(x, src_key_padding_mask=mask)
 
 
 def test_encoders_that_need_gradients_look_at_no_mask():

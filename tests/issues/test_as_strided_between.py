@@ -1,0 +1,69 @@
+"""as_strided of an argument with gaps counts in its memory, not in its elements; and what lies between those may be another argument, which the program writes."""
+import pytest
+import torch
+from beside import check, same_outcome
+
+MADE = {
+    "every second": lambda: torch.arange(16.0)[::2], "every third": lambda: torch.arange(24)[::3], "a column": lambda: torch.arange(64.0).view(8, 8)[:, 0],
+    "columns": lambda: torch.arange(16.0).view(4, 4)[:, :2], "rows": lambda: torch.arange(24.0).view(6, 4)[::2], "every second row of columns": lambda: torch.arange(64).view(8, 8)[::2, :3],
+}
+READ = {
+    "row": lambda x: x.as_strided((4,), (1,)), "table": lambda x: torch.as_strided(x, (2, 3), (3, 1)), "overlapping": lambda x: x.as_strided((3, 3), (1, 1)),
+    "copy": lambda x: torch.as_strided_copy(x, (2, 2), (2, 1)), "from the beginning": lambda x: x.as_strided((3,), (2,), 0), "of a row more": lambda x: x.as_strided((1, 4), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("read", READ)
+def test_memory_is_read(read, made):
+    check(lambda x: READ[read](x) + 1, lambda: [MADE[made]()])
+
+
+@pytest.mark.parametrize("made", [m for m in MADE if MADE[m]().is_floating_point()])
+@pytest.mark.parametrize("read", READ)
+def test_gradients(read, made):
+    def gradients(f):
+        x = MADE[made]().requires_grad_()
+        first, = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), x)]
+    same_outcome(gradients, lambda x: READ[read](x).sin())
+
+
+def halves():
+    b = torch.arange(16.0).view(4, 4)
+    return [b[:, :2], b[:, 2:]]
+
+
+REASON = "aten::as_strided of an argument's memory with gaps, in a program that writes to arguments"
+
+
+def turns():
+    b = torch.arange(24.0)
+    return [b[::2], b[1::2]]
+
+
+WRITE = {"add_": lambda y: y.add_(100), "out=": lambda y: torch.add(y, 1, out=y), "a part": lambda y: y[0].mul_(3), "copy_": lambda y: y.copy_(y * 2), "normal_": lambda y: y.normal_()}
+
+
+@pytest.mark.parametrize("given", [halves, turns])
+@pytest.mark.parametrize("write", WRITE)
+@pytest.mark.parametrize("first", ["read", "write"])
+def test_another_argument_lies_between(first, write, given):
+    def f(x, y):
+        if first == "read":
+            v = x.as_strided((4,), (1,))
+        WRITE[write](y)
+        if first == "write":
+            v = x.as_strided((4,), (1,))
+        return v + 0
+    check(f, given, REASON)
+
+
+@pytest.mark.parametrize("given", [halves, turns])
+def test_what_is_captured_lies_between(given):
+    w, o = given()
+
+    def f(x):
+        o.fill_(7)
+        return w.as_strided((4,), (1,)) + x
+    check(f, lambda: [torch.zeros(4)], REASON)
