@@ -53,7 +53,7 @@ def nested(real):
             return real(t, mask, mask_check)
         if not mask.any():  # of no sequence anything: eager's kernels raise, here or on the way back
             _C.refuse("calls torch._nested_tensor_from_mask with a mask that leaves nothing")
-        return Padded(t, mask)
+        return Padded(t, torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True))  # it counts, wherever the padding is
     return nested_tensor_from_mask
 
 

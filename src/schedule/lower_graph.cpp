@@ -300,7 +300,8 @@ class GraphLowering final : public Nests {
         if (!same_strides(t, strides)) t = realize_as(t, strides);
       }
       // Libraries read biases as dense.
-      if (here && !sees_layout(n.op->name) && t.sizes.size() == 1 && is_native(t.dtype) && !t.strides[0].is(1) && !t.sizes[0].is(1))
+      if (here && !sees_layout(n.op->name) && !(n.op->flags & ir::kLooksAtOffset) && t.sizes.size() == 1 && is_native(t.dtype) &&
+          !t.strides[0].is(1) && !t.sizes[0].is(1))
         t = realize_as(t, {1});
       // What eager has copied begins elsewhere than what it was copied from.
       if ((n.op->flags & ir::kStartsAligned) && program_.buffers[t.buffer].role == BufferRole::Input && !of_input(v))

@@ -146,14 +146,13 @@ Value Tracer::Impl::read_strided(View& child) {
   const auto m = memory_of(child);
   if (!m) {
     if (child.storage->generation) capture::fail("aten::as_strided of memory with gaps, after a write");
-    Value v = read(*child.parent);
-    assume_of_input("vitrify::looks_between", {v});  // where another argument may lie: see results.cpp
-    if (v.type().dim() == 1) {                       // one dim is of elements in a row (lower_as_strided)
-      TensorType type = v.type();
-      type.sizes.insert(type.sizes.begin(), sym::Int(1)), type.strides.insert(type.strides.begin(), type.strides[0] * type.sizes[1]);
-      v = append("aten::unsqueeze", {v, sym::Int(0)}, {type})->out();
-    }
-    return apply(child, v);
+    const Value v = read(*child.parent);
+    const TensorType part = specialized(graph->ctx(), child.type);
+    const std::vector<ir::Arg> args{v, std::vector<sym::Int>(part.sizes.begin(), part.sizes.end()),
+                                    std::vector<sym::Int>(part.strides.begin(), part.strides.end()), sym::Int(child.offset)};
+    assume_of_input("vitrify::looks_between", args, ir::kLooksAtOffset);  // where another argument may lie: see results.cpp
+    assume_place(*child.storage);
+    return append("aten::as_strided", args, {child.type})->out();
   }
   if (m->end == 0 && child.type.dtype == DType::Opaque) return apply(child, read(*child.parent));
   const auto nothing = [&] {
@@ -225,7 +224,11 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
 
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("looks_at_memory() -> ()", [] {});
-  m.def("looks_between(Tensor x) -> ()", [](const at::Tensor&) {});
+  // Memory may end before, whoever reads the view.
+  m.def("looks_between(Tensor x, SymInt[] size, SymInt[] stride, SymInt offset) -> ()",
+        [](const at::Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, c10::SymInt offset) {
+          x.as_strided_symint(size, stride, offset);
+        });
   m.def("assume_offset(Tensor x, int offset) -> ()", [](const at::Tensor& x, int64_t offset) {
     if (x.storage_offset() != offset) throw capture::RunRefused("aten::as_strided of an argument that lies elsewhere in its memory");
   });

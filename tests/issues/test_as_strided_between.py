@@ -1,11 +1,13 @@
 """as_strided of an argument with gaps counts in its memory, not in its elements; and what lies between those may be another argument, which the program writes."""
 import pytest
 import torch
-from beside import check, same_outcome
+import vitrify
+from beside import check, run, same_call, same_outcome
 
 MADE = {
     "every second": lambda: torch.arange(16.0)[::2], "every third": lambda: torch.arange(24)[::3], "a column": lambda: torch.arange(64.0).view(8, 8)[:, 0],
     "columns": lambda: torch.arange(16.0).view(4, 4)[:, :2], "rows": lambda: torch.arange(24.0).view(6, 4)[::2], "every second row of columns": lambda: torch.arange(64).view(8, 8)[::2, :3],
+    "from the middle": lambda: torch.arange(32.0)[5:9], "one element": lambda: torch.arange(32.0)[3::40], "columns from the middle": lambda: torch.arange(36.0).view(6, 6)[2:, 3:5],
 }
 READ = {
     "row": lambda x: x.as_strided((4,), (1,)), "table": lambda x: torch.as_strided(x, (2, 3), (3, 1)), "overlapping": lambda x: x.as_strided((3, 3), (1, 1)),
@@ -17,6 +19,21 @@ READ = {
 @pytest.mark.parametrize("read", READ)
 def test_memory_is_read(read, made):
     check(lambda x: READ[read](x) + 1, lambda: [MADE[made]()])
+
+
+def test_other_places_and_memory_that_ends():
+    """Of one program: arguments that begin elsewhere, and those whose memory ends before."""
+    f = lambda x: x.as_strided((3, 4), (2, 1)) * 2  # noqa: E731
+    compiled, base = vitrify.compile(f), torch.arange(40.0)
+    for given in (base[1:4], base[7:10], base[1:9:3], torch.arange(8.0)[1:4], base[1:4], torch.arange(9.0)[1:4]):
+        same_call(run(compiled, [given]), run(f, [given]), [given], [given])
+
+
+def test_memory_that_ends_is_seen_though_nobody_reads_it():
+    def f(x):
+        x.as_strided((3, 4), (2, 1))
+        return x + 1
+    check(f, lambda: [torch.arange(4.0)[1:3]], "")
 
 
 @pytest.mark.parametrize("made", [m for m in MADE if MADE[m]().is_floating_point()])

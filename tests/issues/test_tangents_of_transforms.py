@@ -43,6 +43,27 @@ def test_batched(name, create_graph):
     beside(PROGRAMS[name], run)
 
 
+PLACES = {
+    "read": lambda x, i: x[i] * 2, "a mask": lambda x, i: x[x > 0], "columns": lambda x, i: x.view(2, 2)[:, i[:2] % 2], "as_strided": lambda x, i: (x * 2).as_strided((2, 2), (2, 1)).sin(),
+    "a part": lambda x, i: (lambda h: (h[1:].mul_(3), h)[1])(x * 2), "filled": lambda x, i: (lambda h: (h[::2].fill_(1), h.sin())[1])(x * 2), "diagonal": lambda x, i: (lambda h: (h.diagonal().mul_(3), h)[1])(x.view(2, 2) * 2),
+    "copied": lambda x, i: (lambda h: (h[1].copy_(x[:2]), h)[1])(x.view(2, 2) * 2), "masked": lambda x, i: (lambda h: (h[1:].masked_fill_(x[1:] > 0, 2), h)[1])(x * 2),
+}
+
+
+@pytest.mark.eager("op by op: they come by tangents")
+@pytest.mark.parametrize("name", PLACES)
+def test_gradients_under_vmap(name):
+    """What is read and written by places: torch's vmap has no rule for the ops that stand for it in a plan."""
+    i = torch.tensor([0, 2, 2])
+
+    def run(f):
+        x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+        out = f(x, i)
+        gradient = lambda t: torch.autograd.grad(out, x, t, retain_graph=True)[0]  # noqa: E731
+        return [torch.func.vmap(gradient)(torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)), gradient(torch.ones_like(out))]
+    beside(PLACES[name], run)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_batched_backward_has_a_plan(name):
     """It ran op by op: no kernels, and numbers of a derivative took part in the choice of dtypes where they do not in eager. The layout is eager's."""
