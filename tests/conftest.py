@@ -24,7 +24,13 @@ _watch = pytest.StashKey()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    seen = {}
     for item in items:
+        if sweep := item.get_closest_marker("sweep"):
+            every, = sweep.args
+            number = seen[item.function] = seen.get(item.function, -1) + 1
+            if (number + number // every) % every:  # another place of each row, not one column
+                item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("serial") and not item.get_closest_marker("slow"):
             raise pytest.UsageError(f"{item.nodeid} is serial and not slow: ./x test runs serial tests with the slow ones only")
 

@@ -127,6 +127,12 @@ void Tracer::Impl::assume_place(const StorageState& s) {
   if (s.shrunk) assume_of_input(kLooksAtMemory, {});
 }
 
+// The program reads an argument's memory between its elements and beside them, where another argument may lie: see results.cpp.
+void Tracer::Impl::look_between(const StorageState& s, std::vector<ir::Arg> strided) {
+  assume_of_input("vitrify::looks_between", std::move(strided), ir::kLooksAtOffset);
+  assume_place(s);
+}
+
 void Tracer::Impl::note_memory(const OpInfo& info, uint32_t result, const at::Tensor& fake, const at::Tensor& meta) {
   if (!(info.flags & ir::kEffect) || info.name.starts_with("aten::") || !fake.defined()) return;
   StorageState& s = *capture::as_fake(fake)->view->storage;
@@ -150,8 +156,7 @@ Value Tracer::Impl::read_strided(View& child) {
     const TensorType part = specialized(graph->ctx(), child.type);
     const std::vector<ir::Arg> args{v, std::vector<sym::Int>(part.sizes.begin(), part.sizes.end()),
                                     std::vector<sym::Int>(part.strides.begin(), part.strides.end()), sym::Int(child.offset)};
-    assume_of_input("vitrify::looks_between", args, ir::kLooksAtOffset);  // where another argument may lie: see results.cpp
-    assume_place(*child.storage);
+    look_between(*child.storage, args);
     return append("aten::as_strided", args, {child.type})->out();
   }
   if (m->end == 0 && child.type.dtype == DType::Opaque) return apply(child, read(*child.parent));

@@ -104,3 +104,17 @@ def test_a_reason_is_a_text():
     _C.note_eager("a reason that a test makes up")
     assert len(watch.wrong(expects.Expected())) == 1
     expects.eager("that a test makes up")
+
+
+@pytest.mark.no_kernels("the cases are collected, in a process of their own")
+def test_of_a_sweep_a_part_is_quick(tmp_path):
+    (tmp_path / "test_sweep.py").write_text('import pytest\n@pytest.mark.sweep(3)\n@pytest.mark.parametrize("a", range(4))\n@pytest.mark.parametrize("b", range(3))\ndef test(a, b): pass\n')
+    (tmp_path / "pytest.ini").write_text((TESTS.parent / "pytest.ini").read_text().replace("testpaths = tests\n", ""))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(vitrify.__file__).parents[1]), str(TESTS)])}
+
+    def collected(mark):
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "--collect-only", "-m", mark, "test_sweep.py"], capture_output=True, text=True, cwd=tmp_path, env=env)
+        return [tuple(map(int, line.split("[")[1].rstrip("]").split("-"))) for line in done.stdout.splitlines() if "::test[" in line]
+    quick, slow = collected("not slow"), collected("slow")
+    assert len(quick) == 4 and len(slow) == 8 and len({*quick, *slow}) == 12
+    assert all(len({c[i] for c in quick}) >= 3 for i in (0, 1))  # no row or column is all there is

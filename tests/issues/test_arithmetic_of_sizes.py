@@ -41,6 +41,7 @@ def results(out, number):
     return [(t.dtype, t.tolist()) if isinstance(t, torch.Tensor) else t for t in out]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -18,6 +18,7 @@ OPS = {
 PLACES = [(size, stride, offset) for size, stride, offset in itertools.product([(2,), (4,), (2, 2), (3, 2)], [(1,), (2,), (4, 1), (1, 4)], [None, 0, 1, 5]) if len(size) == len(stride)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("looks outside of what was given", some=True)
 @pytest.mark.eager("reaches outside its tensor", some=True)
 @pytest.mark.compiled("some say nothing but where memory is")

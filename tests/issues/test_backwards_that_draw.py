@@ -173,6 +173,7 @@ def many_draws():  # more than are looked for
         torch.rand(10_000_000)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("between", [another_seed, many_draws])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LATE)

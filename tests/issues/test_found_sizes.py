@@ -258,6 +258,7 @@ OF_TWO = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "in a checkpoint"])

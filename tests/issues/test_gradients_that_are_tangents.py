@@ -49,6 +49,7 @@ def tangents_of(out, how):
     return [t.expand_as(t) if how == "view" else t for t in made]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
 @pytest.mark.parametrize("how", ["held", "swapped", "by another node", "grad", "differentiable", "differentiable, held", "hooked", "accumulated", "twice"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -158,6 +159,7 @@ def lazily(t, how):
     return torch._neg_view(-t)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
 @pytest.mark.parametrize("use", ["backward", "grad", "hooked", "differentiable"])
 @pytest.mark.parametrize("how", ["conj", "neg", "conj and neg", "imag", "outside"])

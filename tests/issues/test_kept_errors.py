@@ -49,6 +49,7 @@ def outcome(f, *args):
         return None, (type(e), str(e).partition("\n")[0]), torch.get_rng_state()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.no_kernels("the program raises", some=True)
 @pytest.mark.compiled("ATen computes some of these alone")
 @pytest.mark.eager("recorded ", some=True)
@@ -148,6 +149,7 @@ DEAD = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("the program raises")
 @pytest.mark.compiled("the program raises")
 @pytest.mark.filterwarnings("ignore")

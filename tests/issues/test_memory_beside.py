@@ -42,6 +42,7 @@ def lives(text):
     assert done.returncode == 0, f"died with {done.returncode}: {done.stderr[:300]}"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("another process compiles")
 @pytest.mark.parametrize("op, x, i", [
     ("x.gather(1, i)", "torch.randn(4, 0)", "torch.zeros(4, 2, dtype=torch.long)"),
@@ -63,6 +64,7 @@ except Exception as e: assert type(e) is type(ours) and str(e) == str(ours), (e,
 """)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("another process compiles")
 @pytest.mark.parametrize("op", ["x.gather(0, i)", "x.index_select(0, i)", "x[i]", "x.take(i)", "F.embedding(i, x[:, None].expand(-1, 3).contiguous())"])
 def test_reading_what_is_found_empty(op):
@@ -80,6 +82,7 @@ for x in (torch.ones(4), -torch.ones(4), torch.ones(4)):
 """)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("another process compiles")
 @pytest.mark.parametrize("what", ["x.is_shared()", "x.untyped_storage().is_shared()", "(x * 2).is_shared()"])
 def test_is_shared_kills_the_process(what):

@@ -77,6 +77,7 @@ def places_of(shape):
     return [(0,), (n - 1,), (inner - 1,), (inner // 2,), (0, 1), (inner - 1, inner - 2), (inner - 1, n - 1), (7, 15)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
 @pytest.mark.parametrize("values", [VALUES, HUGE], ids=["special", "huge"])

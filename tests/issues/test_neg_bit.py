@@ -66,6 +66,7 @@ READS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:Casting complex")
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("view", VIEWS)
@@ -75,6 +76,7 @@ def test_views_of_the_program(view, read):
         compare_thrice(f, lambda: (number(torch.complex64, 3, 4),))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.compiled("ATen computes complex numbers, or only views are made")
 @pytest.mark.filterwarnings("ignore:Casting complex")
 @pytest.mark.parametrize("read", READS)

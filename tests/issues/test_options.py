@@ -209,12 +209,14 @@ def in_environment(code, **environment):
 GIVEN = "import vitrify; print(vitrify._C.Options().get('verify'))"
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.no_kernels("runs in a process of its own")
 @pytest.mark.parametrize("text, on", [("0", False), ("false", False), ("No", False), ("off", False), ("", False), ("1", True), ("TRUE", True), ("yes", True), ("on", True)])
 def test_a_flag_of_the_environment(text, on):
     assert in_environment(GIVEN, VITRIFY_VERIFY=text).stdout.strip() == str(on)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.no_kernels("runs in a process of its own")
 @pytest.mark.parametrize("variable, text, valid", [("VITRIFY_VERIFY", "2", "valid are 1, true"), ("VITRIFY_DISABLE", "nonsense", "canonicalize"), ("VITRIFY_BACKEND", "aten", "llvm, interp"), ("VITRIFY_DUMP", "loop", "graph, loops, llvm")])
 def test_what_the_environment_cannot_say_is_refused(variable, text, valid):

@@ -70,6 +70,7 @@ def check(f, base, g, native, name=None):
     vitrify.reset()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.compiled("ATen draws the numbers")
 @pytest.mark.eager("recorded ", "geometric not implemented", some=True)
 @pytest.mark.filterwarnings("ignore")

@@ -133,6 +133,7 @@ def kinds(t):
     return torch.stack([t.isnan(), t == INF, t == -INF])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, channels_last", [((2, 4, 3), False), ((3, 4), False), ((2, 4, 4, 5), False), ((2, 4, 4, 5), True), ((2, 8, 2, 2), True)], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -25,6 +25,7 @@ def test_an_argument_lies_elsewhere_later(fn, grad):
     assert vitrify.counters["kernels_launched"] > before["kernels_launched"]
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_views():
     """Each took a frame of the stack: the process died."""
     def program(x):

@@ -55,6 +55,7 @@ def derivatives(f, shape, tangent, change, before, loss):
     return seen
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("tangent", TANGENTS)

@@ -73,6 +73,7 @@ STEPS = [add_to_input, add_to_a_product, add_to_a_view, add_twice, copy_back, wr
          the_gradient_goes_into_the_input, grad_of_a_leaf]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("step", STEPS, ids=[f.__name__ for f in STEPS])
 @pytest.mark.parametrize("name", PROGRAMS)

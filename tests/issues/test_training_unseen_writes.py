@@ -167,6 +167,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "with gaps"])
 @pytest.mark.parametrize("write", [data, numpy, counted])
@@ -237,6 +238,7 @@ class Squared(torch.autograd.Function):
         return 2 * g * ctx.saved_tensors[0]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seen, read, write", [(s, r, w) for s in SEEN for r in READ for w in (data, numpy, counted) if w is not counted or s != "written"])  # its versions begin anew
 @pytest.mark.parametrize("made", MADE)
 def test_the_only_view_of_what_was_saved(made, seen, read, write):

@@ -70,6 +70,7 @@ def test_hooks_of_the_view(name, looks):
     same(outcome(vitrify.compile(BY_NAME[name])), outcome(BY_NAME[name]))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.eager("by way of another view", some=True)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("view", VIEWS)
@@ -167,6 +168,7 @@ HOW = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("beside", BESIDE)

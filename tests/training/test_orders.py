@@ -189,6 +189,7 @@ def outcome(f, size, way, written):
     return run.told
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.eager("op by op: what they read is changed", "op by op: a mode sees", "is changed between the forward and it, in many calls", some=True)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("way", WAYS)
