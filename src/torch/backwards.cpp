@@ -15,11 +15,14 @@
 #include "torch/tape.h"
 #include "torch/training_impl.h"
 #include "torch/view_path.h"
+#include "torch/vmap.h"
 
 namespace vitrify {
 
 namespace {
 
+const c10::DispatchKeySet kKeysOfTransforms({c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                             c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchBatched});
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 
 // What the graph makes of them: views in sizes of the call are made of it by then.
@@ -126,6 +129,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty())
     return op_by_op(unpack, tangents, node, "what they read is changed between the forward and them");
   const bool batched = !all_plain(tangents);
+  if (batched && !is_batch(tangents) && vmap_of(tangents).level) return under_vmap(unpack, tangents, node);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node, "they come by tangents that are no plain tensors");
   if (batched && (no_whole_batches_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
   if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node, "a mode sees what eager calls");
@@ -280,6 +284,29 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
   }
   if (!why.empty()) warn_once("batched gradients", why);
   return op_by_op(unpack, tangents, node, why.empty() ? "a batch of them has no plan" : why);
+}
+
+// torch.func.vmap over a backward: one for each tangent, since torch's rules for batches count in the memory of the batch, and its kernels' in that
+// of what they are given.
+variable_list Training::under_vmap(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
+  const Vmap vmap = vmap_of(tangents);
+  if (vmap.size == 0 || std::ranges::any_of(tape().steps, &Tape::Step::draws))
+    return op_by_op(unpack, tangents, node, "they come by vmap, and draw or are none");
+  const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
+  std::vector<variable_list> each;
+  for (int64_t i = 0; i < vmap.size; ++i) {
+    variable_list one = one_of_vmap(tangents, vmap, i);
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_transform;
+    if (all_plain(one)) no_transform.emplace(kKeysOfTransforms);
+    each.push_back(backward(kept, std::move(one), node));
+  }
+  variable_list all(num_edges()), of;
+  for (size_t g = 0; g < all.size(); ++g) {
+    of.clear();
+    for (variable_list& grads : each) of.push_back(std::move(grads[g]));
+    if (of[0].defined()) all[g] = as_batch_of_vmap(of, vmap);
+  }
+  return all;
 }
 
 variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,

@@ -40,23 +40,6 @@ void check_result(const ir::Node& n, size_t i, const at::Tensor& t) {
   VT_CHECK(same_type(want, t), "%{} {} result {}: recorded {}, ATen gives {}", n.id, n.op->name, i, text(want), text(type_of(t)));
 }
 
-// By ops that functorch has rules for where operands are its batches; false: nothing is to be done.
-bool call_on_batches(const std::string& name, const compat::Stack& stack, std::vector<at::Tensor>& results) {
-  const bool puts = name == "aten::_index_put_impl";
-  if (!puts && name != "aten::as_strided_scatter") return false;
-  const auto is_batch = [](const c10::IValue& v) { return v.isTensor() && v.toTensor().key_set().has(c10::DispatchKey::FuncTorchBatched); };
-  if (std::ranges::none_of(stack, is_batch)) return false;
-  const at::Tensor& self = stack[0].toTensor();
-  if (puts) {
-    results = {self.index_put(stack[1].toOptionalTensorList(), stack[2].toTensor(), stack[3].toBool())};
-    return true;
-  }
-  // Of elements in a row (torch/strided.cpp): their places.
-  const at::Tensor places = at::arange(self.numel()).as_strided(stack[2].toIntVector(), stack[3].toIntVector());
-  results = {self.index_put({places}, stack[1].toTensor())};
-  return true;
-}
-
 // Where an op raises, the generator goes on from where it was.
 struct StatesLeft {
   ~StatesLeft() {
@@ -124,7 +107,6 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     std::vector<at::Tensor>& results = values[n];
     if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
       results = {stack[0].toTensor()};
-    } else if (call_on_batches(name, stack, results)) {
     } else if (writes_copies(*n, call.op.schema())) {
       call_on_copies(*n, call.op, stack, results);
     } else {

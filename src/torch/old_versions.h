@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -19,8 +20,10 @@ class OldVersions {
     c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
     counter.set_version(version);
   }
-  ~OldVersions() {
-    for (auto& [t, v] : now_) {
+  OldVersions() = default;
+  OldVersions(const OldVersions&) = delete;
+  ~OldVersions() {  // the last first: several may have one counter, and the first of them knows what it was
+    for (auto& [t, v] : std::views::reverse(now_)) {
       c10::VariableVersion counter = t.unsafeGetTensorImpl()->version_counter();
       counter.set_version(v);
     }

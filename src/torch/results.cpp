@@ -476,7 +476,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       Mutation w;
       w.input = i;
       w.output = static_cast<uint32_t>(graph->outputs.size());
-      w.version_bumps = std::max<int32_t>(0, static_cast<int32_t>(src.bumps) - metadata);
+      w.version_bumps = std::max<int32_t>(0, static_cast<int32_t>(src.bumps - src.shared) - metadata);
       if (s->resized) {
         if (metadata) fail("gives an input another size, beside what cannot follow it");
         w.path.push_back({"aten::resize_", {values_of(s->type.sizes)}, -1});
@@ -493,7 +493,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       }
       p.mutations.push_back(std::move(w));
     }
-    const int32_t counted = s->generation ? metadata : std::max(metadata, static_cast<int32_t>(src.bumps));  // t_() on a view of it counts too
+    const int32_t counted =
+        s->generation ? metadata : std::max(metadata, static_cast<int32_t>(src.bumps - src.shared));  // t_() on a view of it counts too
     if (counted) {
       change.input = i;
       change.metadata_only = true;

@@ -119,8 +119,13 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     }
     run_view(*ops.find("aten::as_strided"), &view);
     View& v = *as_fake(view.back().toTensor())->view;
-    if (!same && !memory_of(v) && (f->view->parent || f->view->storage->input < 0 || f->view->storage->generation))
-      fail("aten::as_strided reaches outside its tensor");
+    if (!same && !memory_of(v)) {  // what is remembered of an argument's content covers its memory from the first element to the last
+      int64_t begin = offset - f->storage_offset(), end = begin + 1, own_end = f->numel() ? 1 : 0;
+      for (size_t d = 0; d < sizes.size(); ++d) end += (sizes[d] - 1) * strides[d];  // what looks at nothing is in memory_of()
+      for (int64_t d = 0; own_end && d < f->dim(); ++d) own_end += (f->sizes()[d] - 1) * f->strides()[d];
+      if (f->view->parent || f->view->storage->input < 0 || f->view->storage->generation || begin < 0 || end > own_end)
+        fail("aten::as_strided reaches outside its tensor");
+    }
     v.cached = read_strided(v);
   };
   if (name == "aten::as_strided") {

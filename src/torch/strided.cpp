@@ -127,12 +127,6 @@ void Tracer::Impl::assume_place(const StorageState& s) {
   if (s.shrunk) assume_of_input(kLooksAtMemory, {});
 }
 
-// The program reads an argument's memory between its elements and beside them, where another argument may lie: see results.cpp.
-void Tracer::Impl::look_between(const StorageState& s, std::vector<ir::Arg> strided) {
-  assume_of_input("vitrify::looks_between", std::move(strided), ir::kLooksAtOffset);
-  assume_place(s);
-}
-
 void Tracer::Impl::note_memory(const OpInfo& info, uint32_t result, const at::Tensor& fake, const at::Tensor& meta) {
   if (!(info.flags & ir::kEffect) || info.name.starts_with("aten::") || !fake.defined()) return;
   StorageState& s = *capture::as_fake(fake)->view->storage;
@@ -156,7 +150,8 @@ Value Tracer::Impl::read_strided(View& child) {
     const TensorType part = specialized(graph->ctx(), child.type);
     const std::vector<ir::Arg> args{v, std::vector<sym::Int>(part.sizes.begin(), part.sizes.end()),
                                     std::vector<sym::Int>(part.strides.begin(), part.strides.end()), sym::Int(child.offset)};
-    look_between(*child.storage, args);
+    assume_of_input("vitrify::looks_between", {});  // where another argument may lie: see results.cpp
+    assume_place(*child.storage);
     return append("aten::as_strided", args, {child.type})->out();
   }
   if (m->end == 0 && child.type.dtype == DType::Opaque) return apply(child, read(*child.parent));
@@ -229,11 +224,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
 
 TORCH_LIBRARY_FRAGMENT(vitrify, m) {
   m.def("looks_at_memory() -> ()", [] {});
-  // Memory may end before, whoever reads the view.
-  m.def("looks_between(Tensor x, SymInt[] size, SymInt[] stride, SymInt offset) -> ()",
-        [](const at::Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, c10::SymInt offset) {
-          x.as_strided_symint(size, stride, offset);
-        });
+  m.def("looks_between() -> ()", [] {});
   m.def("assume_offset(Tensor x, int offset) -> ()", [](const at::Tensor& x, int64_t offset) {
     if (x.storage_offset() != offset) throw capture::RunRefused("aten::as_strided of an argument that lies elsewhere in its memory");
   });

@@ -490,8 +490,19 @@ void Tracer::Impl::stop() {
 }
 
 void Tracer::Impl::count_versions() {
+  std::unordered_map<const void*, std::vector<Source*>> all;
   for (Source& s : sources)
-    if (s.fake.defined() && s.real.defined() && counts_versions(s.real)) s.bumps = version_of(s.fake) + version_of(s.real) - s.real_version;
+    if (s.fake.defined() && s.real.defined() && counts_versions(s.real)) all[counter_of(s.real)].push_back(&s);
+  for (auto& [_, one] : all) {
+    const int64_t before = (*std::ranges::min_element(one, {}, &Source::real_version))->real_version, counted = version_of(one[0]->real) - before;
+    const auto written = std::ranges::find_if(one, [](const Source* s) { return as_fake(s->fake)->view->storage->generation > 0; });
+    const Source* tells = written == one.end() ? one[0] : *written;
+    for (Source* s : one) {
+      s->real_version = before;
+      s->bumps = version_of(s->fake) + counted;
+      s->shared = s == tells ? 0 : counted;
+    }
+  }
 }
 
 void Tracer::abort() { impl_->stop(); }

@@ -38,6 +38,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     int32_t input = -1;
     int64_t real_version = -1;       // when the capture began, or went on; of what nobody has declared: when met
     int64_t bumps = 0;               // versions counted during the capture
+    int64_t shared = 0;              // of these, those that another source with the same counter has, too, which tells calls of them
     torch::autograd::Edge edge;      // where its gradient goes, when it needs one
     Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call
     std::optional<uint32_t> number;  // it is this step of `numbers`
@@ -235,7 +236,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   void assume_offset(uint32_t input);
   void assume_end(uint32_t input);
   void assume_place(const StorageState&);
-  void look_between(const StorageState&, std::vector<ir::Arg> strided);                              // arguments of as_strided
   void note_memory(const OpInfo&, uint32_t result, const at::Tensor& fake, const at::Tensor& meta);  // of what a custom op gives
   void assume_of_input(std::string_view what, std::vector<ir::Arg> args, uint32_t flags = 0);
   struct Memory {

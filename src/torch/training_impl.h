@@ -132,6 +132,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const;
 
   // The same through ATen, for tangents that kernels cannot read.
+  variable_list under_vmap(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const;
   variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const;
 
   Layouts batches_of(const variable_list& tangents, const RegionNode& node) const;

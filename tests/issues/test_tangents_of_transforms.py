@@ -50,18 +50,42 @@ PLACES = {
 }
 
 
-@pytest.mark.eager("op by op: they come by tangents")
-@pytest.mark.parametrize("name", PLACES)
-def test_gradients_under_vmap(name):
-    """What is read and written by places: torch's vmap has no rule for the ops that stand for it in a plan."""
-    i = torch.tensor([0, 2, 2])
+MEMORY = {
+    "trace": lambda x, i: x.view(2, 2).trace(), "group norm": lambda x, i: F.group_norm(x.view(1, 4, 1) * x.view(1, 1, 4), 2), "transposed": lambda x, i: x.view(2, 2).t().exp(), "rot90": lambda x, i: x.view(2, 2).rot90() * 2,
+    "embedding": lambda x, i: F.embedding(i % 2, x.view(2, 2)), "batch norm": lambda x, i: F.batch_norm(x.view(2, 2) * x.view(2, 2), None, None, training=True), "single": lambda x, i: x.float() * 2, "diagflat": lambda x, i: x.diagflat().exp(), "cat": lambda x, i: torch.cat([x, x.flip(0)]).cumsum(0),
+    "diagonal written": lambda x, i: (lambda h: (h.diagonal().mul_(3), h)[1])((x[:, None] * x[None])), "row written": lambda x, i: (lambda h: (h[0].mul_(2), h)[1])(x.view(2, 2) * 1), "column copied": lambda x, i: (lambda h: (h[:, 0].copy_(x[2:]), h)[1])(x.view(2, 2) * 1),
+}
+ROWS = {
+    "first": (lambda t: t, 0), "last": (lambda t: t.movedim(0, -1).contiguous(), -1), "last, as it lies": (lambda t: t.movedim(0, -1), -1), "gaps": (lambda t: t.repeat_interleave(2, 0)[::2], 0), "expanded": (lambda t: t[:1].expand(t.shape), 0),
+}
 
-    def run(f):
-        x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
-        out = f(x, i)
-        gradient = lambda t: torch.autograd.grad(out, x, t, retain_graph=True)[0]  # noqa: E731
-        return [torch.func.vmap(gradient)(torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)), gradient(torch.ones_like(out))]
-    beside(PLACES[name], run)
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", PLACES | MEMORY)
+def test_gradients_under_vmap(name, rows):
+    """torch's rules for batches count in the memory of the batch, or there is none: gradients were wrong where the batch was not the outermost dim, and some raised."""
+    fn, i = (PLACES | MEMORY)[name], torch.tensor([0, 2, 2])
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    out, theirs = vitrify.compile(fn)(x, i), fn(x, i)
+    lay, dim = ROWS[rows]
+    tangents = torch.linspace(-1, 2, 3 * out.numel(), dtype=out.dtype).view(3, *out.shape)
+    gradient = lambda of: lambda t: torch.autograd.grad(of, x, t, retain_graph=True)[0]  # noqa: E731
+    ours = torch.func.vmap(gradient(out), in_dims=dim)(lay(tangents))
+    torch.testing.assert_close(ours, torch.stack([gradient(theirs)(t) for t in lay(tangents).movedim(dim, 0)]))
+    torch.testing.assert_close(gradient(out)(torch.ones_like(out)), gradient(theirs)(torch.ones_like(out)))
+
+
+def test_vmap_in_vmap():
+    fn = lambda x: (x.view(2, 2) @ x.view(2, 2).t()).sin()  # noqa: E731
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    out, theirs = vitrify.compile(fn)(x), fn(x)
+    tangents = torch.linspace(-1, 2, 24, dtype=torch.float64).view(2, 3, 2, 2)
+    for inner, outer in ((0, 0), (1, 0), (0, 1), (-1, 0)):
+        twice = lambda of: torch.func.vmap(torch.func.vmap(lambda t: torch.autograd.grad(of, x, t.reshape(2, 2), retain_graph=True)[0], in_dims=inner), in_dims=outer)  # noqa: B023, E731
+        given = tangents if inner != -1 else tangents.movedim(1, -1)
+        if (inner, outer) == (1, 0):
+            given = tangents.movedim(1, 2)
+        torch.testing.assert_close(twice(out)(given if outer == 0 else given.movedim(0, 1)), twice(theirs)(given if outer == 0 else given.movedim(0, 1)))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

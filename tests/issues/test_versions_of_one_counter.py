@@ -1,0 +1,94 @@
+"""Captured tensors that are parts of one have one version counter: a derivative that is captured later sets it back for a while, and left it so."""
+import pytest
+import torch
+import vitrify
+from torch import nn
+
+DERIVATIVES = {
+    "of one result": lambda f, x, w: torch.autograd.grad(f(x)[1].sum(), w),
+    "create_graph": lambda f, x, w: torch.autograd.grad(torch.autograd.grad(f(x)[0].sum(), w, create_graph=True)[0].square().sum(), w),
+    "batched": lambda f, x, w: torch.autograd.grad(f(x), w, [torch.ones(3, 2, 4), torch.ones(3, 2, 4)], is_grads_batched=True),
+    "another layout": lambda f, x, w: torch.autograd.grad(f(x), w, [torch.ones(4, 2).t(), torch.ones(4, 2).t()]),
+    "under autocast": lambda f, x, w: backward_under_autocast(f, x, w),
+}
+
+
+def backward_under_autocast(f, x, w):
+    out = f(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.autograd.grad(out[0].sum(), w)
+
+
+def outcome(run):
+    try:
+        return run()
+    except RuntimeError as e:
+        return str(e)[:250]
+
+
+@pytest.mark.parametrize("written", [(), (0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_captured_later(name, parts, written):
+    seen = []
+    for compiles in (False, True):
+        base = torch.linspace(-1, 1, 16 * parts)
+        w = [p.view(4, 4).detach().requires_grad_() for p in base.chunk(parts)]
+        f = lambda x: ((x @ w[0]).sin() @ w[-1], (x @ w[1]).exp())  # noqa: B023
+        f, x = vitrify.compile(f, fullgraph=True) if compiles else f, torch.ones(2, 4)
+        told = list(f(x))
+        with torch.no_grad():
+            for i in written:
+                w[i].sub_(0.01)
+        mine = (x @ w[0]) @ w[1]  # of eager
+        told += outcome(lambda: DERIVATIVES[name](f, x, w[1]))  # noqa: B023
+        told += [t._version for t in w] + list(f(x))
+        with torch.no_grad():
+            w[1].mul_(3)
+        told.append(outcome(lambda: torch.autograd.grad(mine.sum(), w[0])[0]))  # noqa: B023
+        seen.append(told)
+    same(*seen)
+
+
+def same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right):
+        if isinstance(b, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-5)
+        else:
+            assert a == b
+
+
+class Running(nn.Module):
+    def __init__(self):
+        super().__init__()
+        mean, var = torch.ones(8).chunk(2)
+        self.register_buffer("mean", mean), self.register_buffer("var", var)
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
+
+    def forward(self, x):
+        x = x @ self.weight
+        y = (x - self.mean) / self.var.exp()
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            self.var.mul_(0.9)
+        return y.sin()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_buffers_that_the_program_writes(order):
+    seen = []
+    for compiles in (False, True):
+        module = Running()
+        f, told = vitrify.compile(module) if compiles else module, []
+        for step in range(3):
+            x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+            out = f(x)
+            told.append(out.detach())
+            grads = outcome(lambda: torch.autograd.grad(out.sum(), x, create_graph=order == 2))  # noqa: B023
+            told += grads if isinstance(grads, tuple) else [grads]
+            if order == 2 and isinstance(grads, tuple):
+                told.append(outcome(lambda: torch.autograd.grad(grads[0].square().sum(), module.weight)[0]))  # noqa: B023
+            told += [module.mean._version, module.var._version, module.mean.clone(), module.var.clone()]
+        seen.append([t.detach() if isinstance(t, torch.Tensor) else t for t in told])
+    same(*seen)
