@@ -335,7 +335,15 @@ class Reference:
         wide = None
         if self.wide is not None and type(self.wide[call][0]) is type(error) and len(self.wide[call][1]) == len(leaves):
             wide = self.wide[call][1][index][1]
-        return meaning(plain, others, wide)
+        value, spread = meaning(plain, others, wide)
+        return value, spread and self.with_sums(call, plain, spread)
+
+    def with_sums(self, call, plain, spread):
+        """Of doubles nothing is more exact, and what rounds within one op no run above has moved: a sum of n terms rounds n times, the one way where they are equal (of an expanded tensor)."""
+        if plain.dtype not in (torch.float64, torch.complex128):
+            return spread
+        terms = max((math.prod(spec.shape) for c in self.program.calls[:call + 1] for spec in c.specs or ()), default=0)
+        return max(spread[0], terms * torch.finfo(plain.dtype).eps / 16), spread[1]
 
     def near(self, call, index, eager, run):
         """Whether eager's value is that of this run in double precision but for roundings: then that alone says what is right."""

@@ -54,7 +54,7 @@ def same(left, right):
     assert len(left) == len(right)
     for a, b in zip(left, right):
         if isinstance(b, torch.Tensor):
-            torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-5)
+            torch.testing.assert_close(a, b)
         else:
             assert a == b
 
