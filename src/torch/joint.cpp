@@ -529,7 +529,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   for (const Mutation& m : j.program.mutations) {
     const Source& s = *inputs[m.input];
     const at::Tensor& t = seen_by_autograd(s);
-    if (as_fake(s.fake)->view->storage->has_views && t.requires_grad() && s.real.is_leaf() && (m.version_bumps || m.counted >= 0)) {
+    if (as_fake(s.fake)->view->storage->has_views && t.requires_grad() && s.real.is_leaf() && (s.bumps || m.counted >= 0)) {
       // Eager's views of it lead to its own base then.
       if (s.real.is_view()) fail(fmt::format("writes to '{}', a leaf that is a view", s.name));
       const auto known = [&](const InputFact& f) { return f.input == m.input && f.fact == Fact::View; };

@@ -92,3 +92,26 @@ def test_buffers_that_the_program_writes(order):
             told += [module.mean._version, module.var._version, module.mean.clone(), module.var.clone()]
         seen.append([t.detach() if isinstance(t, torch.Tensor) else t for t in told])
     same(*seen)
+
+
+@pytest.mark.parametrize("written", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("viewed", [0, 1])
+def test_leaves_with_views_are_written_under_no_grad(viewed, written):
+    seen = []
+    for compiles in (False, True):
+        w = [nn.Parameter(t) for t in torch.linspace(-1, 1, 8).chunk(2)]
+
+        def f(x):
+            view = w[viewed][:2]  # noqa: B023
+            with torch.no_grad():
+                for i in written:
+                    w[i].mul_(0.5)  # noqa: B023
+            return (view * x).sin(), w[viewed] * 2  # noqa: B023
+        f = vitrify.compile(f) if compiles else f
+        told = []
+        for _ in range(3):
+            out = f(torch.ones(2))
+            told += [t.detach().clone() for t in out] + [t._version for t in w]
+            told += outcome(lambda: [g for g in torch.autograd.grad(out[0].sum() + out[1].sum(), w, allow_unused=True) if g is not None])  # noqa: B023
+        seen.append(told)
+    same(*seen)
