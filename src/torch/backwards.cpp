@@ -126,10 +126,10 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
+  if (vmap_of(tangents).level) return under_vmap(unpack, tangents, node);
   if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty())
     return op_by_op(unpack, tangents, node, "what they read is changed between the forward and them");
   const bool batched = !all_plain(tangents);
-  if (batched && !is_batch(tangents) && vmap_of(tangents).level) return under_vmap(unpack, tangents, node);
   if (batched && !is_batch(tangents)) return op_by_op(unpack, tangents, node, "they come by tangents that are no plain tensors");
   if (batched && (no_whole_batches_ || std::ranges::any_of(tangents, has_bits_in_batch))) return one_by_one(unpack, tangents, node);
   if (!batched && compat::any_mode_on_stack() && !Tracer::current()) return op_by_op(unpack, tangents, node, "a mode sees what eager calls");

@@ -75,6 +75,19 @@ def test_gradients_under_vmap(name, rows):
     torch.testing.assert_close(gradient(out)(torch.ones_like(out)), gradient(theirs)(torch.ones_like(out)))
 
 
+@pytest.mark.eager("op by op: what they read is changed", some=True)
+@pytest.mark.parametrize("name", ["trace", "row written", "transposed"])
+def test_vmap_after_a_weight_was_assigned(name):
+    x, i = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_(), torch.tensor([0, 2, 2])
+    w = torch.ones(4, dtype=torch.float64)
+    fn = lambda x, i: MEMORY[name](x * w.exp(), i)  # noqa: E731
+    out, theirs = vitrify.compile(fn)(x, i), fn(x, i)
+    x.data = x.data.clone()
+    gradient = lambda of: torch.func.vmap(lambda t: torch.autograd.grad(of, x, t, retain_graph=True)[0], in_dims=-1)  # noqa: E731
+    tangents = torch.linspace(-1, 2, 3 * out.numel(), dtype=out.dtype).view(*out.shape, 3)
+    torch.testing.assert_close(gradient(out)(tangents), gradient(theirs)(tangents))
+
+
 def test_vmap_in_vmap():
     fn = lambda x: (x.view(2, 2) @ x.view(2, 2).t()).sin()  # noqa: E731
     x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
