@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import re
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -472,3 +473,14 @@ def test_a_program_in_which_eager_contradicts_itself(monkeypatch, right):
     else:
         with pytest.raises(Mismatch, match="error"):
             oracle.check(p, oracle.Reference(p))
+
+
+def test_long_sums_of_doubles():
+    """Only what is added up in double precision, by the number of terms: of small programs less than what doubles are allowed anyway."""
+    def allowed(shape, dtype):
+        run = types.SimpleNamespace(program=types.SimpleNamespace(calls=[types.SimpleNamespace(specs=(values.Spec(shape),)), types.SimpleNamespace(specs=None)]))
+        return [oracle.Reference.with_sums(run, call, torch.ones(2, dtype=dtype), (0.0, 1e-3)) for call in (0, 1)]
+    eps = torch.finfo(torch.float64).eps
+    assert allowed((70000,), torch.float32) == [(0.0, 1e-3)] * 2
+    assert allowed((70000,), torch.float64) == [(70000 * eps / 16, 1e-3)] * 2
+    assert allowed((33, 30), torch.float64)[0][0] < 64 * eps
