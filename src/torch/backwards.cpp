@@ -15,14 +15,11 @@
 #include "torch/tape.h"
 #include "torch/training_impl.h"
 #include "torch/view_path.h"
-#include "torch/vmap.h"
 
 namespace vitrify {
 
 namespace {
 
-const c10::DispatchKeySet kKeysOfTransforms({c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-                                             c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchBatched});
 constexpr int64_t kMaxSingles = 64;  // backwards for the tangents of one batch: ATen's own ops take larger ones whole
 
 // What the graph makes of them: views in sizes of the call are made of it by then.
@@ -126,7 +123,11 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
   if (!is_of_grad())
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
-  if (vmap_of(tangents).level) return under_vmap(unpack, tangents, node);
+  if (any_transform()) {
+    const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
+    if (auto made = under_transforms(as_transformed([&](variable_list one) { return backward(kept, std::move(one), node); }), tangents)) return *made;
+    return op_by_op(unpack, tangents, node, "a transform of torch.func has no rule for what they do");
+  }
   if (is_stale() || !node.call().needs_now().empty() || !node.call().assigned(joint_.level > 0).empty())
     return op_by_op(unpack, tangents, node, "what they read is changed between the forward and them");
   const bool batched = !all_plain(tangents);
@@ -286,27 +287,9 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
   return op_by_op(unpack, tangents, node, why.empty() ? "a batch of them has no plan" : why);
 }
 
-// torch.func.vmap over a backward: one for each tangent, since torch's rules for batches count in the memory of the batch, and its kernels' in that
-// of what they are given.
-variable_list Training::under_vmap(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const {
-  const Vmap vmap = vmap_of(tangents);
-  if (vmap.size == 0 || std::ranges::any_of(tape().steps, &Tape::Step::draws))
-    return op_by_op(unpack, tangents, node, "they come by vmap, and draw or are none");
-  const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
-  std::vector<variable_list> each;
-  for (int64_t i = 0; i < vmap.size; ++i) {
-    variable_list one = one_of_vmap(tangents, vmap, i);
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_transform;
-    if (all_plain(one)) no_transform.emplace(kKeysOfTransforms);
-    each.push_back(backward(kept, std::move(one), node));
-  }
-  variable_list all(num_edges()), of;
-  for (size_t g = 0; g < all.size(); ++g) {
-    of.clear();
-    for (variable_list& grads : each) of.push_back(std::move(grads[g]));
-    if (of[0].defined()) all[g] = as_batch_of_vmap(of, vmap);
-  }
-  return all;
+TransformedOp Training::as_transformed(std::function<variable_list(variable_list)> run) const {
+  const std::vector<Tape::Step>& steps = tape().steps;
+  return {std::move(run), std::ranges::none_of(steps, &Tape::Step::draws), std::ranges::none_of(steps, &Tape::Step::own)};
 }
 
 variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
@@ -393,7 +376,8 @@ std::vector<Value> Training::asked_of(const BackwardProgram& b, const Node& node
   return asked;
 }
 
-void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const {
+void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path,
+                             const std::function<void()>& before) const {
   for (size_t k = 0; k < saved.size(); ++k) {
     if (!saved[k].changed()) continue;
     const auto given =
@@ -402,7 +386,9 @@ void Training::check_changed(const BackwardProgram& b, const std::vector<Kept>& 
     if (const Saved* s = b.saved[k] < saved_.size() ? &saved_[b.saved[k]] : nullptr;
         s && s->kind == Saved::Kind::Result && tape().finds(path, true, s->index))
       continue;
-    if (nodes_behind(*b.graph, asked_of(b, node)).contains(b.graph->inputs[k].value.node)) refuse(saved[k], b.graph->inputs[k].value.type());
+    if (!nodes_behind(*b.graph, asked_of(b, node)).contains(b.graph->inputs[k].value.node)) continue;
+    before();
+    refuse(saved[k], b.graph->inputs[k].value.type());
   }
 }
 
@@ -493,6 +479,7 @@ std::shared_ptr<Training::Backward> Training::backward_known(const Layouts& how,
 std::shared_ptr<Training::Backward> Training::derivative(const Layouts& how, const CallSizes& sizes, const Tracer::Needs& needs,
                                                          const std::vector<uint32_t>& assigned, bool* once) const {
   StageTimer timer("derivative");
+  const WithoutTransforms none;
   const Taking taking(*this, assumed_, sizes);
   std::vector<Value> tangents, values;
   const uint32_t first = joint_.program.graph->next_id();

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <exception>
 #include <unordered_map>
 
@@ -11,7 +12,9 @@
 #include "torch/extern_call.h"
 #include "torch/learned.h"
 #include "torch/random.h"
+#include "torch/tangents.h"
 #include "torch/tracer.h"
+#include "torch/transforms.h"
 #include "torch/versions.h"
 #include "torch/view_path.h"
 
@@ -22,6 +25,15 @@ struct OpCall {
   c10::OperatorHandle op;
   std::vector<ArgKind> kinds;
 };
+
+bool takes_plain(const compat::Stack& stack) {
+  return std::ranges::all_of(stack, [](const c10::IValue& v) {
+    if (v.isTensorList()) return all_plain(v.toTensorVector());
+    if (v.isOptionalTensorList())
+      return std::ranges::all_of(v.toOptionalTensorVector(), [](const auto& t) { return !t || !t->defined() || is_plain(*t); });
+    return !v.isTensor() || !v.toTensor().defined() || is_plain(v.toTensor());
+  });
+}
 
 bool same_type(const ir::TensorType& want, const at::Tensor& t) {
   if (is_undefined(want) || !t.defined()) return true;
@@ -63,6 +75,7 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
   for (const ir::Node* n : g.nodes())
     for (uint32_t c : result_uses.at(n)) uses[n] += c;
 
+  const bool transformed = any_transform();
   std::unordered_map<uint32_t, int64_t> symbols;  // a symbol's value is the size it was made for
   for (const ir::Input& in : g.inputs) {
     const ir::TensorType& type = in.value.type();
@@ -105,6 +118,8 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     if (name == "aten::clone" && stack[0].toTensor().layout() != at::kStrided) stack[1] = c10::IValue();  // it takes no format
     if (runtime::writes_what_is_left_out(name)) ask_for_first(stack.back());
     std::vector<at::Tensor>& results = values[n];
+    std::optional<WithoutTransforms> none;  // packed masks are read by address, and some ops have rules for what is wrapped only
+    if (transformed && !(n->op->flags & ir::kRandom) && takes_plain(stack)) none.emplace();
     if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
       results = {stack[0].toTensor()};
     } else if (writes_copies(*n, call.op.schema())) {

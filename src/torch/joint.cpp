@@ -662,10 +662,10 @@ namespace {
 ir::TensorType type_of_tangent(ir::TensorType type) {
   if (overlaps_itself(type)) type.strides = ir::contiguous_strides(type.sizes);  // it has elements of its own
   if (capture::is_static(type)) return type;
-  const std::vector<int64_t> now = values_of(type.strides);
+  const std::vector<int64_t> now = values_of(type.strides), sizes = values_of(type.sizes);
   std::vector<size_t> order(type.dim());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return now[a] > now[b]; });
+  std::ranges::stable_sort(order, std::greater(), [&](size_t d) { return std::pair(now[d], sizes[d] > 1); });  // as tangents are compared with it
   sym::Int next = 1;
   for (size_t d : std::views::reverse(order)) {
     type.strides[d] = next;

@@ -75,6 +75,9 @@ at::Tensor as_traced(const RegionCall::Other& o) {
 }  // namespace
 
 variable_list Training::differentiable_backward(const std::shared_ptr<Call>& call, const variable_list& tangents, RegionNode& node) const {
+  if (any_transform())
+    if (auto made = under_transforms(as_transformed([&](const variable_list& one) { return differentiable_backward(call, one, node); }), tangents))
+      return *made;
   if (!all_plain(tangents)) {
     if (!is_batch(tangents)) give_up("they come by tangents that are no plain tensors");
     std::vector<variable_list> each;
@@ -285,6 +288,7 @@ std::shared_ptr<Training> Training::next_level(Layouts& how, const Call& call, c
         kept.push_back(s.value);
     const Taking taking(*this, assumed_, sizes);
     try {
+      const WithoutTransforms none;
       JointProgram j = trace()->deepen(joint_, how, kept, snapshots, look_at(call, tangents, how, node), needs, assigned);
       j.results = joint_.results;
       for (const Saved& s : saved_)

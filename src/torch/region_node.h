@@ -152,8 +152,9 @@ class RegionNode final : public CallNode {
   torch::autograd::variable_list by_place(torch::autograd::variable_list given) const;
   // The places that the backward under way has come to, whether with a gradient or without.
   std::vector<char> places_come(const torch::autograd::variable_list& tangents) const;
-  // Eager raises at the first of its nodes that cannot run. `path`: from the places that it has `come` to.
-  void raise_first(const torch::autograd::variable_list& tangents, const std::vector<char>& come, const Path& path) const;
+  // Eager raises at the first of its nodes that cannot run. `path`: from the places that it has `come` to, at some of them with a gradient that is
+  // `given`.
+  void raise_first(std::vector<char> given, const std::vector<char>& come, const Path& path) const;
   std::vector<std::pair<const RegionNode*, std::vector<char>>> later() const;
   void describe_inner(const torch::autograd::variable_list& grads);
   // Where the gradients that this gives have to be seen on their way; what has come to those through which it goes itself is taken along.

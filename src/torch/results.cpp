@@ -227,7 +227,16 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
 
 namespace {
 
-// The view that a base has become by transpose_() and the like, where gradients come back through it.
+// Whether this is all of its memory, in the shape that transpose_() and the like gave the tensor that it was made as.
+bool is_reshaped_in_place(const capture::View& v) {
+  const capture::StorageState& s = *v.storage;
+  const capture::View* p = &v;
+  while (p->parent && p->in_place) p = p->parent.get();
+  return v.parent && !p->parent && v.offset == 0 && capture::is_static(v.type) && capture::is_static(s.type) && v.type.dtype == s.type.dtype &&
+         ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) && v.type.numel() == s.type.numel();
+}
+
+// The same of a base, where gradients come back through it.
 capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const capture::StorageState* s) {
   for (const at::Tensor& t : results) {
     const FakeImpl* f = as_fake(t);
@@ -235,13 +244,7 @@ capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const c
     at::Tensor whose;
     whose = t._base();
     const FakeImpl* base = as_fake(whose);
-    if (!base || !base->view->parent || base->view->storage.get() != s) continue;
-    capture::View* const v = base->view.get();
-    const capture::View* p = v;
-    while (p->parent && p->in_place) p = p->parent.get();
-    const bool whole = !p->parent && v->offset == 0 && capture::is_static(v->type) && capture::is_static(s->type) && v->type.dtype == s->type.dtype &&
-                       ops::is_dense(*s->ctx, v->type) && ops::is_dense(*s->ctx, s->type);
-    if (whole && v->type.numel() == s->type.numel()) return v;
+    if (base && base->view->storage.get() == s && is_reshaped_in_place(*base->view)) return base->view.get();
   }
   return nullptr;
 }
@@ -271,7 +274,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   std::unordered_map<const StorageState*, uint32_t> root_result;
   std::unordered_map<const c10::TensorImpl*, uint32_t> by_impl;
   for (uint32_t i = 0; i < fakes.size(); ++i)
-    if (FakeImpl* f = as_fake(fakes[i]); f && !f->view->parent) root_result.try_emplace(f->view->storage.get(), i);
+    if (FakeImpl* f = as_fake(fakes[i]);
+        f && (!f->view->parent || (!fakes[i].requires_grad() && !fakes[i].is_view() && is_reshaped_in_place(*f->view))))
+      root_result.try_emplace(f->view->storage.get(), i);
   std::unordered_map<const View*, uint32_t> own_versions;
   for (uint32_t i = 0; i < fakes.size(); ++i)
     if (FakeImpl* f = as_fake(fakes[i]); f && f->view->own_versions) own_versions.try_emplace(f->view.get(), i);
@@ -315,6 +320,18 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     View* whole = &v;
     while (whole->parent) whole = whole->parent.get();
     return *whole;
+  };
+  // To a view of that memory, from what the tensor that was reshaped in place is.
+  const auto path_from = [&](const View& base, const View& v) {
+    std::vector<ResultSpec::ViewOp> path = path_of(v);
+    const View* from = &v;
+    while (from && from != &base) from = from->parent.get();
+    const StorageState& s = *v.storage;
+    if (from)
+      path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(path_of(base).size()));
+    else  // older than its base's shape
+      path.insert(path.begin(), {"aten::as_strided", {values_of(s.type.sizes), values_of(s.type.strides), int64_t{0}}, -1});
+    return path;
   };
   // Results that share memory with each other and not with a returned root are views of one hidden output, as in eager.
   std::unordered_map<const StorageState*, std::unordered_set<const c10::TensorImpl*>> loose;
@@ -376,14 +393,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       }
       r.kind = ResultSpec::Kind::ViewOfOutput;
       r.index = it->second;
-      r.path = path_of(v);
-      if (!base_view) return;
-      const View* from = &v;
-      while (from && from != base_view) from = from->parent.get();
-      if (from)
-        r.path.erase(r.path.begin(), r.path.begin() + static_cast<std::ptrdiff_t>(path_of(*base_view).size()));
-      else  // older than its base's shape
-        r.path.insert(r.path.begin(), {"aten::as_strided", {values_of(s->type.sizes), values_of(s->type.strides), int64_t{0}}, -1});
+      r.path = base_view ? path_from(*base_view, v) : path_of(v);
     };
     const auto of_any_size = [](const View& v) {
       for (const View* p = &v; p->parent; p = p->parent.get())
@@ -442,7 +452,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     } else if (auto it = root_result.find(s); it != root_result.end() && it->second != i) {
       r.kind = ResultSpec::Kind::ViewOfValue;
       r.index = it->second;
-      r.path = path_of(v);
+      const View& root = *as_fake(fakes[it->second])->view;
+      r.path = root.parent ? path_from(root, v) : path_of(v);
     } else if (it == root_result.end() && v.parent &&
                (loose[s].size() > 1 || is_of_saved(fakes[i], v) || !ops::is_dense(graph->ctx(), v.type) || f->is_conj() || f->is_neg() ||
                 counts_in_inference(*f) || creation_of(fakes[i]) == CreationMeta::MULTI_OUTPUT_NODE || can_be_made(fakes[i], v))) {
@@ -502,9 +513,12 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       p.mutations.push_back(std::move(change));
     }
   }
-  if (std::ranges::any_of(p.mutations, [](const Mutation& m) { return !m.metadata_only; }) &&
-      std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name == "vitrify::looks_between"; }))
-    fail("aten::as_strided of an argument's memory with gaps, in a program that writes to arguments");
+  if (std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name == "vitrify::looks_between"; })) {
+    if (std::ranges::any_of(p.mutations, [](const Mutation& m) { return !m.metadata_only; }))
+      fail("aten::as_strided of an argument's memory with gaps, in a program that writes to arguments");
+    if (!saved_arguments.empty())
+      fail("aten::as_strided of an argument's memory with gaps, beside a checkpoint");  // whose function finds it elsewhere
+  }
   // Nothing will run of what nobody reads: what its kernel refuses, eager raises.
   for (const ir::Node* n : ir::dead_nodes(*graph))
     if (const OpInfo* info = n->op->flags & ir::kView ? nullptr : ops.find(n->op->name); info && !kernel_takes(*graph, *info, n->args))

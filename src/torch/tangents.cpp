@@ -45,11 +45,11 @@ bool is_recorded(const at::Tensor& t, const ir::TensorType& type, bool exactly) 
 
 namespace {
 
-// Of dense memory whose dims lie in the order of these strides.
+// Of dense memory whose dims lie in the order of these strides. Of one stride, a dim of one element lies inside of others, as it does in memory.
 std::vector<int64_t> dense_in_order(const std::vector<int64_t>& of, c10::IntArrayRef sizes) {
   std::vector<size_t> order(of.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return of[a] > of[b]; });
+  std::ranges::stable_sort(order, std::greater(), [&](size_t d) { return std::pair(of[d], sizes[d] > 1); });
   std::vector<int64_t> strides(of.size());
   int64_t next = 1;
   for (size_t d : std::views::reverse(order)) {
@@ -228,6 +228,13 @@ int64_t size_of_batch(const std::vector<at::Tensor>& tangents) {
   return 0;
 }
 
+int64_t size_of_any_batch(const std::vector<at::Tensor>& tangents) {
+  for (const at::Tensor& t : tangents)
+    if (const auto* batch = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr; batch && batch->bdims().size() == 1)
+      return batch->value().size(batch->bdims()[0].dim());
+  return -1;
+}
+
 std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which) {
   for (at::Tensor& t : tangents)
     if (const auto* batch = t.defined() ? at::maybeGetBatchedImpl(t) : nullptr) t = batch->value().select(batch->bdims()[0].dim(), which);
@@ -243,7 +250,7 @@ std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& eac
   for (size_t g = 0; g < all.size(); ++g) {
     of.clear();
     for (const auto& one : each) of.push_back(one[g]);
-    if (of[0].defined()) all[g] = at::addBatchDim(batch_of(of), 1, 0);
+    if (of[0].defined()) all[g] = at::addBatchDim(all_plain(of) ? batch_of(of) : at::stack(of), 1, 0);
   }
   return all;
 }

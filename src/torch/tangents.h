@@ -50,6 +50,7 @@ at::Tensor batch_of(const std::vector<at::Tensor>&);
 // What is_grads_batched gives, and kernels can read: all of it; how many there are; one of each; and the other way round, of the gradients for each.
 bool is_batch(const std::vector<at::Tensor>& tangents);
 int64_t size_of_batch(const std::vector<at::Tensor>& tangents);
+int64_t size_of_any_batch(const std::vector<at::Tensor>& tangents);  // also where torch.func's transforms are within; -1: there is none
 std::vector<at::Tensor> one_of_batch(std::vector<at::Tensor> tangents, int64_t which);
 bool has_dims_of_one(const std::vector<at::Tensor>&);  // whose strides in a batch are ATen's affair
 std::vector<at::Tensor> as_batch(const std::vector<std::vector<at::Tensor>>& each);

@@ -491,8 +491,13 @@ void Tracer::Impl::stop() {
 
 void Tracer::Impl::count_versions() {
   std::unordered_map<const void*, std::vector<Source*>> all;
-  for (Source& s : sources)
-    if (s.fake.defined() && s.real.defined() && counts_versions(s.real)) all[counter_of(s.real)].push_back(&s);
+  for (Source& s : sources) {
+    if (!s.fake.defined() || !s.real.defined() || !counts_versions(s.real)) continue;
+    if (s.input >= static_cast<int32_t>(num_args))
+      all[counter_of(s.real)].push_back(&s);
+    else
+      s.bumps = version_of(s.fake);  // writes are counted in what stands for it: its own counter is told of those to what is captured
+  }
   for (auto& [_, one] : all) {
     const int64_t before = (*std::ranges::min_element(one, {}, &Source::real_version))->real_version, counted = version_of(one[0]->real) - before;
     const auto written = std::ranges::find_if(one, [](const Source* s) { return as_fake(s->fake)->view->storage->generation > 0; });

@@ -382,7 +382,7 @@ std::vector<std::pair<const RegionNode*, std::vector<char>>> RegionNode::later()
   std::vector<std::pair<const RegionNode*, std::vector<char>>> r;
   const JointProgram& j = call_->joint;
   const std::vector<Edge> places = call_->places();
-  for (size_t p = j.first_front; p < j.parts.size(); ++p) {
+  for (size_t p = 0; p < j.parts.size(); ++p) {
     if (p == part_ || j.parts[p].places.size() != 1) continue;
     const size_t k = j.parts[p].places[0];
     const auto* node = dynamic_cast<const RegionNode*>(places[k].function.get());
@@ -394,7 +394,7 @@ std::vector<std::pair<const RegionNode*, std::vector<char>>> RegionNode::later()
   return r;
 }
 
-void RegionNode::raise_first(const variable_list& tangents, const std::vector<char>& come, const Path& path) const {
+void RegionNode::raise_first(std::vector<char> given, const std::vector<char>& come, const Path& path) const {
   const Tape& tape = region_->tape();
   std::optional<size_t> first;
   std::function<void()> raise;
@@ -446,11 +446,11 @@ void RegionNode::raise_first(const variable_list& tangents, const std::vector<ch
       if (call_->raised.empty() && tape.failing.empty()) return Way();
       return Way{region_->path_of(places, *this, true), region_->path_of(places, *this)};
     };
-    std::vector<char> given = which_defined(tangents);
     for (size_t k = 0; k < without_.size(); ++k) given[k] = given[k] || without_[k];
     find(*this, path, way_from(given), way_from(come));
-    // Behind this node eager raises only when it has run those between, also those that other nodes of the call stand for.
-    if (first && !on(path, *first) && std::ranges::find(given, 1) != given.end())
+    // Eager runs all in one order: what raises here does only when those have run that come before it, also those that other nodes of the call stand
+    // for.
+    if (first && std::ranges::find(given, 1) != given.end())
       for (const auto& [node, places] : later()) {
         const Path behind = region_->path_of(places, *node, true);
         if (!behind.empty()) find(*node, behind, Way{behind, behind}, Way{behind, behind});
@@ -520,7 +520,8 @@ variable_list RegionNode::apply(variable_list&& given) {
         for (uint32_t p : j.way(k).behind) behind[j.edge_to(p)] = 1;
   }
   const Path path = region_->path_of(come, *this);
-  raise_first(tangents, come, path);
+  const std::vector<char> with_gradient = which_defined(tangents);
+  raise_first(with_gradient, come, path);
   call_->check_unfollowed(path);
   const auto reached = [&] {
     std::vector<char> r = region_->tape().edges_on(path, edges_out());
@@ -557,7 +558,7 @@ variable_list RegionNode::apply(variable_list&& given) {
       std::vector<Kept> kept;
       for (uint32_t k : b.saved) kept.push_back(call_->unpack(k, getptr()));
       if (std::ranges::any_of(kept, &Kept::freed)) check_freed(kept, *b.graph, region_->asked_of(b, *this));
-      region_->check_changed(b, kept, *this, path);
+      region_->check_changed(b, kept, *this, path, [&] { raise_first(with_gradient, come, region_->path_of(come, *this, true)); });
       const Fit fit = take_as_it_is_now(kept, *b.graph);
       std::vector<at::Tensor> saved;
       for (Kept& k : kept) saved.push_back(std::move(k.tensor));

@@ -22,6 +22,7 @@
 #include "torch/split.h"
 #include "torch/sym_node.h"
 #include "torch/training.h"
+#include "torch/transforms.h"
 #include "torch/versions.h"
 #include "torch/view_path.h"
 #include "torch/write_history.h"
@@ -131,8 +132,10 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   // Those of a batch that no plan has whole: its formulas fix sizes, or look at values.
   variable_list one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why = "") const;
 
+  // As transforms of torch.func take it.
+  TransformedOp as_transformed(std::function<variable_list(variable_list)> run) const;
+
   // The same through ATen, for tangents that kernels cannot read.
-  variable_list under_vmap(const Unpack& unpack, const variable_list& tangents, const RegionNode& node) const;
   variable_list op_by_op(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const;
 
   Layouts batches_of(const variable_list& tangents, const RegionNode& node) const;
@@ -159,7 +162,9 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::vector<Value> asked_of(const BackwardProgram&, const Node&) const;
 
   // What of it a derivative reads was changed, but not what eager reads on that path: it may not matter.
-  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path) const;
+  // `before`: raises what eager's nodes do that come before the one that reads it.
+  void check_changed(const BackwardProgram& b, const std::vector<Kept>& saved, const Node& node, const Path& path,
+                     const std::function<void()>& before) const;
 
   const ir::TensorType& type_of_watched(bool is_output, uint32_t index) const {
     return (is_output ? joint_.outputs[index] : joint_.given[index]).type();

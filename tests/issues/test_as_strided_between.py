@@ -3,6 +3,7 @@ import pytest
 import torch
 import vitrify
 from beside import check, run, same_call, same_outcome
+from torch.utils.checkpoint import checkpoint
 
 MADE = {
     "every second": lambda: torch.arange(16.0)[::2], "every third": lambda: torch.arange(24)[::3], "a column": lambda: torch.arange(64.0).view(8, 8)[:, 0],
@@ -109,3 +110,16 @@ def test_what_is_captured_lies_between(given):
         o.fill_(7)
         return w.as_strided((4,), (1,)) + x
     check(f, lambda: [torch.zeros(4)], REASON)
+
+
+@pytest.mark.eager("beside a checkpoint")
+def test_a_checkpoint_looks_again():
+    """What it reads is where the argument lies by then, with what is between its elements there."""
+    f = lambda x: checkpoint(lambda a: a.as_strided((6,), (1,)).softmax(0), x, use_reentrant=False) * torch.arange(6.0)  # noqa: E731
+    seen = []
+    for g in (f, vitrify.compile(f)):
+        x = torch.linspace(-1, 1, 12)[::2].detach().requires_grad_()
+        out = g(x)
+        x.data = torch.linspace(-1, 1, 12)[::2].contiguous()
+        seen.append(torch.autograd.grad(out.sum(), x)[0])
+    torch.testing.assert_close(*seen)

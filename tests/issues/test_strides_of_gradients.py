@@ -183,3 +183,21 @@ def test_zeros_leave_what_they_are_added_to_as_it_lies(f):
         found.append(torch.autograd.grad(g, x, torch.randn(4, 4, dtype=torch.float64).t(), allow_unused=True)[0])
     torch.testing.assert_close(*found)
     assert found[0].stride() == found[1].stride()
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("shape", [(0, 1, 4), (2, 1, 4), (1, 0, 4), (4, 1, 0), (4, 0, 1), (1, 4, 0)], ids=str)
+def test_dims_of_one_element_in_any_sizes(shape, dynamic):
+    """Where sizes may differ, a gradient of nothing lay as another order of the same strides has it."""
+    if 0 in shape:
+        expects.no_kernels("nothing is computed")
+    f, found = lambda x: F.dropout(x, 0.3) * 2, []
+    for g in (f, vitrify.compile(f, dynamic=dynamic, fullgraph=True)):
+        seen = []
+        for rows in (torch.randn(shape), torch.randn(shape).transpose(0, 2).contiguous().transpose(0, 2)):
+            x = torch.randn(shape, requires_grad=True)
+            y = g(x)
+            y.register_hook(lambda t: seen.append(t.stride()))  # noqa: B023
+            seen += [y.stride(), torch.autograd.grad((y * rows).sum(), x, retain_graph=True)[0].stride(), torch.autograd.grad(y.sum(), x)[0].stride()]
+        found.append(seen)
+    assert found[0] == found[1]

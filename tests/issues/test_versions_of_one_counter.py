@@ -115,3 +115,32 @@ def test_leaves_with_views_are_written_under_no_grad(viewed, written):
             told += outcome(lambda: [g for g in torch.autograd.grad(out[0].sum() + out[1].sum(), w, allow_unused=True) if g is not None])  # noqa: B023
         seen.append(told)
     same(*seen)
+
+
+WRITES = {
+    "both": lambda x, w: (x.add_(1), w.mul_(2)), "what is captured": lambda x, w: w.mul_(2), "the argument": lambda x, w: x.mul_(2), "one by .data": lambda x, w: (w.mul_(2), x.data.mul_(0.5)), "in place of another": lambda x, w: (w.mul_(2), x.add_(w), w.add_(x)),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_an_argument_of_one_call_has_the_counter_of_what_is_captured(name, first):
+    """Its writes were told to the argument, also of later calls whose argument has a counter of its own."""
+    seen = []
+    for compiles in (False, True):
+        mine, w = torch.ones(8).chunk(2)
+
+        def f(x, a):
+            WRITES[name](x, w)  # noqa: B023
+            return a * w * x  # noqa: B023
+        f = vitrify.compile(f, fullgraph=True) if compiles else f
+        told = []
+        for x in (mine, torch.ones(4), torch.ones(4), mine) if first else (torch.ones(4), mine, torch.ones(4), mine):
+            a = torch.ones(4, requires_grad=True)
+            saved = [(a * w).sum(), (a * x).sum()]
+            before = x._version, w._version
+            out = f(x, a)
+            told += [x._version - before[0], w._version - before[1], outcome(lambda: torch.autograd.grad(out.sum(), a)[0])]  # noqa: B023
+            told += [outcome(lambda: torch.autograd.grad(s, a)[0]) for s in saved]  # noqa: B023
+        seen.append(told)
+    same(*seen)
