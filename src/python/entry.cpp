@@ -69,6 +69,12 @@ bool repeats(const Tensors& tensors) {
   return false;
 }
 
+int32_t captured_in(const Entry& e, const void* storage) {
+  const auto at = std::ranges::find(
+      e.captured, storage, [](const auto& c) -> const void* { return c.first.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); });
+  return at == e.captured.end() ? -1 : static_cast<int32_t>(at - e.captured.begin());
+}
+
 bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
   if (!e.alias_of.empty()) {
     c10::SmallVector<const void*, 16> storages;
@@ -77,9 +83,7 @@ bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
       size_t first = 0;
       while (storages[first] != storages[i]) ++first;
       if (first != e.alias_of[i] || (tensors[first] == tensors[i]) != e.same_object[i]) return false;
-      if (e.check_captured_aliases)
-        for (auto& [t, meta] : e.captured)
-          if (t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storages[i]) return false;
+      if (!e.captured_alias.empty() && captured_in(e, storages[i]) != e.captured_alias[i]) return false;
     }
   }
   // Programs, and torch's modules, ask whether one object was given twice.
@@ -89,7 +93,7 @@ bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
 // Of one object that was given twice, hooks may have made two, which then have the same elements.
 bool elements_as_captured(const Entry& e, const Tensors& tensors) {
   if (aliases_as_captured(e, tensors)) return true;
-  if (e.alias_of.empty() ? repeats(tensors) : e.check_captured_aliases) return false;
+  if (e.alias_of.empty() ? repeats(tensors) : !e.captured_alias.empty()) return false;
   for (size_t i = 0; i < e.alias_of.size(); ++i) {
     const at::Tensor &t = THPVariable_Unpack(tensors[i]), &first = THPVariable_Unpack(tensors[e.alias_of[i]]);
     if (e.same_object[i] && !t.is_same(first) && !at::equal(t.detach(), first.detach())) return false;
@@ -571,7 +575,9 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     // Without a write, inputs that start to overlap change nothing.
     const bool aliases_count = !p.mutations.empty() || looks_at_memory;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);
-    e->check_captured_aliases = aliases_count;
+    if (aliases_count)
+      for (const Ref& t : s->tensors)
+        e->captured_alias.push_back(captured_in(*e, THPVariable_Unpack(t.get()).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()));
     for (auto* n : p.graph->nodes())
       if (n->op->flags & ir::kLooksAtOffset)
         for (auto& m : s->metas) m.exact_offset = true;

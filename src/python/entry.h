@@ -45,14 +45,14 @@ struct Entry {
   std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl>, TensorMeta>> reached;
   std::shared_ptr<CompiledGraph> graph;  // null: these calls run eagerly
   std::shared_ptr<Result> result;
-  std::unique_ptr<Live> live;        // null: nothing is read anew
-  std::shared_ptr<Symbols> symbols;  // null: static sizes
-  std::vector<uint32_t> alias_of;    // per tensor: first one with the same storage; empty: not checked
-  std::vector<bool> same_object;     // per tensor: whether that one is the very object
-  bool check_captured_aliases = false;
-  bool stale = false;                // recorded wrongly: to be captured again
-  uint64_t served = 0, refused = 0;  // calls that ran, and that content led another way
-  bool settled = false;              // what it refuses runs eagerly: a plan captured for such a call did not serve it
+  std::unique_ptr<Live> live;           // null: nothing is read anew
+  std::shared_ptr<Symbols> symbols;     // null: static sizes
+  std::vector<uint32_t> alias_of;       // per tensor: first one with the same storage; empty: not checked
+  std::vector<bool> same_object;        // per tensor: whether that one is the very object
+  std::vector<int32_t> captured_alias;  // per tensor: first of `captured` with the same storage, -1: none; empty: not checked
+  bool stale = false;                   // recorded wrongly: to be captured again
+  uint64_t served = 0, refused = 0;     // calls that ran, and that content led another way
+  bool settled = false;                 // what it refuses runs eagerly: a plan captured for such a call did not serve it
   bool release_gil = false;
 
   // Fixes metadata checks to what the program depends on.

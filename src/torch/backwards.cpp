@@ -124,6 +124,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
     for (size_t k = 0; k < joint_.roots.size(); ++k)
       if (tangents[k].defined() && !joint_.roots[k].refuses.empty()) throw std::runtime_error(joint_.roots[k].refuses);
   if (any_transform()) {
+    const Call::Repeats repeats(node.call());
     const Unpack kept = [&](const BackwardProgram& b, bool) { return unpack(b, false); };
     if (auto made = under_transforms(as_transformed([&](variable_list one) { return backward(kept, std::move(one), node); }), tangents)) return *made;
     return op_by_op(unpack, tangents, node, "a transform of torch.func has no rule for what they do");
@@ -257,6 +258,7 @@ struct Silent final : c10::WarningHandler {
 }  // namespace
 
 variable_list Training::one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const {
+  const Call::Repeats repeats(node.call());
   const int64_t n = size_of_batch(tangents);
   std::vector<variable_list> each;
   std::shared_ptr<const Backward> b;

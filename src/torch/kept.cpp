@@ -288,7 +288,7 @@ void Call::check_plan(const compat::NodePtr& node) const {
 
 at::Tensor Call::from_hooks(size_t saved, const compat::NodePtr& node) const {
   const int task = torch::autograd::get_current_graph_task_id();
-  const bool once = tape_->places.size() < 2 && !c10::GradMode::is_enabled();  // what is differentiated again may be looked at before
+  const bool once = tape_->places.size() < 2 && !repeats_ && !c10::GradMode::is_enabled();  // what is differentiated again may be looked at before
   if (once || task < 0) return hooked[saved].unpack(node);
   const std::shared_ptr<FromHooks> here = [&] {
     std::lock_guard lock(mutex_);

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -75,6 +76,19 @@ class Call {
   bool sized = false;                                  // sizes of what was given count when it is gone
 
   Kept unpack(size_t saved, const compat::NodePtr& node) const;
+  // What has the sizes of it: behind hooks is not the tensor itself.
+  const Kept& with_sizes(size_t saved) const { return kept[saved].tensor.defined() || behind_hooks.empty() ? kept[saved] : behind_hooks[saved]; }
+  // While it lives, the backward under way runs what stands for one of eager's nodes several times.
+  class Repeats {
+   public:
+    explicit Repeats(const Call& of) : of_(of) { ++of_.repeats_; }
+    ~Repeats() { --of_.repeats_; }
+    Repeats(const Repeats&) = delete;
+    Repeats& operator=(const Repeats&) = delete;
+
+   private:
+    const Call& of_;
+  };
   // The first step at which a backward comes to what another has freed: a node of which eager keeps something.
   std::optional<size_t> spent(const Path&) const;
   // Notes that a backward comes to what only one may come to; false: another has before.
@@ -85,6 +99,7 @@ class Call {
 
  private:
   virtual void all_freed() {}
+  mutable std::atomic<int> repeats_ = 0;
   static constexpr int kNone = -2;
   // What hooks give back for it: once in a backward, whose parts read it one after the other. Eager's node asks once, and a checkpoint gives once.
   at::Tensor from_hooks(size_t saved, const compat::NodePtr& node) const;

@@ -176,8 +176,8 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
     const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());
     if (at == wanted.size() || below.saved_[s].kind == Saved::Kind::Sizes || below.saved_[s].snapshot) continue;
     if (!needs_[at]) {  // but for its sizes, which no guard may know
-      if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined())
-        o.given[at] = Kept::sizes_of(call->kept[s].tensor);
+      if (!capture::is_static(wanted[at].type()) && !below.saved_[s].bits && call->with_sizes(s).tensor.defined())
+        o.given[at] = Kept::sizes_of(call->with_sizes(s).tensor);
     } else {
       const bool is_other = std::ranges::any_of(assigned, [&](const auto& a) {
         return below.saved_[s].kind == Saved::Kind::Result && a.second.output == static_cast<int32_t>(below.saved_[s].index);
@@ -200,8 +200,8 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
     if (needs_[i]) {
       Kept kept = call->unpack(s, node.getptr());
       o.given[i] = kept.freed ? std::move(kept) : laid_as_recorded(below.saved_[s], std::move(kept), sizes);
-    } else if (!capture::is_static(wanted[i].type()) && !below.saved_[s].bits && call->kept[s].tensor.defined()) {
-      o.given[i] = Kept::sizes_of(call->kept[s].tensor);
+    } else if (!capture::is_static(wanted[i].type()) && !below.saved_[s].bits && call->with_sizes(s).tensor.defined()) {
+      o.given[i] = Kept::sizes_of(call->with_sizes(s).tensor);
     }
   }
   size_t k = 0;

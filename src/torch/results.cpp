@@ -119,6 +119,9 @@ void make_strided_again(const at::Tensor& t, std::vector<ResultSpec::ViewOp>& pa
 }
 
 // The last steps of `path` lead to `v`. A detached tensor counts writes, and its views have it for their base: all that is made of one has one.
+// Autograd takes it for no view.
+bool is_apart(const View& v) { return !v.step.op || (v.step.op->name == "aten::view.dtype" && v.type.dim() == v.parent->type.dim()); }
+
 void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path, std::unordered_map<const View*, uint64_t>& detached, uint64_t& calls) {
   for (auto step = path.rbegin(); step != path.rend() && v->parent; ++step, v = v->parent.get()) {
     step->mode = v->mode;
@@ -126,6 +129,24 @@ void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path, std::unord
     const auto [at, fresh] = detached.try_emplace(v, calls + 1);
     if (fresh) ++calls;
     step->call = at->second;
+  }
+}
+
+// What is apart from autograd, as .data, and reshaped in place is no view, nor are its views those of what it was: it is made apart when it has its
+// shape.
+void make_apart_last(const View& v, std::vector<ResultSpec::ViewOp>& path) {
+  size_t run = 0;  // steps in place behind this one
+  size_t place = path.size();
+  for (const View* q = &v; q->parent && place > 0; q = q->parent.get()) {
+    --place;
+    if (q->in_place)
+      ++run;
+    else {
+      if (is_apart(*q))
+        std::rotate(path.begin() + static_cast<std::ptrdiff_t>(place), path.begin() + static_cast<std::ptrdiff_t>(place) + 1,
+                    path.begin() + static_cast<std::ptrdiff_t>(place + 1 + run));
+      run = 0;
+    }
   }
 }
 
@@ -227,14 +248,21 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
 
 namespace {
 
-// Whether this is all of its memory, in the shape that transpose_() and the like gave the tensor that it was made as.
-bool is_reshaped_in_place(const capture::View& v) {
-  const capture::StorageState& s = *v.storage;
+// Whether this is what transpose_() and the like made of the tensor that its memory was made as.
+bool is_in_place(const capture::View& v) {
   const capture::View* p = &v;
   while (p->parent && p->in_place) p = p->parent.get();
-  return v.parent && !p->parent && v.offset == 0 && capture::is_static(v.type) && capture::is_static(s.type) && v.type.dtype == s.type.dtype &&
-         ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) && v.type.numel() == s.type.numel();
+  return v.parent && !p->parent;
 }
+
+// The same, where it shows all of that memory.
+bool is_reshaped_in_place(const capture::View& v) {
+  const capture::StorageState& s = *v.storage;
+  return is_in_place(v) && v.offset == 0 && v.type.dtype == s.type.dtype && ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) &&
+         v.type.numel() == s.type.numel();
+}
+
+bool is_static(const capture::View& v) { return capture::is_static(v.type) && capture::is_static(v.storage->type); }
 
 // The same of a base, where gradients come back through it.
 capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const capture::StorageState* s) {
@@ -244,7 +272,7 @@ capture::View* reshaped_in_place(const std::vector<at::Tensor>& results, const c
     at::Tensor whose;
     whose = t._base();
     const FakeImpl* base = as_fake(whose);
-    if (base && base->view->storage.get() == s && is_reshaped_in_place(*base->view)) return base->view.get();
+    if (base && base->view->storage.get() == s && is_static(*base->view) && is_reshaped_in_place(*base->view)) return base->view.get();
   }
   return nullptr;
 }
@@ -277,6 +305,10 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (FakeImpl* f = as_fake(fakes[i]);
         f && (!f->view->parent || (!fakes[i].requires_grad() && !fakes[i].is_view() && is_reshaped_in_place(*f->view))))
       root_result.try_emplace(f->view->storage.get(), i);
+  const auto is_own = [&](uint32_t i) {  // reshaped in place, and no view
+    FakeImpl* f = as_fake(fakes[i]);
+    return f->view->in_place && !fakes[i].is_view() && (f->view->storage->input < 0 || f != as_fake(inputs[f->view->storage->input]->fake));
+  };
   std::unordered_map<const View*, uint32_t> own_versions;
   for (uint32_t i = 0; i < fakes.size(); ++i)
     if (FakeImpl* f = as_fake(fakes[i]); f && f->view->own_versions) own_versions.try_emplace(f->view.get(), i);
@@ -329,6 +361,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     const StorageState& s = *v.storage;
     if (from)
       path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(path_of(base).size()));
+    else if (!is_static(base))
+      fail("returns a view of what is reshaped in place after it");
     else  // older than its base's shape
       path.insert(path.begin(), {"aten::as_strided", {values_of(s.type.sizes), values_of(s.type.strides), int64_t{0}}, -1});
     return path;
@@ -366,6 +400,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     View& v = *f->view;
     StorageState* s = v.storage.get();
     auto [same, first] = by_impl.try_emplace(fakes[i].unsafeGetTensorImpl(), i);
+    if (s->input < 0 && s->storage.nbytes() > capture::make_storage(to_torch_device(s->type.device), s->type, s->offset).nbytes())
+      fail("returns a part of memory that was resized, or that its op copies whole");
+    if (const View* q = is_own(i) ? &v : nullptr) {
+      while (q->in_place) q = q->parent.get();
+      if (q->parent ? !is_apart(*q) && !f->is_inference() : !is_reshaped_in_place(v))
+        fail("returns a tensor that it makes part of its memory in place");
+    }
     if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() &&
         f != as_fake(inputs[s->input]->fake))
       fail("returns a leaf that needs gradients, which it makes");
@@ -462,6 +503,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       emit_value();
     }
     note_modes(&v, r.path, detached, view_calls);
+    make_apart_last(v, r.path);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
     p.results.push_back(std::move(r));
   }

@@ -218,7 +218,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   if (part.sym_sizes() != src.sym_sizes()) capture::fail("aten::as_strided_scatter of a tensor of another shape");
   Stack write{part, src, false};
   run_special(*ops.find("aten::copy_"), &write);
-  capture::as_fake(result)->view->storage->in_part = !capture::is_whole(*f->view);
+  if (!capture::is_whole(*f->view)) capture::show_part(*capture::as_fake(result)->view->storage, *f->view);
   return result;
 }
 

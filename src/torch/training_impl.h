@@ -243,8 +243,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return CallSizes(ctx(), [this, &call, &tangents](const CallSizes::Note& note) {
       for (size_t i = 0; i < call.given.size(); ++i) note(joint_.given[i], call.given[i].tensor);
       for (size_t s = 0; s < call.kept.size(); ++s)
-        if (!saved_[s].bits)
-          note(saved_[s].value, (call.kept[s].tensor.defined() || call.behind_hooks.empty() ? call.kept : call.behind_hooks)[s].tensor);
+        if (!saved_[s].bits) note(saved_[s].value, call.with_sizes(s).tensor);
       for (size_t k = 0; k < tangents.size(); ++k) note(joint_.tangent(k), tangents[k]);
     });
   }

@@ -57,7 +57,7 @@ std::optional<Tensors> of_vmap(const TransformedOp& op, const Tensors& given, in
     for (size_t g = 0; g < all.size(); ++g) {
       Tensors of;
       for (Tensors& one : each) of.push_back(std::move(one[g]));
-      if (of[0].defined()) all[g] = at::stack(of);
+      if (of[0].defined()) all[g] = all_plain(of) ? batch_of(of) : at::stack(of);
     }
   }
   for (at::Tensor& t : all)
@@ -65,7 +65,8 @@ std::optional<Tensors> of_vmap(const TransformedOp& op, const Tensors& given, in
   return all;
 }
 
-// Of reverse mode nothing is left to do where no history is kept. ATen's ops wrap what they give, also of tensors that are not wrapped.
+// Of reverse mode nothing is left to do where no history of the transform's is kept. ATen's ops wrap what they give, also of tensors that are not
+// wrapped.
 std::optional<Tensors> of_values(const TransformedOp& op, const Tensors& given, const functorch::DynamicLayer& layer) {
   Tensors values;
   for (const at::Tensor& t : given) values.push_back(unwrapped(t, layer.layerId()));
@@ -158,8 +159,10 @@ std::optional<Tensors> under_transforms(const TransformedOp& op, Tensors given) 
       const WithoutTransforms behind(false);
       return under_transforms(op, std::move(given));
     }
-    case functorch::TransformType::Grad:
-      return of_it && at::GradMode::is_enabled() ? std::nullopt : of_values(op, given, layer);
+    case functorch::TransformType::Grad: {
+      const auto keeps_history = [&](const at::Tensor& t) { return wrapper_at(t, level) && t.requires_grad(); };
+      return at::GradMode::is_enabled() && std::ranges::any_of(given, keeps_history) ? std::nullopt : of_values(op, given, layer);
+    }
     case functorch::TransformType::Jvp:
       return of_jvp(op, given, layer);
     default:

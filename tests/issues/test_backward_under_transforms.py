@@ -1,11 +1,14 @@
 """A backward of a compiled call's results while transforms of torch.func are active: of what they transform, or of plain tangents beside that. A derivative captured
 there was captured under them (a backward of the user's own gave zeros, for good), plans called ATen under them (the process died), and interpreted ops had no rules."""
+import contextlib
+
 import expects
 import pytest
 import torch
 import torch.nn.functional as F
 import vitrify
 from torch import func
+from torch.utils.checkpoint import checkpoint
 
 
 class ThroughGrad(torch.autograd.Function):
@@ -114,3 +117,96 @@ def test_differentiable_in_vmap(name):
         grad = func.vmap(lambda *t: torch.autograd.grad(out, x, t, create_graph=True)[0])(*rows)  # noqa: B023
         seen.append([grad.detach(), *torch.autograd.grad(grad.square().sum(), [x, *rows])])
     torch.testing.assert_close(*seen)
+
+
+@pytest.mark.parametrize("name", ["sine", "matrix", "two", "own, by grad", "written"])
+@pytest.mark.parametrize("made", ["there", "before"])
+def test_differentiable_beside_a_transform(made, name):
+    """Tangents made under a transform are its wrappers, of which it keeps no history; the gradients have that of what is around it."""
+    seen = []
+    for f in (PROGRAMS[name], vitrify.compile(PROGRAMS[name], fullgraph=True)):
+        x = torch.linspace(-1.5, 1, 9).view(3, 3).requires_grad_()
+        out = f(x)
+        out = out if isinstance(out, tuple) else (out,)
+        before = [torch.ones_like(o) for o in out]
+        for around in (lambda h: func.grad(h)(torch.tensor(1.0)), lambda h: func.jvp(h, (torch.tensor(1.0),), (torch.tensor(1.0),)), lambda h: func.vmap(h)(torch.ones(2))):
+            grads = []
+
+            def h(s):
+                tangents = before if made == "before" else [torch.ones_like(o) for o in out]  # noqa: B023
+                grads.extend(torch.autograd.grad(out, x, tangents, create_graph=True))  # noqa: B023
+                return s * 1.0
+            around(h)
+            seen.append([grads[0].detach(), *torch.autograd.grad(grads[0].square().sum(), x, retain_graph=True)])
+    torch.testing.assert_close(seen[:3], seen[3:])
+
+
+class Lossless:
+    """Hooks that give what they were given, once in a backward."""
+    def __init__(self):
+        self.left = {}
+
+    def pack(self, t):
+        self.left[len(self.left)] = t
+        return len(self.left) - 1
+
+    def unpack(self, i):
+        return self.left[i]
+
+
+AGAIN = {
+    "batched": lambda g, t: g(torch.stack([t, t * 2]), is_grads_batched=True), "vmap": lambda g, t: func.vmap(g)(torch.stack([t, t * 2])), "vmap in vmap": lambda g, t: func.vmap(func.vmap(g))(torch.stack([t, t * 2])[None]), "jvp": lambda g, t: func.jvp(g, (t,), (t * 2,)),
+    "differentiable": lambda g, t: func.vmap(lambda a: g(a, create_graph=True))(torch.stack([t, t * 2])), "one": lambda g, t: g(t),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("way", AGAIN)
+@pytest.mark.parametrize("name", ["cumprod", "matrix", "where", "mask", "sort", "inverse", "written"])
+def test_a_checkpoint_gives_once(name, way, dynamic):
+    """Eager's node asks once for what it has saved, however many tangents come at a time."""
+    if (name, way, dynamic) == ("mask", "batched", True):
+        expects.eager("op by op: a batch of them has no plan")
+    seen = []
+    for f in (PROGRAMS[name], vitrify.compile(PROGRAMS[name], dynamic=dynamic, fullgraph=True)):
+        x = torch.linspace(-1.5, 1, 9).view(3, 3).requires_grad_()
+        out = checkpoint(f, x, use_reentrant=False)
+        gradients = lambda t, **more: torch.autograd.grad(out, x, t, retain_graph=True, **more)[0]  # noqa: B023, E731
+        try:
+            made = AGAIN[way](gradients, torch.linspace(-1, 2, out.numel()).view(out.shape))
+        except (RuntimeError, NotImplementedError) as e:
+            assert f is PROGRAMS[name], e
+            made = None
+        seen.append(made)
+    if seen[0] is not None:  # torch has rules for all of it
+        torch.testing.assert_close(*seen)
+
+
+BY_CONTENT = {
+    "mask": lambda x, w: ((x * w)[x > 0], x * w), "nonzero": lambda x, w: (x * w)[x.nonzero()[:, 0]].sin() * x.sum(), "repeated": lambda x, w: (x * w).repeat_interleave((x > 0).long() + 1).sin(), "selected": lambda x, w: (x * w).masked_select(x > 0).exp(),
+}
+
+
+@pytest.mark.parametrize("around", ["checkpoint", "hooks", "nothing"])
+@pytest.mark.parametrize("name", BY_CONTENT)
+def test_sizes_by_content_behind_hooks(name, around):
+    """What is needed for its sizes alone has them also where the tensor is behind hooks: its gradient could not be differentiated."""
+    seen = []
+    for f in (BY_CONTENT[name], vitrify.compile(BY_CONTENT[name], fullgraph=True)):
+        x, w = torch.tensor([1.0, -2.0, 3.0, 0.5]).requires_grad_(), torch.tensor([3.0, 1.0, 2.0, -1.0]).requires_grad_()
+        keeps = Lossless()
+        with torch.autograd.graph.saved_tensors_hooks(vitrify.mark_lossless(keeps.pack), keeps.unpack) if around == "hooks" else contextlib.nullcontext():
+            out = checkpoint(f, x, w, use_reentrant=False) if around == "checkpoint" else f(x, w)
+        out = out if isinstance(out, tuple) else (out,)
+        grad, = torch.autograd.grad(sum(o.sum() for o in out), x, create_graph=True)
+        seen.append([grad.detach(), *torch.autograd.grad(grad.square().sum(), [x, w], allow_unused=True)])
+    torch.testing.assert_close(*seen)
+
+
+def test_strides_of_a_batch_are_those_of_each():
+    seen = []
+    for f in (torch.matmul, vitrify.compile(torch.matmul, fullgraph=True)):
+        x, w = torch.ones(3, 4).requires_grad_(), torch.ones(5, 4).t().requires_grad_()
+        out = f(x, w)
+        seen.append([g.stride() for g in func.vmap(lambda t: torch.autograd.grad(out, [x, w], t, retain_graph=True))(torch.ones(2, 3, 5))])  # noqa: B023
+    assert seen[0] == seen[1]

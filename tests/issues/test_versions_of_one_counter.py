@@ -122,6 +122,7 @@ WRITES = {
 }
 
 
+@pytest.mark.eager("it writes to one of two views of one tensor, beside gradients", some=True)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("name", WRITES)
 def test_an_argument_of_one_call_has_the_counter_of_what_is_captured(name, first):
@@ -144,3 +145,19 @@ def test_an_argument_of_one_call_has_the_counter_of_what_is_captured(name, first
             told += [outcome(lambda: torch.autograd.grad(s, a)[0]) for s in saved]  # noqa: B023
         seen.append(told)
     same(*seen)
+    assert vitrify.counters["eager_calls"] <= 2 and vitrify.counters["captures"] <= 2  # one for each way in which they share memory
+
+
+def test_calls_whose_argument_shares_memory_with_what_is_captured():
+    """Their plan served no call: each was captured anew, and ran eagerly."""
+    mine, w = torch.arange(8.0).chunk(2)
+
+    def f(x):
+        w.mul_(2)
+        return x * w
+    compiled, theirs = vitrify.compile(f, fullgraph=True), w.clone()
+    for x in (mine, mine, torch.ones(4), mine, torch.ones(4)):
+        theirs = theirs * 2
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), x * theirs)
+    assert vitrify.counters["eager_calls"] == 0 and vitrify.counters["captures"] == 2
