@@ -69,10 +69,16 @@ bool repeats(const Tensors& tensors) {
   return false;
 }
 
+// Of the tensors that the program has found, the first in that memory.
 int32_t captured_in(const Entry& e, const void* storage) {
   const auto at = std::ranges::find(
       e.captured, storage, [](const auto& c) -> const void* { return c.first.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); });
   return at == e.captured.end() ? -1 : static_cast<int32_t>(at - e.captured.begin());
+}
+
+// A run tells apart what overlaps; one tensor by two ways is not what a plan that writes to it was made for.
+bool holds_itself(const Entry& e, PyObject* t) {
+  return std::ranges::any_of(e.captured, [&](const auto& c) { return c.first.is_same(THPVariable_Unpack(t)); });
 }
 
 bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
@@ -83,7 +89,9 @@ bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
       size_t first = 0;
       while (storages[first] != storages[i]) ++first;
       if (first != e.alias_of[i] || (tensors[first] == tensors[i]) != e.same_object[i]) return false;
-      if (!e.captured_alias.empty() && captured_in(e, storages[i]) != e.captured_alias[i]) return false;
+      if (e.captured_alias.empty()) continue;
+      const int32_t captured = captured_in(e, storages[i]);
+      if (captured != e.captured_alias[i] || (captured >= 0 && holds_itself(e, tensors[i]))) return false;
     }
   }
   // Programs, and torch's modules, ask whether one object was given twice.
@@ -572,8 +580,8 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     for (const auto& [t, _] : e->captured) held.insert(t.unsafeGetTensorImpl());
     for (const at::Tensor& t : reached)
       if (!held.contains(t.unsafeGetTensorImpl())) e->reached.emplace_back(t.getIntrusivePtr(), TensorMeta::of(t, nullptr));
-    // Without a write, inputs that start to overlap change nothing.
-    const bool aliases_count = !p.mutations.empty() || looks_at_memory;
+    // Without a write, inputs that start to overlap change nothing, but to whom gradients go.
+    const bool aliases_count = !p.mutations.empty() || looks_at_memory || p.goes_back;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);
     if (aliases_count)
       for (const Ref& t : s->tensors)

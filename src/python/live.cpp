@@ -47,8 +47,8 @@ Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, c
     if (!grad.defined()) continue;
     g.read = true;
     g.meta = TensorMeta::of(grad, nullptr);
-    for (const Mutation& m : p->mutations) apart_ = apart_ || m.input == in.input;
   }
+  apart_ = !p->mutations.empty();
   for (const GradWrite& w : p->grad_writes) of_input(w.input).written = true;
 }
 

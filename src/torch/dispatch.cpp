@@ -655,7 +655,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
       stack->push_back(call.metas.at(i));
     }
   }
-  if (shows_part) capture::show_part(*as_fake(stack->back().toTensor())->view->storage, *copied);
+  if (shows_part) show_part(*as_fake(stack->back().toTensor())->view->storage, *copied);
 }
 
 namespace {

@@ -90,11 +90,19 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     return s->fake.defined() && s->edge.function && !dynamic_cast<const torch::autograd::AccumulateGrad*>(s->edge.function.get());
   };
   const bool any_history = std::ranges::any_of(m.inputs, has_history);
-  for (const at::Tensor& t : to)  // that no op has met
-    if (const auto known = m.by_real.find(t.unsafeGetTensorImpl()); any_history && known != m.by_real.end() && !as_fake(t)) {
-      const capture::Paused paused;
-      m.fake_of(t);
+  for (const at::Tensor& t : to) {  // that no op has met
+    if (as_fake(t)) continue;
+    const auto known = m.by_real.find(t.unsafeGetTensorImpl());
+    if (known == m.by_real.end()) continue;
+    if (m.is_argument(*known->second) && t.requires_grad()) {
+      note_failure(fmt::format("goes back to '{}', which it also reaches by itself", known->second->name));
+      throw CaptureError(*m.failure);
     }
+    if (!any_history && !t.requires_grad()) continue;
+    const capture::Paused paused;
+    m.fake_of(t);
+    m.went_back = true;  // a call may be given it as an argument
+  }
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
     if (t.requires_grad()) ends.push_back(torch::autograd::impl::gradient_edge(t));

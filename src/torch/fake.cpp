@@ -265,11 +265,6 @@ FakeImpl* as_fake(const c10::TensorImpl* t) {
 FakeImpl* as_fake(const at::Tensor& t) { return t.defined() ? as_fake(t.unsafeGetTensorImpl()) : nullptr; }
 
 bool is_whole(const View& v) { return !v.parent && v.storage->input < 0 && !v.storage->in_part && !v.storage->shrunk && v.storage->offset == 0; }
-void show_part(StorageState& copy, const View& of) {
-  copy.in_part = true;
-  const size_t all = of.storage->storage.nbytes(), part = copy.storage.nbytes();
-  copy.storage.set_nbytes(std::max(all, part + 1));  // what comes before and behind may be memory that nothing here knows
-}
 
 bool reads_placeholder(std::string_view message) { return message.find(kUnreadable) != std::string_view::npos; }
 bool reads_placeholder(const c10::Error& e) { return reads_placeholder(std::string_view(e.msg())); }

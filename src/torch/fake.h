@@ -114,9 +114,8 @@ class FakeImpl final : public c10::TensorImpl {
 
 FakeImpl* as_fake(const at::Tensor&);  // null for real and undefined tensors
 FakeImpl* as_fake(const c10::TensorImpl*);
-bool is_whole(const View&);                          // shows all memory of its storage, from where that begins
-void show_part(StorageState& copy, const View& of);  // `copy` is of all the memory that this shows in part
-bool reads_placeholder(const c10::Error&);           // raised where the data of a fake's storage was asked for
+bool is_whole(const View&);                 // shows all memory of its storage, from where that begins
+bool reads_placeholder(const c10::Error&);  // raised where the data of a fake's storage was asked for
 c10::Storage make_storage(c10::Device, const ir::TensorType&, int64_t offset);
 at::Tensor make_fake(std::shared_ptr<View>, c10::DispatchKeySet keys);
 

@@ -57,24 +57,26 @@ class BackwardState {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast_;
 };
 
-// Hooks of the tensors that gradients are for run when a gradient arrives, as in eager: not now, on placeholders.
+// Hooks of the tensors that gradients are for run when a gradient arrives, as in eager, and their .grad is kept: not now, of placeholders.
 class WithoutHooks {
  public:
   explicit WithoutHooks(const std::vector<Edge>& to) {
     std::unordered_set<Node*> seen;
     for (const Edge& e : to)
-      if (e.function && seen.insert(e.function.get()).second && !e.function->tensor_pre_hooks().empty()) {
-        kept_.emplace_back(e.function, Hooks());
-        kept_.back().second.swap(e.function->tensor_pre_hooks());
-      }
+      if (e.function && seen.insert(e.function.get()).second) swap(kept_.emplace_back(e.function, Hooks()));
   }
-  ~WithoutHooks() {
-    for (auto& [node, hooks] : kept_) hooks.swap(node->tensor_pre_hooks());
-  }
+  ~WithoutHooks() { std::ranges::for_each(kept_, swap); }
   WithoutHooks(const WithoutHooks&) = delete;
 
  private:
-  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  struct Hooks {
+    std::remove_cvref_t<decltype(std::declval<Node>().tensor_pre_hooks())> of_tensors;
+    std::remove_cvref_t<decltype(std::declval<Node>().retains_grad_hooks())> that_retain;
+  };
+  static void swap(std::pair<compat::NodePtr, Hooks>& kept) {
+    kept.second.of_tensors.swap(kept.first->tensor_pre_hooks());
+    kept.second.that_retain.swap(kept.first->retains_grad_hooks());
+  }
   std::vector<std::pair<compat::NodePtr, Hooks>> kept_;
 };
 

@@ -89,6 +89,8 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
     p.grad_writes.push_back({static_cast<uint32_t>(s.input), grad.defined() ? static_cast<int32_t>(all.size()) : -1});
     if (grad.defined()) all.push_back(grad);
   }
+  for (const at::Tensor& t : all)
+    if (t.defined()) fake_of(t);  // may be a gradient itself
   for (size_t i = 0; i < inputs.size(); ++i)
     if (Source* s = inputs[i]->grad_of) {
       if (!s->fake.defined()) fake_of(s->real);  // may add inputs
@@ -568,6 +570,10 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
 }
 
 void Tracer::Impl::take_inputs(Program& p) {
+  for (const Source& s : sources)
+    if (went_back && is_argument(s) && s.real.requires_grad() &&
+        std::ranges::any_of(sources, [&](const Source& o) { return !is_argument(o) && o.input >= 0 && o.real.is_same(s.real); }))
+      fail("goes back to an argument that it also reaches by itself");
   p.graph = graph;
   p.num_args = num_args;
   p.resumes = options.resumes;

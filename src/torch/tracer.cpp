@@ -238,6 +238,9 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   for (const auto& other : input_storages) {
     const Source& o = *inputs[other->input];
     if (may_share(o.real, real)) {
+      const FakeImpl* met = as_fake(o.fake);
+      if (other->generation || (met && met->view->parent && o.real.is_same(real)))
+        fail(fmt::format("reads '{}' after it has changed '{}', which is of the same memory", s.name, o.name));
       view->storage->shared_with = other->input;
       other->shared_with = s.input;
     }
@@ -293,7 +296,11 @@ void Tracer::declare_grad(const at::Tensor& of, const at::Tensor& grad) {
   Impl::Source& s = *it->second;
   if (s.input >= 0 && s.fake.defined()) s.fake.mutable_grad() = grad;
   auto [known, fresh] = m.by_real.try_emplace(grad.unsafeGetTensorImpl(), nullptr);
-  if (!fresh) return;
+  if (!fresh) {  // calls find it by way of `of`, where it may be another by then
+    const Impl::Source* owner = known->second->grad_of;
+    if (!owner || !owner->real.is_same(s.real)) note_failure(fmt::format("reads the .grad of '{}', which it has by another name as well", s.name));
+    return;
+  }
   m.sources.push_back({grad, {}, ir::InputKind::Captured, s.name + ".grad"});
   m.sources.back().grad_of = &s;
   known->second = &m.sources.back();

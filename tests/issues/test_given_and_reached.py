@@ -53,7 +53,7 @@ def test_gradients_of_both(fn, create_graph):
         torch.testing.assert_close(a, b, **bounds.SECOND_ORDER)
 
 
-@pytest.mark.eager("shares memory with input", some=True)
+@pytest.mark.eager("shares memory with input", "which is of the same memory", some=True)
 @pytest.mark.parametrize("given_first", [False, True])
 def test_written(given_first):
     results = []

@@ -26,7 +26,7 @@ def test_of_the_program(name):
         r = op(x, o)
         o.mul_(2)
         return r is o, r + 1, o, o.view(-1)[1:] if o.is_contiguous() else o.mT, o.shape, o.stride()
-    check(fn, lambda: [X()])
+    check(fn, lambda: [X()], "returns a part of memory that was resized" if name == "add, smaller" else None)
 
 
 @pytest.mark.parametrize("name", RESIZED)
@@ -62,6 +62,8 @@ COMPOSITE = {  # these give their out argument its size themselves, some write t
 @pytest.mark.parametrize("name", COMPOSITE)
 def test_of_composites(name, given, mode):
     op, size = COMPOSITE[name]
+    if given == "larger":
+        expects.eager("returns a part of memory that was resized", some=True)
     of = {"fits": size, "empty": (0,), "smaller": (2,), "larger": (*size, 2)}[given]
 
     def of_the_program(x):
@@ -110,8 +112,8 @@ def test_resize_keeps_the_first_elements(size):
             kept = min(t.numel(), torch.Size(size).numel())
             t.resize_(size).view(-1)[kept:] = 7
         return y, y + 1, o + 1
-    if size == (0,):
-        expects.compiled("nothing is left to compute")
+    if torch.Size(size).numel() < 12:
+        expects.eager("returns a part of memory that was resized")
     compiled = vitrify.compile(fn)
     with torch.no_grad():
         for _ in range(2):
