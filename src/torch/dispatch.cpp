@@ -628,8 +628,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
     stack->emplace_back(std::move(r));
     return;
   }
-  const std::shared_ptr<View> copied = info.flags & ir::kCopiesMemory ? as_fake(fake_of(last(*stack, n)[0].toTensor()))->view : nullptr;
-  const bool shows_part = copied && !capture::is_whole(*copied);
+  const bool shows_part = info.flags & ir::kCopiesMemory && !capture::is_whole(*as_fake(fake_of(last(*stack, n)[0].toTensor()))->view);
   drop(*stack, n);
   const auto& returns = info.op.schema().returns();
   std::vector<at::Tensor> metas;
@@ -655,7 +654,7 @@ void Tracer::Impl::run_pure(const OpInfo& info, Stack* stack) {
       stack->push_back(call.metas.at(i));
     }
   }
-  if (shows_part) show_part(*as_fake(stack->back().toTensor())->view->storage, *copied);
+  if (shows_part) as_fake(stack->back().toTensor())->view->storage->in_part = true;
 }
 
 namespace {

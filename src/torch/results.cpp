@@ -403,7 +403,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     StorageState* s = v.storage.get();
     auto [same, first] = by_impl.try_emplace(fakes[i].unsafeGetTensorImpl(), i);
     if (s->input < 0 && s->storage.nbytes() > capture::make_storage(to_torch_device(s->type.device), s->type, s->offset).nbytes())
-      fail("returns a part of memory that was resized, or that its op copies whole");
+      fail("returns a part of memory that was resized");
     if (const View* q = is_own(i) ? &v : nullptr) {
       while (q->in_place) q = q->parent.get();
       if (q->parent ? !is_apart(*q) && !f->is_inference() : !is_reshaped_in_place(v))

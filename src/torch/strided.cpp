@@ -136,14 +136,6 @@ void Tracer::Impl::note_memory(const OpInfo& info, uint32_t result, const at::Te
   s.in_part = (meta.defined() && shows_part(meta)) || capture::is_known(info.name, result, capture::Given::Part);
 }
 
-void Tracer::Impl::show_part(StorageState& copy, const View& of) {
-  copy.in_part = true;
-  const StorageState& s = *of.storage;
-  const at::Tensor real = s.input >= 0 ? inputs[static_cast<size_t>(s.input)]->real : at::Tensor();
-  const size_t all = real.defined() && real.has_storage() ? real.storage().nbytes() : s.storage.nbytes(), own = copy.storage.nbytes();
-  if (all > own) copy.storage.set_nbytes(all);
-}
-
 // What `child` looks at.
 Value Tracer::Impl::read_strided(View& child) {
   const View& parent = *child.parent;
@@ -226,7 +218,7 @@ at::Tensor Tracer::Impl::copy_strided(c10::ArrayRef<c10::IValue> args) {
   if (part.sym_sizes() != src.sym_sizes()) capture::fail("aten::as_strided_scatter of a tensor of another shape");
   Stack write{part, src, false};
   run_special(*ops.find("aten::copy_"), &write);
-  if (!capture::is_whole(*f->view)) show_part(*capture::as_fake(result)->view->storage, *f->view);
+  capture::as_fake(result)->view->storage->in_part = !capture::is_whole(*f->view);
   return result;
 }
 

@@ -236,7 +236,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   void assume_offset(uint32_t input);
   void assume_end(uint32_t input);
   void assume_place(const StorageState&);
-  void show_part(StorageState& copy, const View& of);  // `copy` is of all the memory that this shows in part
   void note_memory(const OpInfo&, uint32_t result, const at::Tensor& fake, const at::Tensor& meta);  // of what a custom op gives
   void assume_of_input(std::string_view what, std::vector<ir::Arg> args, uint32_t flags = 0);
   struct Memory {

@@ -170,7 +170,6 @@ def test_strides_of_odd_layouts(fn):
     check(fn, torch.randn(1, 5).expand(4, 5))
 
 
-@pytest.mark.eager("that its op copies whole")
 @pytest.mark.parametrize("name", ["select_scatter", "slice_scatter", "diagonal_scatter"])
 def test_scatters_keep_gaps(name):
     x = torch.randn(10, 12)[::2, ::2]

@@ -81,7 +81,7 @@ def given_twice(compiled, make, shares):
 TWICE = {"Adam": lambda *p: optim.Adam(p, lr=0.1, fused=True), "AdamW": lambda *p: optim.AdamW(p, lr=0.1, amsgrad=True, fused=True)}
 
 
-@pytest.mark.eager("a fused optimizer is given one memory twice")
+@pytest.mark.eager("a fused optimizer is given one memory twice", "which it has by another name as well", some=True)
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters", "ignore::vitrify.VitrifyWarning")
 @pytest.mark.parametrize("shares", ["a parameter", "steps", "an average", "all of a gradient and an average"])
 @pytest.mark.parametrize("name", TWICE)
@@ -90,6 +90,7 @@ def test_what_fused_ops_are_given_twice(name, shares):
     torch.testing.assert_close(given_twice(True, TWICE[name], shares), given_twice(False, TWICE[name], shares))
 
 
+@pytest.mark.eager("which it has by another name as well")
 @pytest.mark.parametrize("name", TWICE)
 def test_one_gradient_for_two_parameters(name):
     torch.testing.assert_close(given_twice(True, TWICE[name], "a gradient"), given_twice(False, TWICE[name], "a gradient"))
