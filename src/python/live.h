@@ -32,7 +32,7 @@ class Live {
   const Program* program_ = nullptr;  // of the graph
   std::vector<Grad> grads_;
   std::vector<Float> floats_;
-  bool apart_ = false;  // gradients are written in place: each has memory of its own
+  bool apart_ = false;  // the program writes to something: each gradient has memory of its own, which neither is argument nor captured
 };
 
 }  // namespace vitrify::python
