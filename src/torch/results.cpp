@@ -250,17 +250,12 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
 
 namespace {
 
-// Whether this is what transpose_() and the like made of the tensor that its memory was made as.
-bool is_in_place(const capture::View& v) {
-  const capture::View* p = &v;
-  while (p->parent && p->in_place) p = p->parent.get();
-  return v.parent && !p->parent;
-}
-
-// The same, where it shows all of that memory.
+// Whether this is all of its memory, in the shape that transpose_() and the like gave the tensor that it was made as.
 bool is_reshaped_in_place(const capture::View& v) {
   const capture::StorageState& s = *v.storage;
-  return is_in_place(v) && v.offset == 0 && v.type.dtype == s.type.dtype && ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) &&
+  const capture::View* p = &v;
+  while (p->parent && p->in_place) p = p->parent.get();
+  return v.parent && !p->parent && v.offset == 0 && v.type.dtype == s.type.dtype && ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) &&
          v.type.numel() == s.type.numel();
 }
 

@@ -36,27 +36,36 @@ at::Tensor unwrapped(const at::Tensor& t, int64_t level) {
   return wrapper ? wrapper->value() : t;
 }
 
+// What `op` makes of each of `n`; none where it may not run several times, or there are none.
+std::optional<std::vector<Tensors>> of_each(const TransformedOp& op, int64_t n, const std::function<Tensors(int64_t)>& one) {
+  if (n <= 0 || !op.repeats) return {};
+  std::vector<Tensors> each;
+  for (int64_t i = 0; i < n; ++i) {
+    auto made = under_transforms(op, one(i));
+    if (!made) return {};
+    each.push_back(*std::move(made));
+  }
+  return each;
+}
+
 std::optional<Tensors> of_vmap(const TransformedOp& op, const Tensors& given, int64_t level) {
   int64_t size = 0;
   for (const at::Tensor& t : given)
     if (const auto* batch = batch_at(t, level)) size = batch->value().size(batch->bdim());
-  if (size == 0 || !op.repeats) return {};
   Tensors all;
   {
     const WithoutTransforms behind(false);
-    std::vector<Tensors> each;
-    for (int64_t i = 0; i < size; ++i) {
+    auto each = of_each(op, size, [&](int64_t i) {
       Tensors one = given;
       for (at::Tensor& t : one)
         if (const auto* batch = batch_at(t, level)) t = batch->value().select(batch->bdim(), i);
-      auto made = under_transforms(op, std::move(one));
-      if (!made) return {};
-      each.push_back(*std::move(made));
-    }
-    all.resize(each[0].size());
+      return one;
+    });
+    if (!each) return {};
+    all.resize(each->at(0).size());
     for (size_t g = 0; g < all.size(); ++g) {
       Tensors of;
-      for (Tensors& one : each) of.push_back(std::move(one[g]));
+      for (Tensors& one : *each) of.push_back(std::move(one[g]));
       if (of[0].defined()) all[g] = all_plain(of) ? batch_of(of) : at::stack(of);
     }
   }
@@ -105,17 +114,11 @@ std::optional<Tensors> of_jvp(const TransformedOp& op, const Tensors& given, con
 
 // Batches of is_grads_batched lie around those of torch.func.
 std::optional<Tensors> of_legacy_batch(const TransformedOp& op, const Tensors& given) {
-  if (!op.repeats) return {};
-  std::vector<Tensors> each;
-  {
+  const auto each = [&] {
     const capture::InBatch none(false);
-    for (int64_t i = 0, n = size_of_any_batch(given); i < n; ++i) {
-      auto made = under_transforms(op, one_of_batch(given, i));
-      if (!made) return {};
-      each.push_back(*std::move(made));
-    }
-  }
-  return each.empty() ? std::nullopt : std::optional(as_batch(each));
+    return of_each(op, size_of_any_batch(given), [&](int64_t i) { return one_of_batch(given, i); });
+  }();
+  return each ? std::optional(as_batch(*each)) : std::nullopt;
 }
 
 }  // namespace
