@@ -114,6 +114,7 @@ class Fuser {
     writers_.resize(program_.buffers.size());
     touched_.resize(program_.items.size());
     std::optional<size_t> last_effect;
+    std::optional<size_t> last_kept;     // effect that is not a draw: the program may not get beyond it, to what raises there
     std::vector<size_t> faulting;        // what may raise, since the last custom op: that does not run if they do
     std::unordered_set<uint32_t> given;  // symbols that inputs have
     for (const BufferInfo& b : program_.buffers)
@@ -128,6 +129,8 @@ class Fuser {
       const Item& it = program_.items[k];
       auto& d = deps_[k];
       auto need = [&](uint32_t b) { d.insert(d.end(), writers[b].begin(), writers[b].end()); };
+      const bool faults = it.ext ? ir::may_fault(*it.ext->node) : it.loop->body.may_fault;
+      if (faults && last_kept) d.push_back(*last_kept);
       auto need_size = [&](Int size) {
         if (finders.empty() || size.is_const()) return;
         symbols.clear();
@@ -154,6 +157,7 @@ class Fuser {
         if (it.ext->node->op->flags & (ir::kRandom | ir::kEffect)) {
           if (last_effect) d.push_back(*last_effect);
           last_effect = k;
+          if (it.ext->node->op->flags & ir::kEffect) last_kept = k;
           // The program got here by the sizes it has found so far. Where guards have fixed one, nothing else says that it comes first.
           for (const auto& [symbol, finder] : finders)
             if (finder != k) d.push_back(finder);
@@ -161,13 +165,13 @@ class Fuser {
         if (ops::is_custom(*it.ext->node)) {
           d.insert(d.end(), faulting.begin(), faulting.end());
           faulting.clear();
-        } else if (ir::may_fault(*it.ext->node)) {
+        } else if (faults) {
           faulting.push_back(k);
         }
       } else {
         for (uint32_t b : it.loop->reads) need(b), readers_[b].push_back(k);
         for (uint32_t b : it.loop->writes) writers[b].push_back(k), writers_[b].push_back(k);
-        if (it.loop->body.may_fault) faulting.push_back(k);
+        if (faults) faulting.push_back(k);
         auto& t = touched_[k];
         t = it.loop->reads;
         t.insert(t.end(), it.loop->writes.begin(), it.loop->writes.end());

@@ -26,6 +26,9 @@ EXACT = set("""abs neg relu relu_ floor ceil round trunc sign sgn clamp clamp_ c
     relu_backward threshold_backward masked_fill detach alias conj neg_view _conj _neg_view resolve_conj resolve_neg upsample_nearest2d pixel_shuffle pixel_unshuffle channel_shuffle is_nonzero item""".split())
 
 
+ODD = 0x1D8E4E27C47D124F  # any odd number whose bits are mixed
+
+
 def short(func):
     return func._schema.name.partition("::")[2]
 
@@ -214,8 +217,10 @@ class Jolts(TorchDispatchMode):
         self.seed += 1
         if not self.alike or t.dtype not in (torch.float32, torch.float64):
             return steps(t, self.seed)
-        values, which = t.unique(return_inverse=True)
-        return steps(values, self.seed)[which]
+        bits = (t + 0).view(torch.int32 if t.dtype is torch.float32 else torch.int64).long()  # of both zeros the same
+        mixed = (bits ^ self.seed * ODD % 2 ** 61) * ODD  # hashed: sorting all that is equal together takes too long
+        mixed = (mixed ^ mixed >> 31) * ODD
+        return 1 + torch.finfo(t.dtype).eps * (1 | mixed >> 63).to(t.dtype)
 
     def moved(self, t):
         if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or t.dtype not in SINGLE or not t.numel() or t.is_conj() or t.is_neg() or t._is_zerotensor():
