@@ -135,19 +135,23 @@ void note_modes(const View* v, std::vector<ResultSpec::ViewOp>& path, std::unord
 }
 
 // What is apart from autograd, as .data, and reshaped in place is no view, nor are its views those of what it was: it is made apart when it has its
-// shape.
-void make_apart_last(const View& v, std::vector<ResultSpec::ViewOp>& path) {
+// shape. `shapes`: of such ones, as the results see them.
+void make_apart_last(const View& v, std::vector<ResultSpec::ViewOp>& path, std::unordered_map<const View*, const View*>& shapes) {
   size_t run = 0;  // steps in place behind this one
   size_t place = path.size();
+  const View* shape = &v;  // the last of them
   for (const View* q = &v; q->parent && place > 0; q = q->parent.get()) {
     --place;
     if (q->in_place)
       ++run;
     else {
-      if (is_apart(*q))
+      if (is_apart(*q)) {
+        if (shapes.try_emplace(q, shape).first->second != shape) fail("returns what it has detached and reshaped in place, and a view of that from before");
         std::rotate(path.begin() + static_cast<std::ptrdiff_t>(place), path.begin() + static_cast<std::ptrdiff_t>(place) + 1,
                     path.begin() + static_cast<std::ptrdiff_t>(place + 1 + run));
+      }
       run = 0;
+      shape = q->parent.get();
     }
   }
 }
@@ -385,6 +389,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   // .data of an inference tensor, taken outside of that mode, is one that counts writes all the same.
   const auto counts_in_inference = [](FakeImpl& f) { return f.is_inference() && f.version_counter().enabled(); };
   std::unordered_map<const View*, uint64_t> detached;
+  std::unordered_map<const View*, const View*> shapes;
   std::unordered_map<const StorageState*, View*> shown;  // what of a hidden output's memory is its tensor; null: all as it was made
   for (uint32_t i = 0; i < fakes.size(); ++i) {
     ResultSpec r;
@@ -500,7 +505,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       emit_value();
     }
     note_modes(&v, r.path, detached, view_calls);
-    make_apart_last(v, r.path);
+    make_apart_last(v, r.path, shapes);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
     p.results.push_back(std::move(r));
   }

@@ -81,6 +81,29 @@ def test_what_is_apart_from_autograd(name, mode, dynamic):
         assert seen(compiled, mode) == seen(f, mode)
 
 
+FROM_BEFORE = {
+    "a row": lambda x: (lambda a: (lambda b: (a.transpose_(0, 2), b))(a[0]))(x.data), "a row of one made here": lambda x: (lambda a: (lambda b: (a.transpose_(0, 2), b))(a[0]))((x * 2).detach()),
+    "detached": lambda x: (lambda a: (lambda b: (a.transpose_(0, 2), b))(a.detach()))(x.data), "the last": lambda x: (lambda a: (lambda b: (a.squeeze_(1), b))(a.transpose(0, 1)))((x * 2).data),
+    "before and after": lambda x: (lambda a: (lambda b: (a.unsqueeze_(0), b))(a[0]))(x.detach())[::-1],
+}
+
+
+@pytest.mark.eager("returns what it has detached and reshaped in place, and a view of that from before")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("name", FROM_BEFORE)
+def test_views_from_before(name, mode):
+    f = FROM_BEFORE[name]
+
+    def counted(f):
+        out = f(torch.arange(6.0).view(2, 1, 3))
+        before = [t._version for t in out]
+        out[1].add_(1)
+        return [t._version - v for t, v in zip(out, before)]
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        assert seen(compiled, mode) == seen(f, mode) and counted(compiled) == counted(f)
+
+
 def seen(f, mode):
     x = torch.arange(6.0).view(2, 1, 3)
     with mode():
