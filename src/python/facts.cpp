@@ -66,7 +66,7 @@ struct Method {
 std::array methods{Method{"untyped_storage", Fact::Memory}, Method{"storage_offset", Fact::Offset}, Method{"_is_view", Fact::View},
                    Method{"data_ptr", Fact::Address},       Method{"numpy", Fact::Address},         Method{"tolist", Fact::Address},
                    Method{"apply_", Fact::Address},         Method{"map_", Fact::Address},          Method{"map2_", Fact::Address},
-                   Method{"_use_count", Fact::Other}};
+                   Method{"_use_count", Fact::Other},       Method{"retain_grad", Fact::History}};
 
 // The function of a method gets nothing that says which it is: each has one of its own.
 template <size_t I>

@@ -19,6 +19,11 @@ bool hooked(const at::Tensor& t) {
 
 }  // namespace
 
+int32_t Live::owner(const at::Tensor& t) const {
+  const auto at = std::ranges::lower_bound(owners_, t.unsafeGetTensorImpl(), {}, &std::pair<const at::TensorImpl*, int32_t>::first);
+  return at != owners_.end() && at->first == t.unsafeGetTensorImpl() ? at->second : -1;
+}
+
 bool Live::holds(const at::TensorImpl* t) const {
   return std::ranges::any_of(grads_, [&](const Grad& g) { return g.of.defined() && g.of.unsafeGetTensorImpl() == t; });
 }
@@ -26,6 +31,9 @@ bool Live::holds(const at::TensorImpl* t) const {
 Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
     : graph_(std::move(graph)), program_(graph_ ? &graph_->program() : nullptr), floats_(std::move(floats)) {
   for (const at::Tensor& t : watched) grads_.push_back({t, -1, t.grad().defined()});
+  for (size_t k = 0; k < watched.size(); ++k) owners_.emplace_back(watched[k].unsafeGetTensorImpl(), static_cast<int32_t>(k));
+  std::ranges::sort(owners_);
+  for (const Ref& a : args) given_.push_back(owner(THPVariable_Unpack(a.get())));
   const Program* p = program_;
   if (!p) return;
   auto of_input = [&](uint32_t input) -> Grad& {
@@ -53,6 +61,8 @@ Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, c
 }
 
 bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const {
+  for (size_t i = 0; i < given_.size() && !owners_.empty(); ++i)
+    if (owner(THPVariable_Unpack(args[i])) != given_[i]) return false;
   c10::SmallVector<const void*, 16> storages;
   for (const Grad& g : grads_) {
     const at::Tensor& t = g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)]) : g.of;

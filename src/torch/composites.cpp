@@ -222,9 +222,12 @@ const Tensor& resize_as_(c10::DispatchKeySet keys, const Tensor& x, const Tensor
 
 // --- what a tensor is to autograd
 
-// Eager refuses it for views. The placeholder of an argument is none.
+// Eager refuses it for views, and takes its history from the tensor. The placeholder of an argument is no view, and a leaf.
 Tensor& detach_(c10::DispatchKeySet keys, Tensor& t) {
-  if (Tracer* now = Tracer::current(); now && !t.is_view()) now->note_fact(t, Fact::View, "by detach_() whether it is a view");
+  if (Tracer* now = Tracer::current(); now && !t.is_view()) {
+    now->note_fact(t, Fact::View, "by detach_() whether it is a view");
+    now->note_fact(t, Fact::History, "by detach_() the history");
+  }
   return at::_ops::detach_::redispatch(below_composites(keys), t);
 }
 

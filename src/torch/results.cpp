@@ -78,12 +78,14 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
   for (auto& [of, grad] : new_grads) {
     const auto known = by_real.find(of.unsafeGetTensorImpl());
     const bool argument = known != by_real.end() && is_argument(*known->second);
-    if (argument && std::ranges::any_of(sources, [&](const Source& s) { return s.real.is_same(of) && !is_argument(s); }))
-      fail("sets the .grad of an argument that it also reaches by itself");
     const at::Tensor f = argument ? known->second->fake : fake_of(of);
     const StorageState& s = *as_fake(f)->view->storage;
     if (s.input < 0 || !as_fake(inputs[static_cast<size_t>(s.input)]->fake) || !inputs[static_cast<size_t>(s.input)]->fake.is_same(f))
       fail("sets the .grad of a tensor that is not an input");
+    const Source& owner = *inputs[static_cast<size_t>(s.input)];
+    if (std::ranges::any_of(sources,
+                            [&](const Source& o) { return &o != &owner && o.real.is_same(owner.real) && is_argument(o) != is_argument(owner); }))
+      fail("sets the .grad of an argument that it also reaches by itself");
     refuse_hooks(of);
     if (grad.defined() && grad.requires_grad()) fail("makes gradients that need gradients");
     p.grad_writes.push_back({static_cast<uint32_t>(s.input), grad.defined() ? static_cast<int32_t>(all.size()) : -1});
@@ -146,7 +148,8 @@ void make_apart_last(const View& v, std::vector<ResultSpec::ViewOp>& path, std::
       ++run;
     else {
       if (is_apart(*q)) {
-        if (shapes.try_emplace(q, shape).first->second != shape) fail("returns what it has detached and reshaped in place, and a view of that from before");
+        if (shapes.try_emplace(q, shape).first->second != shape)
+          fail("returns what it has detached and reshaped in place, and a view of that from before");
         std::rotate(path.begin() + static_cast<std::ptrdiff_t>(place), path.begin() + static_cast<std::ptrdiff_t>(place) + 1,
                     path.begin() + static_cast<std::ptrdiff_t>(place + 1 + run));
       }
@@ -306,9 +309,12 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (FakeImpl* f = as_fake(fakes[i]);
         f && (!f->view->parent || (!fakes[i].requires_grad() && !fakes[i].is_view() && is_reshaped_in_place(*f->view))))
       root_result.try_emplace(f->view->storage.get(), i);
+  const auto is_inputs_own = [&](const at::Tensor& t) {
+    const FakeImpl* f = as_fake(t);
+    return !f || (f->view->storage->input >= 0 && f == as_fake(inputs[f->view->storage->input]->fake));
+  };
   const auto is_own = [&](uint32_t i) {  // reshaped in place, and no view
-    FakeImpl* f = as_fake(fakes[i]);
-    return f->view->in_place && !fakes[i].is_view() && (f->view->storage->input < 0 || f != as_fake(inputs[f->view->storage->input]->fake));
+    return as_fake(fakes[i])->view->in_place && !fakes[i].is_view() && !is_inputs_own(fakes[i]);
   };
   std::unordered_map<const View*, uint32_t> own_versions;
   for (uint32_t i = 0; i < fakes.size(); ++i)
@@ -409,9 +415,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (q->parent ? !is_apart(*q) && !f->is_inference() : !is_reshaped_in_place(v))
         fail("returns a tensor that it makes part of its memory in place");
     }
-    if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() &&
-        f != as_fake(inputs[s->input]->fake))
+    if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() && !is_inputs_own(fakes[i]))
       fail("returns a leaf that needs gradients, which it makes");
+    if (root_tensors && fakes[i].requires_grad() && fakes[i].is_view()) {
+      at::Tensor base;
+      base = fakes[i]._base();
+      if (base.is_leaf() && !is_inputs_own(base)) fail("returns a view of a leaf, which it makes");
+    }
     const auto refuse_expanded = [](const TensorType& type) {  // outputs of a graph are dense
       if (std::any_of(type.sizes.begin(), type.sizes.end(), [](sym::Int n) { return n.is(0); })) return;
       for (size_t d = 0; d < type.dim(); ++d)
@@ -454,7 +464,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       at::Tensor base;
       base = t._base();
       const FakeImpl* of = as_fake(base);
-      if (!root_tensors || !of || of->view->parent || of->view->storage != v.storage || base.is_leaf()) return false;
+      if (!root_tensors || !of || of->view->storage != v.storage || base.is_leaf()) return false;
+      if (of->view->parent && of->view.get() != reshaped_in_place(fakes, s)) return false;
       try {
         return t.is_leaf() || !capture::views_between(torch::autograd::impl::gradient_edge(base), t).empty();
       } catch (const c10::Error&) {  // eager raises it when gradients come (chain_views)

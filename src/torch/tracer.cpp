@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <atomic>
 
@@ -482,16 +483,21 @@ void Tracer::Impl::stop() {
       c10::VariableVersion counter = s.real.unsafeGetTensorImpl()->version_counter();
       counter.set_version(s.real_version);
     }
+  bool detached = false;
   // Nor has it got the history that autograd gave it. By the time of a later derivative it has one of its own.
   for (Source& s : sources) {
     if (!captures || !s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
     auto* meta = torch::autograd::impl::get_autograd_meta(s.real);
-    if (!meta || s.real.is_view() || (s.real.is_leaf() ? !s.real.requires_grad() || s.edge.function : meta->grad_fn_ == s.edge.function)) continue;
-    const bool leaf = !s.edge.function;
-    meta->grad_fn_ = leaf ? nullptr : s.edge.function;
-    meta->output_nr_ = leaf ? 0 : s.edge.input_nr;
-    if (leaf) meta->requires_grad_ = false;
+    if (!meta || s.real.is_view()) continue;
+    const bool was_leaf = !s.edge.function || dynamic_cast<const torch::autograd::AccumulateGrad*>(s.edge.function.get());
+    if (!was_leaf && s.real.is_leaf()) detached = true;
+    const torch::autograd::Edge had = was_leaf ? torch::autograd::Edge() : s.edge;
+    if (meta->grad_fn_ == had.function) continue;
+    meta->grad_fn_ = had.function;
+    meta->output_nr_ = had.function ? had.input_nr : 0;
+    if (!s.edge.function) meta->requires_grad_ = false;
   }
+  if (detached && !failure) failure = "detaches a tensor in place that has a history of before the call";
   restore_process_state();
   turn.give_back();
 }
