@@ -137,6 +137,36 @@ def test_gradients_in_common(name, order):
     torch.testing.assert_close(*seen)
 
 
+def assign(t, grad):
+    t.grad = grad
+
+
+SET = {
+    "set, and read": lambda x, w: (assign(x, x.detach() * 2), x.detach() * 0 if w.grad is None else w.grad * 1)[1], "read, and set": lambda x, w: (assign(w, w.detach() * 3), x.detach() * 0 if x.grad is None else x.grad * 1)[1],
+    "both, scaled": lambda x, w: ([assign(t, t.grad * 2) for t in (w, x) if t.grad is not None], x + w)[1], "one after the other": lambda x, w: (assign(w, w.detach() * 3), assign(x, x.detach() * 2), x + 1)[2],
+    "set, and forgotten": lambda x, w: (assign(x, x.detach() * 2), assign(w, None), x * 1)[2], "forgotten": lambda x, w: (assign(x, None), w * (2 if w.grad is None else 3))[1],
+    "by a backward": lambda x, w: ((x * x).sum().backward(), x.detach() * 0 if w.grad is None else w.grad * 1)[1], "by one, and forgotten": lambda x, w: ((x * x).sum().backward(), assign(w, None), x * 1)[2],
+    "the other's": lambda x, w: (assign(x, w.grad), x * 1)[1], "exchanged": lambda x, w: (lambda g, h: (assign(x, h), assign(w, g), x * 1)[2])(x.grad, w.grad),
+}
+
+
+@pytest.mark.eager("sets the .grad", BOTH, "reads the .grad of an argument that it also reaches by itself", "reads or sets a .grad", "makes gradients that are there from the first call on", "by another name as well", "goes back to", some=True)
+@pytest.mark.parametrize("have", ["both", "neither", "w"])
+@pytest.mark.parametrize("order", ["wv", "vw", "wvw", "vvw", "wwv"])
+@pytest.mark.parametrize("name", SET)
+def test_gradients_are_set(name, order, have):
+    seen = []
+    for compiles in (False, True):
+        w, v = (t.requires_grad_("by" in name) for t in (torch.ones(2), torch.zeros(2)))
+        f = lambda x: SET[name](x, w)  # noqa: B023, E731
+        f, told = vitrify.compile(f) if compiles else f, []
+        for which in order:
+            w.grad, v.grad = None if have == "neither" else torch.full((2,), 7.0), torch.full((2,), 3.0) if have == "both" else None
+            told += [f(w if which == "w" else v).detach().clone(), *(None if t.grad is None else t.grad.clone() for t in (w, v)), w.grad is v.grad]
+        seen.append(told)
+    assert [None if t is None else t.tolist() if isinstance(t, torch.Tensor) else t for t in seen[1]] == [None if t is None else t.tolist() if isinstance(t, torch.Tensor) else t for t in seen[0]]
+
+
 @pytest.mark.parametrize("when", ["before", "after the first call"])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_captured_tensor_keeps_its_gradient(create_graph, when):
