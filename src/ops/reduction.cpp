@@ -200,7 +200,7 @@ bool lower_variance(const Args& a, std::vector<Tensor>& r) {
       a.L, m.m2, out,
       [n = m.count, correction, out](Body& b, Val v) {
         const Val all = numel_as(b, n, v.type), k = all - correction;
-        v = v / where(eq(all, all.lit(0)), all, maximum(k, k.lit(0)));  // of nothing NaN, whatever the correction
+        v = v / where(eq(all, all.lit(0)), all, where(k > k.lit(0), k, k.lit(0)));  // of nothing NaN, whatever the correction; not of one that is NaN
         if (root) v = unary(LOp::sqrt, v);
         return cast(v, compute_type(out));
       },

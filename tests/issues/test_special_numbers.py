@@ -53,6 +53,15 @@ def test_moments_of_nothing(name, correction):
             same(lambda x: getattr(torch, name)(x, dim=d, correction=correction, keepdim=keep), torch.zeros(size, dtype=dtype))
 
 
+@pytest.mark.parametrize("correction", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.compiled("ATen computes what has too few elements, and warns of it")), -float("inf"), 5, 1.5])
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_corrections_of_moments(name, correction):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dim, dtype in itertools.product([0, 1, (0, 1)], FLOATS):
+            same(lambda x: getattr(torch, name)(x, dim=dim, correction=correction), torch.arange(6.0).view(2, 3).to(dtype))  # noqa: B023
+
+
 @pytest.mark.parametrize("name", ["sum", "prod", "nansum", "mean", *(pytest.param(n, marks=pytest.mark.compiled("ATen computes it alone")) for n in ("cumsum", "cumprod"))])
 def test_a_reduction_converts_first(name):
     x = T([1.5, -2.7, 3.9, 0.5, -0.5, 2.5, 100.7, -3.3])
