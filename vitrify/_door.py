@@ -266,7 +266,8 @@ class Door:
         """A capture's session, and what it has made, or Failed. All is put back."""
         session = _C.Session(_CaptureMode(), self.name, self.state, settles)
         session.declare_state(sources.guards)
-        tensors = Tensors(t for t, _, _ in sources.tensors.values())
+        reached = [t for t, _, _ in sources.tensors.values()]
+        tensors = Tensors(reached, self.beside(reached, signature.tensors, sources))
         floats = Floats(sources.groups, self.is_live)
         with _C.CaptureTurn(), Process(sources.generators, sources.random) as process:
             interrupt = failed = None
@@ -295,6 +296,16 @@ class Door:
                     interrupt = None  # else this frame and the traceback hold one another
         return session, failed or (program, result, changes[0] or changes[1], wrote, floats, tensors, settled)
 
+    def beside(self, reached, given, sources):
+        """What the program may find by way of the tensors it reaches or is given: gradients, and what they are views of."""
+        known, found = set(map(id, (*reached, *given))), []
+        for t in (*reached, *given):
+            for o in (_C.grad_of(t) if sources.looks_at_grads() else None, t._base):
+                if o is not None and id(o) not in known:
+                    known.add(id(o))
+                    found.append(o)
+        return found
+
     def capture(self, session, signature, sources, marks, tensors, floats):
         for t, name in zip(signature.tensors, signature.names):  # which placeholders do not have
             if read := sources.attributes_read(t):
@@ -305,9 +316,12 @@ class Door:
         for t in sources.grads():
             if t.grad is not None:
                 session.declare_grad(t, t.grad)
-        for t in signature.tensors:
-            if t.is_leaf and t.grad is not None:
-                session.declare_grad(t, t.grad)
+        for t, name in zip(signature.tensors, signature.names):
+            if (grad := _C.grad_of(t)) is None:
+                continue
+            if not t.is_leaf and sources.looks_at_grads():
+                raise _C.CaptureError(f"it may look at the .grad of {name}, which is not a leaf")
+            session.declare_grad(t, grad)
         if "backward" in sources.live and any(t._backward_hooks or t._post_accumulate_grad_hooks for t in (*sources.grads(), *signature.tensors)):
             raise _C.CaptureError("a tensor has gradient hooks, which backward() inside the program would run on placeholders")
         for g in sources.generators:
@@ -325,6 +339,8 @@ class Door:
             raise _C.CaptureError("it changes a container that was passed in")
         grads = placeholders.new_grads() + tensors.new_grads()
         for t, grad in grads:
+            if grad is not None and _C.grad_of(grad) is not None:
+                raise _C.CaptureError("it sets the .grad of a gradient")
             session.note_grad(t, grad)
         if changed := placeholders.put_back(grads_noted=True):
             raise _C.CaptureError(changed)
@@ -346,6 +362,8 @@ class Door:
         for t in made:
             if isinstance(t, nn.Parameter):
                 raise _C.CaptureError("it returns a new Parameter")
+            if _C.grad_of(t) is not None:
+                raise _C.CaptureError("it returns a tensor whose .grad it has set")
             if vars(t):
                 raise _C.CaptureError(f"it returns a tensor with attributes of its own ({', '.join(vars(t))})")
 

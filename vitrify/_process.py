@@ -232,16 +232,12 @@ class Process:
 
 def _place(t):
     """Where the memory of a real tensor is, which a program may exchange (`.data =`) without an op; None: nobody knows."""
-    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided or _C.is_fake(t):
+    if not (type(t) is torch.Tensor or isinstance(t, torch.nn.Parameter)) or t.layout is not torch.strided or _C.is_fake(t):
         return None
     try:
         return _C.address(t), t.shape, t.stride()
     except RuntimeError:  # a placeholder's
         return None
-
-
-def _grad(t):
-    return t.grad if t.is_leaf else None
 
 
 class Floats:
@@ -282,25 +278,37 @@ class Floats:
         return wrote
 
 
-class Tensors:
-    """Attributes of tensors that change without an op: put_back() undoes what it can, and says what changed."""
+def _version(t):
+    return None if t.is_inference() or _C.is_fake(t) else t._version
 
-    def __init__(self, tensors):
-        self.before = [(t, t.requires_grad, _grad(t), _place(t), _C.hooks_of(t), dict(vars(t))) for t in tensors]
-        self.data = {id(t): t.data for t, _, _, place, _, _ in self.before if place}
+
+class Tensors:
+    """Attributes of tensors that change without an op: put_back() undoes what it can, and says what changed. `beside`: tensors that are found by way of them."""
+
+    def __init__(self, tensors, beside=()):
+        self.before = [self.state(t) for t in tensors]
+        self.beside = [self.state(t) for t in beside]
+        self.data = {id(t): t.data for t, _, _, place, *_ in (*self.before, *self.beside) if place}
+
+    @staticmethod
+    def state(t):
+        return t, t.requires_grad, _C.grad_of(t), _place(t), _C.hooks_of(t), dict(vars(t)), type(t), _version(t)
 
     def new_grads(self):
         """(tensor, its .grad now) where the program left another object there, or None."""
-        return [(t, _grad(t)) for t, _, grad, *_ in self.before if _grad(t) is not grad]
+        return [(t, now) for t, _, grad, *_ in self.before if (now := _C.grad_of(t)) is not grad]
 
     def put_back(self, grads_noted=False):
         changed = None
-        for t, requires_grad, grad, place, hooks, attributes in self.before:
+        for n, (t, requires_grad, grad, place, hooks, attributes, kind, version) in enumerate((*self.before, *self.beside)):
+            if type(t) is not kind:
+                changed = "it sets the __class__ of a tensor"
+                t.__class__ = kind
             if t.requires_grad != requires_grad and t.is_leaf:  # otherwise a write gave it history, which the tracer knows
                 changed = "it changes the requires_grad of a tensor"
                 t.requires_grad_(requires_grad)
-            if _grad(t) is not grad:
-                if not grads_noted:
+            if _C.grad_of(t) is not grad:
+                if not grads_noted or n >= len(self.before):
                     changed = "it sets the .grad of a tensor"
                 t.grad = grad
             if place and _place(t) != place:
@@ -308,6 +316,9 @@ class Tensors:
                 t.data = self.data[id(t)]
             if _C.hooks_of(t) != hooks:
                 changed = "it registers a hook on a tensor"
+            if version is not None and t._version != version:
+                changed = "it counts a write to a tensor, which it does not write"
+                torch._C._autograd._unsafe_set_version_counter((t,), (version,))
             now = vars(t)
             if now.keys() != attributes.keys() or any(now[k] is not v for k, v in attributes.items()):
                 changed = f"it sets attributes of a tensor ({', '.join(k for k in {**now, **attributes} if now.get(k) is not attributes.get(k))})"

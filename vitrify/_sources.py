@@ -29,7 +29,7 @@ _SUBSCRIPT = re.compile(r"""\[(?:'[^'\[\]]*'|"[^"\[\]]*"|[\w.+-]*)\]""")  # of k
 _AS_DICTS = frozenset({"__dict__", "vars", "dir"})  # by which all attributes can be read
 _OF_TENSORS = frozenset(dir(torch.Tensor))  # such names are of the class, or tensors have a slot for them
 # Code that mentions one of these may look at the .grad of what it can reach, also through torch's own code.
-_READS_GRADS = {"grad", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"}
+_READS_GRADS = {"grad", "_grad", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"}
 _LIMIT = 200_000
 _DEEP = 50  # what is nested further is put off: Python's stack ends
 _LONG = 300  # of a name; the rest of it says no more
@@ -210,9 +210,12 @@ class Sources:
         self.bare = None           # a module of which the program is the forward: its hooks run around that
         self.groups = []           # (group, name) of optimizers, whose floats may change
 
+    def looks_at_grads(self):
+        return self.reads_grads or bool(_READS_GRADS & self.live)
+
     def grads(self):
         """The tensors whose .grad the program may look at."""
-        if not self.reads_grads and not _READS_GRADS & self.live:
+        if not self.looks_at_grads():
             return []
         return [t for t, _, _ in self.tensors.values() if t.is_leaf and (t.is_floating_point() or t.is_complex())]  # one that is frozen may be thawed
 

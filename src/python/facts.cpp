@@ -51,7 +51,7 @@ PyObject* read_attribute(PyObject* self, void* closure) {
 }
 int write_attribute(PyObject* self, PyObject* value, void* closure) {
   const auto& a = *static_cast<const Attribute*>(closure);
-  return a.real.set(self, value, a.real.closure);
+  return noted(self, a.fact, a.real.name) ? a.real.set(self, value, a.real.closure) : -1;
 }
 
 PyObject* with_keywords(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -299,6 +299,7 @@ void hear_of_facts() {
                                                                                {"retains_grad", Fact::History},
                                                                                {"_backward_hooks", Fact::Hooks},
                                                                                {"_post_accumulate_grad_hooks", Fact::Hooks},
+                                                                               {"grad_dtype", Fact::Other},
                                                                                {"_cdata", Fact::Other}})
     replace_attribute(base, name, fact);
   [&]<size_t... I>(std::index_sequence<I...>) { (replace_method<I>(base), ...); }(std::make_index_sequence<methods.size()>());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "torch/grad_dtype.h"
 #include "torch/slice.h"
 #include "torch/tracer_impl.h"
 
@@ -103,6 +104,11 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     m.fake_of(t);
     m.went_back = true;  // a call may be given it as an argument
   }
+  for (const Impl::Source* s : m.inputs)
+    if (s->real.defined() && grad_dtype_of(s->real.unsafeGetTensorImpl()) != kOwnDtype) {
+      note_failure(fmt::format("takes gradients itself, and '{}' has another dtype for them (grad_dtype)", s->name));
+      throw CaptureError(*m.failure);
+    }
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
     if (t.requires_grad()) ends.push_back(torch::autograd::impl::gradient_edge(t));

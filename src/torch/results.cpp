@@ -87,6 +87,7 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
                             [&](const Source& o) { return &o != &owner && o.real.is_same(owner.real) && is_argument(o) != is_argument(owner); }))
       fail("sets the .grad of an argument that it also reaches by itself");
     refuse_hooks(of);
+    if (owner.real.defined() && !owner.real.is_leaf()) fail("sets the .grad of a tensor that is not a leaf");
     if (grad.defined() && grad.requires_grad()) fail("makes gradients that need gradients");
     p.grad_writes.push_back({static_cast<uint32_t>(s.input), grad.defined() ? static_cast<int32_t>(all.size()) : -1});
     if (grad.defined()) all.push_back(grad);
