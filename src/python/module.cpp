@@ -466,6 +466,8 @@ void bind_capture(py::module_& m) {
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<JointProgram>(s.tracer->finish_joint(out));
              complete(p->program, out, s.tracer->declared_generators());
+             if (p->program.inference && !p->roots.empty())
+               throw CaptureError("returns what gradients come back through, of another inference mode than the call's");
              return p;
            })
       .def_property_readonly("failure", [](Session& s) { return s.tracer->failure(); })

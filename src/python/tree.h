@@ -17,7 +17,7 @@ struct TensorMeta {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
-  bool leaf = true;      // what needs gradients tells the program whether it is one, and
+  bool leaf = true;     // what needs gradients tells the program whether it is one, and
   int grad_dtype = -1;  // which dtype they have: see grad_dtype_of()
   bool dual = false;
   bool argument = false;  // not met through the program's variables: then the program may read its .grad and its attributes

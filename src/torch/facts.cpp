@@ -139,7 +139,6 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     todo.pop_back();
     for (const Edge& e : n->next_edges()) come(e);
   }
-  const auto of_call = [&](const Impl::Source& s) { return m.is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge; };
   const bool all = to.empty() && to_edges.empty();
   for (const Impl::Source* crossed : m.inputs) {
     if (!has_history(crossed) || !come_to.contains(crossed->edge.function.get())) continue;
@@ -150,11 +149,11 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     for (const Impl::Source* sought : m.inputs) {
       if (sought == crossed || !sought->fake.defined() || !sought->edge.function) continue;
       if (!all && std::ranges::find(ends, sought->edge) == ends.end()) continue;
-      if (!m.is_argument(*crossed) && !m.is_argument(*sought)) continue;  // the history of the one is there
-      if (leads_to(of_call(*crossed), {of_call(*sought)})) {
+      if (leads_to(m.edge_in_calls(*crossed), {m.edge_in_calls(*sought)})) {
         note_failure("gradients that it takes itself go on through the history of what it is given");
         throw CaptureError(*m.failure);
       }
+      if (!m.is_argument(*crossed) && !m.is_argument(*sought)) continue;  // neither changes
       note(*crossed, Fact::Crossed);
       note(*sought, Fact::Sought);
     }

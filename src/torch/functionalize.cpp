@@ -304,12 +304,20 @@ bool writes_one_memory_twice(const std::vector<at::Tensor>& written, const std::
          std::ranges::any_of(read, [&](const at::Tensor& t) { return meets(t, false); });
 }
 
+void Tracer::Impl::refuse_torn_apart(const StorageState& s) {
+  std::erase_if(torn_apart, [](const auto& both) { return both.first.expired() || both.second.expired(); });
+  for (const auto& both : torn_apart)
+    if (both.first.lock().get() == &s || both.second.lock().get() == &s)
+      fail("writes to, or returns, memory of a tensor that it has also by _unsafe_view");
+}
+
 // The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
 // decides.
 void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {
   capture::FakeImpl* w = capture::as_fake(written);
   const StorageState& s = *w->view->storage;
   if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
+  refuse_torn_apart(s);
   if (s.shared_with >= 0)
     fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
   // The history of a view is that of its base, which autograd would change as soon as this has returned.

@@ -60,10 +60,11 @@ std::vector<at::Tensor> all_inputs(const Program& p, at::ArrayRef<at::Tensor> ar
 
 // Numbers of nodes grow by thread, so that they order nothing; a node has a longer way to the leaves than all that it leads to.
 bool leads_to(const Edge& from, const std::vector<Edge>& to) {
-  if (!from.function || to.empty()) return false;
-  const std::unordered_set<Edge> ends(to.begin(), to.end());
+  std::unordered_set<Edge> ends;
   uint64_t shortest = UINT64_MAX;
-  for (const Edge& e : to) shortest = std::min(shortest, e.function->topological_nr());
+  for (const Edge& e : to)
+    if (e.function && ends.insert(e).second) shortest = std::min(shortest, e.function->topological_nr());
+  if (!from.function || ends.empty()) return false;
   std::vector<const Node*> todo{from.function.get()};
   std::unordered_set<const Node*> seen(todo.begin(), todo.end());
   while (!todo.empty()) {

@@ -416,13 +416,14 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (q->parent ? !is_apart(*q) && !f->is_inference() : !is_reshaped_in_place(v))
         fail("returns a tensor that it makes part of its memory in place");
     }
-    if (root_tensors && s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !fakes[i].is_view() && !is_inputs_own(fakes[i]))
+    if (s->input >= 0 && fakes[i].requires_grad() && fakes[i].is_leaf() && !is_inputs_own(fakes[i]))
       fail("returns a leaf that needs gradients, which it makes");
-    if (root_tensors && fakes[i].requires_grad() && fakes[i].is_view()) {
+    if (fakes[i].requires_grad() && fakes[i].is_view()) {
       at::Tensor base;
       base = fakes[i]._base();
       if (base.is_leaf() && !is_inputs_own(base)) fail("returns a view of a leaf, which it makes");
     }
+    refuse_torn_apart(*s);
     const auto refuse_expanded = [](const TensorType& type) {  // outputs of a graph are dense
       if (std::any_of(type.sizes.begin(), type.sizes.end(), [](sym::Int n) { return n.is(0); })) return;
       for (size_t d = 0; d < type.dim(); ++d)
@@ -516,6 +517,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     } else {
       emit_value();
     }
+    if (r.kind != ResultSpec::Kind::Value && fakes[i].requires_grad())
+      for (const View* q = &v; q; q = q->parent.get())
+        if (q->apart) fail("returns what shares memory with another, by unsafe_split or the like, and gradients come back through");
     note_modes(&v, r.path, detached, view_calls);
     make_apart_last(v, r.path, shapes);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;

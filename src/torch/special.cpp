@@ -79,7 +79,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   // Views in all but the schema.
   const auto run_apart = [&](std::string_view view) {
     run_view(*ops.find(view), stack);
-    for_each_tensor(last(*stack, 1), [](const at::Tensor& t) { as_fake(t)->view->apart = true; });
+    for_each_tensor(last(*stack, 1), [&](const at::Tensor& t) {
+      as_fake(t)->view->apart = true;
+      as_fake(t)->view->step.op = &info;  // as users get it
+    });
   };
   if (name == "aten::unsafe_split.Tensor") return run_apart("aten::split.Tensor");
   if (name == "aten::unsafe_split_with_sizes") return run_apart("aten::split_with_sizes");
@@ -87,9 +90,10 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   if (name == "aten::_unsafe_view") {
     const View& of = *as_fake(fake_of(args[0].toTensor()))->view;
     const bool own = of.storage->input < 0 && !overlaps_itself(of.type) && !capture::LooksAtOperands::now();
-    if (own && args[0].toTensor().requires_grad()) return run_pure(info, stack);
-    run_apart("aten::view");
-    as_fake(stack->back().toTensor())->view->step.op = &info;  // as users get it
+    if (!own || !args[0].toTensor().requires_grad()) return run_apart("aten::view");
+    const std::weak_ptr<StorageState> from = of.storage;
+    run_pure(info, stack);
+    torn_apart.emplace_back(from, as_fake(stack->back().toTensor())->view->storage);
     return;
   }
 

@@ -259,6 +259,22 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   return s.fake;
 }
 
+// What the capture records holds on to accumulators. The tensor's own is to go with the last graph that leads to it, as in eager: it knows the shape
+// that the tensor had, and what hooks have been put on it.
+void Tracer::Impl::exchange_accumulator(Source& s) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(s.real);
+  if (!meta) return;
+  const std::lock_guard lock(meta->mutex_);
+  auto others = std::exchange(meta->grad_accumulator_, s.accumulator.value_or(decltype(meta->grad_accumulator_)()));
+  s.accumulator = std::move(others);
+}
+
+torch::autograd::Edge Tracer::Impl::edge_in_calls(const Source& s) const {
+  if (is_argument(s)) return torch::autograd::impl::gradient_edge(s.real);
+  if (!s.accumulator) return s.edge;
+  return {s.accumulator->lock(), 0};
+}
+
 at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const std::string& name, const std::vector<DimMark>& dims) {
   Impl& m = *impl_;
   VT_CHECK(!m.started, "inputs are declared before start()");
@@ -455,6 +471,8 @@ void Tracer::Impl::resume() {
     turn.give_back();
     throw;
   }
+  for (Source& s : sources)
+    if (s.accumulator || (s.input < 0 && s.real.defined() && s.real.requires_grad() && s.real.is_leaf())) exchange_accumulator(s);
   started = true;
   current_tracer = owner;
   try {
@@ -484,6 +502,8 @@ void Tracer::Impl::stop() {
       counter.set_version(s.real_version);
     }
   bool detached = false;
+  for (Source& s : sources)
+    if (s.accumulator) exchange_accumulator(s);
   // Nor has it got the history that autograd gave it. By the time of a later derivative it has one of its own.
   for (Source& s : sources) {
     if (!captures || !s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
