@@ -279,7 +279,12 @@ class Floats:
 
 
 def _version(t):
-    return None if t.is_inference() or _C.is_fake(t) else t._version
+    if _C.is_fake(t):
+        return None
+    try:
+        return t._version
+    except RuntimeError:  # of inference
+        return None
 
 
 class Tensors:
@@ -316,7 +321,7 @@ class Tensors:
                 t.data = self.data[id(t)]
             if _C.hooks_of(t) != hooks:
                 changed = "it registers a hook on a tensor"
-            if version is not None and t._version != version:
+            if version is not None and _version(t) not in (version, None):
                 changed = "it counts a write to a tensor, which it does not write"
                 torch._C._autograd._unsafe_set_version_counter((t,), (version,))
             now = vars(t)

@@ -51,7 +51,7 @@ PyObject* read_attribute(PyObject* self, void* closure) {
 }
 int write_attribute(PyObject* self, PyObject* value, void* closure) {
   const auto& a = *static_cast<const Attribute*>(closure);
-  return noted(self, a.fact, a.real.name) ? a.real.set(self, value, a.real.closure) : -1;
+  return a.fact != Fact::Other || noted(self, a.fact, a.real.name) ? a.real.set(self, value, a.real.closure) : -1;
 }
 
 PyObject* with_keywords(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {

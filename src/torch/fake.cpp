@@ -72,9 +72,9 @@ void find_offset(View& v) {
 std::optional<sym::Int> place_after(const View& v, sym::Int of) {
   if (!v.step.op) return of;
   static const std::unordered_set<std::string_view> stays{
-      "aten::alias",   "aten::detach", "aten::view",       "aten::_unsafe_view", "aten::_reshape_alias", "aten::transpose.int",
-      "aten::permute", "aten::t",      "aten::unsqueeze",  "aten::squeeze",      "aten::squeeze.dim",    "aten::squeeze.dims",
-      "aten::expand",  "aten::unfold", "aten::transpose_", "aten::t_",           "aten::unsqueeze_",     "aten::squeeze_"};
+      "aten::alias",  "aten::detach",     "aten::view",    "aten::_reshape_alias", "aten::transpose.int", "aten::permute",
+      "aten::t",      "aten::unsqueeze",  "aten::squeeze", "aten::squeeze.dim",    "aten::squeeze.dims",  "aten::expand",
+      "aten::unfold", "aten::transpose_", "aten::t_",      "aten::unsqueeze_",     "aten::squeeze_"};
   if (stays.contains(v.step.op->name)) return of;
   if (v.step.op->name == "aten::view_as_real") return of * 2;
   const bool slice = v.step.op->name == "aten::slice.Tensor";

@@ -68,7 +68,7 @@ struct View {
   const OpInfo* in_place = nullptr;  // made by this op (t_(), unsqueeze_()): the same object as its parent
   bool own_versions = false;         // .data: writes to it count for nothing else
   ViewMode mode = view_mode();
-  bool apart = false;               // autograd takes it for no view: so do writes to this
+  const OpInfo* apart = nullptr;    // made by this op, which autograd takes for no view: nor are writes to this writes to its parent's history
   uint32_t round = InRound::now();  // the backward that has made it
 };
 

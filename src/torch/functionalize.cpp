@@ -116,7 +116,7 @@ Value Tracer::Impl::read_as_was(View& v) {
 
 Value Tracer::Impl::apply(View& v, Value parent) {
   if (!v.step.op) return parent;
-  const OpInfo& op = v.step.op->name == "aten::_unsafe_view" ? *ops.find("aten::view") : *v.step.op;  // of memory, whatever autograd takes it for
+  const OpInfo& op = *v.step.op;
   capture::ViewCallResults* all = v.step.results.get();
   if (all && all->made && all->generation == v.storage->generation) return all->made->out(v.step.result);
   std::vector<Arg> args{parent};
@@ -192,8 +192,8 @@ Value Tracer::Impl::scatter(View& child, Value parent, Value value, std::string_
     return op("aten::slice_scatter", {parent, value, sym::Int(dim), start, start + child.type.sizes[dim], sym::Int(1)}, type);
   }
   if (name == "aten::unbind.int") return op("aten::select_scatter", {parent, value, arg(0), sym::Int(child.step.result)}, type);
-  bool reshapes = name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" ||
-                  name.starts_with("aten::squeeze") || name == "aten::expand";
+  bool reshapes = name == "aten::view" || name == "aten::_reshape_alias" || name == "aten::unsqueeze" || name.starts_with("aten::squeeze") ||
+                  name == "aten::expand";
   if (reshapes && child.type.numel() == type.numel()) {
     TensorType t = value.type();
     t.sizes = type.sizes;
@@ -366,7 +366,7 @@ std::vector<ResultSpec::ViewOp> Tracer::Impl::path_of(const View& v) const {
   std::vector<ResultSpec::ViewOp> path;
   for (const View* p = &v; p->parent; p = p->parent.get()) {
     if (p->step.op) {
-      path.push_back({p->step.op->name, {}, p->step.result, p->step.results ? p->step.results->call : 0});
+      path.push_back({(p->apart ? p->apart : p->step.op)->name, {}, p->step.result, p->step.results ? p->step.results->call : 0});
       for (const c10::IValue& a : p->step.args) path.back().args.push_back(capture::static_value(a, true));
     } else
       path.push_back({.op = "aten::detach", .args = {}, .own_versions = p->own_versions});

@@ -79,10 +79,7 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
   // Views in all but the schema.
   const auto run_apart = [&](std::string_view view) {
     run_view(*ops.find(view), stack);
-    for_each_tensor(last(*stack, 1), [&](const at::Tensor& t) {
-      as_fake(t)->view->apart = true;
-      as_fake(t)->view->step.op = &info;  // as users get it
-    });
+    for_each_tensor(last(*stack, 1), [&](const at::Tensor& t) { as_fake(t)->view->apart = &info; });
   };
   if (name == "aten::unsafe_split.Tensor") return run_apart("aten::split.Tensor");
   if (name == "aten::unsafe_split_with_sizes") return run_apart("aten::split_with_sizes");

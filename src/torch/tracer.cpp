@@ -262,7 +262,7 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
 // What the capture records holds on to accumulators. The tensor's own is to go with the last graph that leads to it, as in eager: it knows the shape
 // that the tensor had, and what hooks have been put on it.
 void Tracer::Impl::exchange_accumulator(Source& s) {
-  auto* meta = torch::autograd::impl::get_autograd_meta(s.real);
+  auto* meta = s.real.defined() ? torch::autograd::impl::get_autograd_meta(s.real) : nullptr;
   if (!meta) return;
   const std::lock_guard lock(meta->mutex_);
   auto others = std::exchange(meta->grad_accumulator_, s.accumulator.value_or(decltype(meta->grad_accumulator_)()));
