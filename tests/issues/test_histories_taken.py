@@ -66,6 +66,49 @@ def test_views_of_leaves(name):
     assert seen[1] == seen[0]
 
 
+LEAVES = {
+    "all of it": lambda x: x.view(-1).requires_grad_(), "a part": lambda x: (lambda v: ((v * v).sum(), v))(x[1:].requires_grad_()), "detached": lambda x: x.detach().requires_grad_(), "beside a value": lambda x: (x * 2, x[:2].requires_grad_()),
+}
+
+
+@pytest.mark.eager("returns a leaf that needs gradients, which it makes")
+@pytest.mark.parametrize("way", ["given", "captured", "without gradients"])
+@pytest.mark.parametrize("name", LEAVES)
+def test_views_that_are_leaves(name, way):
+    seen = []
+    for compiles in (False, True):
+        told, x = [], torch.ones(3)
+        f = LEAVES[name] if way != "captured" else (lambda: LEAVES[name](x))  # noqa: B023
+        f = vitrify.compile(f) if compiles else f
+        for _ in range(2):
+            with torch.set_grad_enabled(way != "without gradients"):
+                out = f() if way == "captured" else f(x)
+            out = out if isinstance(out, tuple) else (out,)
+            told += [(t.requires_grad, t.is_leaf, t._is_view(), t.tolist()) for t in out]
+            if out[0].requires_grad:
+                out[0].sum().backward()
+                told.append([None if t.grad is None or not t.is_leaf else t.grad.tolist() for t in out])
+        seen.append(told)
+    assert seen[1] == seen[0]
+
+
+@pytest.mark.eager("of another inference mode than the call's", some=True)
+@pytest.mark.parametrize("grad", [True, False])
+def test_results_of_another_inference_mode(grad):
+    def f(x):
+        with torch.inference_mode(False):
+            return x * 2
+    for g in (f, vitrify.compile(f)):
+        for _ in range(2):
+            x = torch.ones(2, requires_grad=grad)
+            with torch.inference_mode():
+                out = g(x)
+            assert not out.is_inference() and out.requires_grad == grad
+            if grad:
+                out.sum().backward()
+                assert x.grad.tolist() == [2.0, 2.0]
+
+
 RESHAPED = {
     "a dim more": lambda y: y.unsqueeze_(1), "and back": lambda y: y.unsqueeze_(0).squeeze_(0), "twice": lambda y: y.transpose_(0, 1).transpose_(0, 1),
 }
