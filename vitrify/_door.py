@@ -314,8 +314,10 @@ class Door:
         for t, kind, name in sources.tensors.values():
             session.declare_source(t, kind, name)
         for t in sources.grads():
-            if t.grad is not None:
-                session.declare_grad(t, t.grad)
+            if (grad := _C.grad_of(t)) is not None:
+                if not t.is_leaf:
+                    raise _C.CaptureError("it may look at the .grad of a tensor that is not a leaf")
+                session.declare_grad(t, grad)
         for t, name in zip(signature.tensors, signature.names):
             if (grad := _C.grad_of(t)) is None:
                 continue

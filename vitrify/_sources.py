@@ -217,7 +217,8 @@ class Sources:
         """The tensors whose .grad the program may look at."""
         if not self.looks_at_grads():
             return []
-        return [t for t, _, _ in self.tensors.values() if t.is_leaf and (t.is_floating_point() or t.is_complex())]  # one that is frozen may be thawed
+        found = [o for t, _, _ in self.tensors.values() for o in (t, t._base) if o is not None and (o.is_floating_point() or o.is_complex())]  # one that is frozen may be thawed
+        return list({id(t): t for t in found}.values())
 
     def finish(self, live=lambda group, key: False):
         """`live`: whether a float of an optimizer's group is read anew by every call."""

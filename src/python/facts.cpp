@@ -145,7 +145,16 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
         else if (Edge e = edge_of(one); e.function)
           to_edges.push_back(std::move(e));
       }
+    constexpr Py_ssize_t kAccumulates = 6;
+    PyObject* accumulates = PyTuple_GET_SIZE(args) > kAccumulates ? PyTuple_GET_ITEM(args, kAccumulates)
+                            : kwargs                              ? PyDict_GetItemString(kwargs, "accumulate_grad")
+                                                                  : nullptr;
     try {
+      if (accumulates && PyObject_IsTrue(accumulates) == 1 &&
+          std::ranges::any_of(to, [](const at::Tensor& o) { return !Tracer::is_fake(o) && o.requires_grad() && !o.is_leaf(); })) {
+        t->note_failure("a backward of its own goes through the node of what it finds");  // eager's, which would be freed
+        throw CaptureError(*t->failure());
+      }
       t->note_gradients(of, to, to_edges);
     } catch (...) {
       set_python_error(std::current_exception());

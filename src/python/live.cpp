@@ -13,6 +13,13 @@ namespace {
 
 const void* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
+// Reading it of a tensor that is no leaf would warn.
+const at::Tensor& grad_of(const at::Tensor& t) {
+  static const at::Tensor none;
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  return impl->autograd_meta() ? impl->grad() : none;
+}
+
 bool hooked(const at::Tensor& t) {
   return torch::autograd::impl::get_autograd_meta(t) && (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t));
 }
@@ -30,7 +37,7 @@ bool Live::holds(const at::TensorImpl* t) const {
 
 Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, const std::vector<at::Tensor>& watched, std::vector<Float> floats)
     : graph_(std::move(graph)), program_(graph_ ? &graph_->program() : nullptr), floats_(std::move(floats)) {
-  for (const at::Tensor& t : watched) grads_.push_back({t, -1, t.grad().defined()});
+  for (const at::Tensor& t : watched) grads_.push_back({t, -1, grad_of(t).defined()});
   for (size_t k = 0; k < watched.size(); ++k) owners_.emplace_back(watched[k].unsafeGetTensorImpl(), static_cast<int32_t>(k));
   std::ranges::sort(owners_);
   for (const Ref& a : args) given_.push_back(owner(THPVariable_Unpack(a.get())));
@@ -45,13 +52,13 @@ Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, c
     }
     for (Grad& known : grads_)
       if (g.arg >= 0 ? known.arg == g.arg : known.of.is_same(g.of)) return known;
-    g.defined = (g.arg >= 0 ? THPVariable_Unpack(args[input].get()) : g.of).grad().defined();
+    g.defined = grad_of(g.arg >= 0 ? THPVariable_Unpack(args[input].get()) : g.of).defined();
     return grads_.emplace_back(std::move(g));
   };
   for (const LiveInput& in : p->live) {
     if (in.grad_of < 0) continue;
     Grad& g = of_input(static_cast<uint32_t>(in.grad_of));
-    const at::Tensor& grad = (g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)].get()) : g.of).grad();
+    const at::Tensor& grad = grad_of(g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)].get()) : g.of);
     if (!grad.defined()) continue;
     g.read = true;
     g.meta = TensorMeta::of(grad, nullptr);
@@ -66,7 +73,7 @@ bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double
   c10::SmallVector<const void*, 16> storages;
   for (const Grad& g : grads_) {
     const at::Tensor& t = g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)]) : g.of;
-    const at::Tensor& grad = t.grad();
+    const at::Tensor& grad = grad_of(t);
     if (grad.defined() != g.defined) return false;
     if (g.read && !g.meta.matches(grad.unsafeGetTensorImpl())) return false;
     if ((g.written || g.read) && hooked(t)) return false;

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "python/errors.h"
-#include "torch/grad_dtype.h"
+#include "torch/leaf_gradient.h"
 
 namespace vitrify::python {
 namespace {
@@ -198,7 +198,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.device = t.device();
   m.requires_grad = t.requires_grad();
   m.leaf = is_leaf(t.unsafeGetTensorImpl());
-  m.grad_dtype = grad_dtype_of(t.unsafeGetTensorImpl());
+  m.gradient = gradient_of_leaf(t.unsafeGetTensorImpl());
   m.has_grad = grad_of(t.unsafeGetTensorImpl());
   m.dual = is_dual(t.unsafeGetTensorImpl());
   m.argument = type != nullptr;
@@ -217,7 +217,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad || is_dual(t) != dual)
     return false;
-  if (requires_grad && (is_leaf(t) != leaf || grad_dtype_of(t) != grad_dtype)) return false;
+  if (requires_grad && (is_leaf(t) != leaf || gradient_of_leaf(t) != gradient)) return false;
   if (argument && grad_of(t) != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();

@@ -17,8 +17,8 @@ struct TensorMeta {
   caffe2::TypeMeta dtype;
   c10::Device device = c10::kCPU;
   bool requires_grad = false;
-  bool leaf = true;     // what needs gradients tells the program whether it is one, and
-  int grad_dtype = -1;  // which dtype they have: see grad_dtype_of()
+  bool leaf = true;   // what needs gradients tells the program whether it is one, and
+  int gradient = -1;  // where they go: see gradient_of_leaf()
   bool dual = false;
   bool argument = false;  // not met through the program's variables: then the program may read its .grad and its attributes
   bool has_grad = false;

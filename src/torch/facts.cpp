@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "torch/grad_dtype.h"
+#include "torch/leaf_gradient.h"
 #include "torch/slice.h"
 #include "torch/tracer_impl.h"
 
@@ -29,7 +29,10 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   FakeImpl* f = as_fake(t);
   if (!f) {
     const auto known = m.by_real.find(t.unsafeGetTensorImpl());
-    if (known == m.by_real.end()) return;  // the program's own
+    if (known == m.by_real.end()) {
+      if (fact == Fact::Hooks) refuse_hooks();  // what the eager call would register again
+      return;                                   // the program's own
+    }
     // What it is itself the program sees: what of that may be another in the next call?
     if (fact == Fact::History) return;
     if (fact == Fact::Hooks) refuse_hooks();
@@ -105,8 +108,8 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     m.went_back = true;  // a call may be given it as an argument
   }
   for (const Impl::Source* s : m.inputs)
-    if (s->real.defined() && grad_dtype_of(s->real.unsafeGetTensorImpl()) != kOwnDtype) {
-      note_failure(fmt::format("takes gradients itself, and '{}' has another dtype for them (grad_dtype)", s->name));
+    if (s->real.defined() && s->real.requires_grad() && gradient_of_leaf(s->real.unsafeGetTensorImpl()) != kUsualGradient) {
+      note_failure(fmt::format("takes gradients itself, and those of '{}' have another dtype (grad_dtype), or it is a view that gets none", s->name));
       throw CaptureError(*m.failure);
     }
   std::vector<Edge> ends = to_edges;

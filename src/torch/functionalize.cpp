@@ -318,6 +318,9 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   const StorageState& s = *w->view->storage;
   if (s.trace != trace) fail(fmt::format("{} writes to a placeholder of another capture", op));
   refuse_torn_apart(s);
+  if (s.input >= 0 && c10::InferenceMode::is_enabled())
+    for (const View* p = w->view.get(); p->parent; p = p->parent.get())
+      if (p->apart) fail(fmt::format("{} writes to an argument by {}, in inference mode", op, p->apart->name));
   if (s.shared_with >= 0)
     fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
   // The history of a view is that of its base, which autograd would change as soon as this has returned.
@@ -325,6 +328,8 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
     const int32_t input = f ? f->view->storage->input : -1;
     return input >= static_cast<int32_t>(num_args) ? inputs[static_cast<size_t>(input)] : nullptr;
   };
+  if (const Source* of = found(w); of && of->real.retains_grad() && c10::GradMode::is_enabled())
+    fail(fmt::format("writes to '{}', which retains its gradient", of->name));
   if (const Source* of = found(w); of && of->real.is_view() && c10::GradMode::is_enabled()) {
     bool follows = false;
     for_each_tensor(args, [&](const at::Tensor& t) {

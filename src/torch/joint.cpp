@@ -531,13 +531,14 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   for (const Mutation& m : j.program.mutations) {
     const Source& s = *inputs[m.input];
     const at::Tensor& t = seen_by_autograd(s);
-    if (as_fake(s.fake)->view->storage->has_views && t.requires_grad() && s.real.is_leaf() && (s.bumps || m.counted >= 0)) {
-      // Eager's views of it lead to its own base then.
-      if (s.real.is_view()) fail(fmt::format("writes to '{}', a leaf that is a view", s.name));
-      const auto known = [&](const InputFact& f) { return f.input == m.input && f.fact == Fact::View; };
-      if (std::ranges::none_of(facts, known)) facts.push_back({m.input, Fact::View});
+    if (!t.requires_grad()) continue;
+    const bool follows = torch::autograd::impl::gradient_edge(t) != s.edge, viewed = as_fake(s.fake)->view->storage->has_views && s.real.is_leaf();
+    if ((s.bumps || m.counted >= 0) && (viewed || (!follows && is_argument(s)))) {
+      // Eager gives a view another history then, from its base.
+      if (s.real.is_view()) fail(fmt::format("writes to '{}', a view that needs gradients, without them", s.name));
+      facts.push_back({m.input, Fact::View});
     }
-    if (!t.requires_grad() || torch::autograd::impl::gradient_edge(t) == s.edge) continue;
+    if (!follows) continue;
     if (m.metadata_only) fail(fmt::format("changes the shape of input '{}', whose gradients must follow", s.name));
     if (t.is_view() && t.is_same(s.real)) fail(fmt::format("writes to '{}', a view, in a way that gradients must follow", s.name));
     tensors[m.output] = t;
@@ -576,7 +577,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     // Autograd goes on by itself from what the program finds: what came to both of two, one behind the other, would be counted twice.
     std::vector<Edge> found;
     for (const Source* s : inputs)
-      if (s->fake.defined() && s->edge.function && !is_argument(*s)) found.push_back(edge_in_calls(*s));
+      if (s->edge.function && !is_argument(*s)) found.push_back(edge_in_calls(*s));
     for (const Source* s : inputs)
       if (s->fake.defined() && !is_argument(*s) && leads_to(s->edge, found))
         fail(fmt::format("reads '{}', which follows from another tensor that it reads", s->name));

@@ -258,11 +258,11 @@ void Tracer::Impl::chain_views(const std::vector<at::Tensor>& fakes, std::vector
 
 namespace {
 
-// Whether this is all of its memory, in the shape that transpose_() and the like gave the tensor that it was made as.
+// Whether this is all of its memory, in the shape that transpose_() and the like gave the tensor that it was made as, or _unsafe_view in its place.
 bool is_reshaped_in_place(const capture::View& v) {
   const capture::StorageState& s = *v.storage;
   const capture::View* p = &v;
-  while (p->parent && p->in_place) p = p->parent.get();
+  while (p->parent && (p->in_place || p->apart)) p = p->parent.get();
   return v.parent && !p->parent && v.offset == 0 && v.type.dtype == s.type.dtype && ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) &&
          v.type.numel() == s.type.numel();
 }
@@ -435,6 +435,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       auto [it, fresh] = root_output.try_emplace(s, static_cast<uint32_t>(graph->outputs.size()));
       if (fresh) {
         shown[s] = root_tensors ? reshaped_in_place(fakes, s) : nullptr;
+        for (View* q = &v; q && !shown[s]; q = q->parent.get())
+          if (q->apart && !q->storage->resized && is_reshaped_in_place(*q)) shown[s] = q;
         graph->outputs.push_back(memory_of(shown[s] ? *shown[s] : whole_of(v)));
       }
       const View* const base_view = shown[s];

@@ -36,3 +36,47 @@ def test_as_eager(name, grad):
                 changed = out[0].mul_(2)
                 told[-1] += [changed, torch.tensor([*(t._version - v for t, v in zip(out, before[0])), given._version - before[1]])]
     torch.testing.assert_close(told[2:], told[:2])
+
+
+F = torch.nn.functional
+PRODUCTS = {
+    "and a row": lambda x, w: (lambda z: (z, z[0]))(F.linear(x, w)), "rows": lambda x, w: (lambda z: (z[0], z[1]))(F.linear(x, w)), "one in the other": lambda x, w: (lambda z: (z[0], z[0:1]))(F.linear(x, w)),
+    "chunks": lambda x, w: F.linear(x, w).chunk(2, -1), "transposed": lambda x, w: (lambda z: (z.transpose(1, 2), z[0]))(torch.matmul(x, w.t())), "einsum": lambda x, w: (lambda z: (z[0], z[1]))(torch.einsum("abc,dc->abd", x, w)),
+    "all of it": lambda x, w: (lambda z: (z, z.view(-1)))(F.linear(x, w)), "detached": lambda x, w: (lambda z: (z, z.detach()))(F.linear(x, w)), "written": lambda x, w: (lambda z: (z.relu_(), z[0]))(F.linear(x, w)),
+    "heads": lambda x, w: (lambda z: (z[0], z[1]))(F.linear(x, w).view(2, -1, 5, 1).permute(1, 0, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_views_of_a_product(name, mode, dynamic):
+    """linear() and matmul() of three dims end in an _unsafe_view: its views are of it, and have its versions."""
+    told = []
+    program = lambda x, w: PRODUCTS[name](x * 2, w)  # noqa: E731
+    for f in (program, vitrify.compile(program, dynamic=dynamic, fullgraph=True)):
+        for n in range(2):
+            with mode():
+                out = f(torch.ones(2, 3 + n, 4), torch.arange(20.0).view(5, 4))
+            version = lambda t: 0 if t.is_inference() else t._version  # noqa: E731
+            before = [version(t) for t in out]
+            if mode is not torch.inference_mode:
+                with torch.no_grad():
+                    out[0].add_(1)
+            bases = [] if mode is torch.inference_mode else [[t._base is o for o in out] for t in out]
+            told.append(([version(t) - v for t, v in zip(out, before)], [t._is_view() for t in out], bases, [t.tolist() for t in out]))
+    assert told[2:] == told[:2]
+
+
+@pytest.mark.eager("writes to an argument by aten::unsafe_split.Tensor, in inference mode")
+def test_parts_of_an_argument_written_in_inference_mode():
+    def f(x):
+        torch.unsafe_chunk(x, 2, -1)[0][0] = 3
+        return x * 1
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        for g in (f, compiled):
+            x = torch.ones(4, 4)
+            with torch.inference_mode():
+                g(x)
+            assert x._version == 1 and x[0].tolist() == [3, 3, 1, 1]

@@ -108,7 +108,7 @@ UNDER = {
 }
 
 
-@pytest.mark.eager("a leaf that is a view", some=True)
+@pytest.mark.eager("a view that needs gradients, without them", some=True)
 @pytest.mark.parametrize("first", LEAVES)
 @pytest.mark.parametrize("name", UNDER)
 def test_a_leaf_that_is_a_view_is_written_under_no_grad(name, first):
@@ -135,7 +135,7 @@ def halve(x: torch.Tensor) -> None:
     x.mul_(0.5)
 
 
-@pytest.mark.eager("a leaf that is a view", some=True)
+@pytest.mark.eager("a view that needs gradients, without them", some=True)
 @pytest.mark.parametrize("kind", LEAVES)
 def test_a_custom_op_writes_to_a_leaf(kind):
     def f(x):

@@ -1,0 +1,18 @@
+// Where the gradient of a leaf goes, and in which dtype: the usual, or as a program has set it (Tensor.grad_dtype).
+#pragma once
+#include <torch/csrc/autograd/variable.h>
+
+namespace vitrify {
+
+constexpr int kUsualGradient = -1, kAnyDtype = -2, kNoGradient = -3;  // else a dtype
+
+// Of a tensor that needs gradients. A view that was made without them needs them by way of its base, and gets none.
+inline int gradient_of_leaf(const c10::TensorImpl* t) {
+  const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
+  if (!m || m->grad_fn_) return kUsualGradient;
+  if (!m->requires_grad_) return kNoGradient;
+  if (m->allow_grad_dtype_mismatch_) return kAnyDtype;
+  return m->grad_dtype_ && *m->grad_dtype_ != t->dtype().toScalarType() ? static_cast<int>(*m->grad_dtype_) : kUsualGradient;
+}
+
+}  // namespace vitrify
