@@ -320,7 +320,7 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   refuse_torn_apart(s);
   if (s.input >= 0 && c10::InferenceMode::is_enabled())
     for (const View* p = w->view.get(); p->parent; p = p->parent.get())
-      if (p->apart) fail(fmt::format("{} writes to an argument by {}, in inference mode", op, p->apart->name));
+      if (p->apart && p->step.results) fail(fmt::format("{} writes to a part of an argument, by {}, in inference mode", op, p->apart->name));
   if (s.shared_with >= 0)
     fail(fmt::format("{} writes to input '{}', which shares memory with input '{}'", op, inputs[s.input]->name, inputs[s.shared_with]->name));
   // The history of a view is that of its base, which autograd would change as soon as this has returned.

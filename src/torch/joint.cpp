@@ -524,16 +524,16 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   for (uint32_t i = 0; i < outputs.size(); ++i)
     if (const FakeImpl* f = outputs[i].defined() ? as_fake(fake_of(outputs[i])) : nullptr; f && (f->view->parent || f->view->storage->input < 0))
       if (j.program.results[i].kind != ResultSpec::Kind::Input) result_views.try_emplace(f->view, i);
-
   if (!saved_arguments.empty())
     for (const at::Tensor& t : outputs) may_be_found.push_back(t.defined() ? fake_of(t) : t);
   std::vector<int32_t> written(j.num_forward, -1);
+  const auto needs = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
   for (const Mutation& m : j.program.mutations) {
     const Source& s = *inputs[m.input];
     const at::Tensor& t = seen_by_autograd(s);
     if (!t.requires_grad()) continue;
     const bool follows = torch::autograd::impl::gradient_edge(t) != s.edge, viewed = as_fake(s.fake)->view->storage->has_views && s.real.is_leaf();
-    if ((s.bumps || m.counted >= 0) && (viewed || (!follows && is_argument(s)))) {
+    if ((s.bumps || m.counted >= 0) && (viewed || (!follows && is_argument(s) && std::ranges::any_of(tensors, needs)))) {
       // Eager gives a view another history then, from its base.
       if (s.real.is_view()) fail(fmt::format("writes to '{}', a view that needs gradients, without them", s.name));
       facts.push_back({m.input, Fact::View});
@@ -549,7 +549,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   find_spent(tensors, j.program);
   Level& level = levels.emplace_back();
   for (uint32_t o = 0; o < tensors.size(); ++o) {
-    if (!tensors[o].defined() || !tensors[o].requires_grad()) continue;
+    if (!needs(tensors[o])) continue;
     add_root(j, level, o, tensors[o]);
     j.roots.back().written = written[o];
   }

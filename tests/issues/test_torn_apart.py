@@ -68,7 +68,7 @@ def test_views_of_a_product(name, mode, dynamic):
     assert told[2:] == told[:2]
 
 
-@pytest.mark.eager("writes to an argument by aten::unsafe_split.Tensor, in inference mode")
+@pytest.mark.eager("writes to a part of an argument, by aten::unsafe_split.Tensor, in inference mode")
 def test_parts_of_an_argument_written_in_inference_mode():
     def f(x):
         torch.unsafe_chunk(x, 2, -1)[0][0] = 3
