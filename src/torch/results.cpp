@@ -520,9 +520,9 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     } else {
       emit_value();
     }
-    if (r.kind != ResultSpec::Kind::Value && fakes[i].requires_grad())
+    if (r.kind != ResultSpec::Kind::Value && fakes[i].requires_grad() && s->generation)
       for (const View* q = &v; q; q = q->parent.get())
-        if (q->apart) fail("returns what shares memory with another, by unsafe_split or the like, and gradients come back through");
+        if (q->apart) fail("returns what it has written in the memory of another, by unsafe_split or the like, and gradients come back through");
     note_modes(&v, r.path, detached, view_calls);
     make_apart_last(v, r.path, shapes);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;

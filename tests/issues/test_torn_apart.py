@@ -14,7 +14,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.eager("shares memory with another, by unsafe_split", "has also by _unsafe_view", "memory that has no tensor of its own", some=True)
+@pytest.mark.eager("in the memory of another, by unsafe_split", "has also by _unsafe_view", "memory that has no tensor of its own", some=True)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_eager(name, grad):
