@@ -41,6 +41,7 @@ Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, c
   for (size_t k = 0; k < watched.size(); ++k) owners_.emplace_back(watched[k].unsafeGetTensorImpl(), static_cast<int32_t>(k));
   std::ranges::sort(owners_);
   for (const Ref& a : args) given_.push_back(owner(THPVariable_Unpack(a.get())));
+  sets_.resize(args.size());
   const Program* p = program_;
   if (!p) return;
   auto of_input = [&](uint32_t input) -> Grad& {
@@ -64,12 +65,17 @@ Live::Live(std::shared_ptr<CompiledGraph> graph, const std::vector<Ref>& args, c
     g.meta = TensorMeta::of(grad, nullptr);
   }
   apart_ = !p->mutations.empty();
-  for (const GradWrite& w : p->grad_writes) of_input(w.input).written = true;
+  for (const GradWrite& w : p->grad_writes) {
+    of_input(w.input).written = true;
+    if (w.input < sets_.size()) sets_[w.input] = true;
+  }
 }
 
 bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double>& floats) const {
+  // Data that is given in turn has no gradient, and gets none.
+  const auto counts = [&](int32_t k) { return k >= 0 && (grads_[static_cast<size_t>(k)].defined || grads_[static_cast<size_t>(k)].written); };
   for (size_t i = 0; i < given_.size() && !owners_.empty(); ++i)
-    if (owner(THPVariable_Unpack(args[i])) != given_[i]) return false;
+    if (const int32_t now = owner(THPVariable_Unpack(args[i])); now != given_[i] && (counts(now) || counts(given_[i]) || sets_[i])) return false;
   c10::SmallVector<const void*, 16> storages;
   for (const Grad& g : grads_) {
     const at::Tensor& t = g.arg >= 0 ? THPVariable_Unpack(args[static_cast<size_t>(g.arg)]) : g.of;

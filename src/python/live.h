@@ -33,6 +33,7 @@ class Live {
   std::vector<Grad> grads_;
   std::vector<std::pair<const at::TensorImpl*, int32_t>> owners_;  // those that the program reaches by itself, sorted; their places in `grads_`
   std::vector<int32_t> given_;                                     // per argument: which of them it is, -1: none
+  std::vector<bool> sets_;                                         // per argument: the plan sets its .grad
   int32_t owner(const at::Tensor&) const;
   std::vector<Float> floats_;
   bool apart_ = false;  // the program writes to something: each gradient has memory of its own, which neither is argument nor captured
