@@ -321,9 +321,10 @@ class Door:
         for t, name in zip(signature.tensors, signature.names):
             if (grad := _C.grad_of(t)) is None:
                 continue
-            if not t.is_leaf and sources.looks_at_grads():
+            if t.is_leaf:
+                session.declare_grad(t, grad)
+            elif sources.looks_at_grads():
                 raise _C.CaptureError(f"it may look at the .grad of {name}, which is not a leaf")
-            session.declare_grad(t, grad)
         if "backward" in sources.live and any(t._backward_hooks or t._post_accumulate_grad_hooks for t in (*sources.grads(), *signature.tensors)):
             raise _C.CaptureError("a tensor has gradient hooks, which backward() inside the program would run on placeholders")
         for g in sources.generators:

@@ -129,8 +129,11 @@ Edge edge_of(PyObject* o) {
 PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   if (Tracer* t = Tracer::current()) {
+    const auto any = [&](Py_ssize_t i, const char* name) {
+      return i < PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, i) : kwargs ? PyDict_GetItemString(kwargs, name) : nullptr;
+    };
     const auto argument = [&](Py_ssize_t i, const char* name) {
-      PyObject* o = i < PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, i) : kwargs ? PyDict_GetItemString(kwargs, name) : nullptr;
+      PyObject* o = any(i, name);
       return o && PyTuple_Check(o) ? o : nullptr;
     };
     std::vector<Edge> of, to_edges;
@@ -145,10 +148,7 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
         else if (Edge e = edge_of(one); e.function)
           to_edges.push_back(std::move(e));
       }
-    constexpr Py_ssize_t kAccumulates = 6;
-    PyObject* accumulates = PyTuple_GET_SIZE(args) > kAccumulates ? PyTuple_GET_ITEM(args, kAccumulates)
-                            : kwargs                              ? PyDict_GetItemString(kwargs, "accumulate_grad")
-                                                                  : nullptr;
+    PyObject* accumulates = any(6, "accumulate_grad");
     try {
       if (accumulates && PyObject_IsTrue(accumulates) == 1 &&
           std::ranges::any_of(to, [](const at::Tensor& o) { return !Tracer::is_fake(o) && o.requires_grad() && !o.is_leaf(); })) {

@@ -13,12 +13,7 @@ namespace {
 
 const void* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
-// Reading it of a tensor that is no leaf would warn.
-const at::Tensor& grad_of(const at::Tensor& t) {
-  static const at::Tensor none;
-  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  return impl->autograd_meta() ? impl->grad() : none;
-}
+const at::Tensor& grad_of(const at::Tensor& t) { return python::grad_of(t.unsafeGetTensorImpl()); }
 
 bool hooked(const at::Tensor& t) {
   return torch::autograd::impl::get_autograd_meta(t) && (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t));

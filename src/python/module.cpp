@@ -516,11 +516,8 @@ void bind_capture(py::module_& m) {
   m.def("takes_gradients", [] { return Tracer::current() && Tracer::current()->takes_gradients(); });
   m.def("address", [](const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); });  // data_ptr() is taken for a write
   m.def("hooks_of", &hooks_of);
-  // Its .grad, which reading of a tensor that is no leaf would warn of.
-  m.def("grad_of", [](const at::Tensor& t) -> py::object {
-    const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-    return impl->autograd_meta() && impl->grad().defined() ? py::cast(impl->grad()) : py::object(py::none());
-  });
+  m.def("grad_of",
+        [](const at::Tensor& t) { return grad_of(t.unsafeGetTensorImpl()).defined() ? py::cast(grad_of(t.unsafeGetTensorImpl())) : py::none(); });
   m.def("version_of", &version_of);
   m.def("writes_one_memory_twice",
         [](const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& read) { return writes_one_memory_twice(written, read); });

@@ -70,7 +70,6 @@ bool is_known(PyObject* o, PyObject* known) {
   return PyDict_Contains(known, id.get()) > 0;
 }
 
-bool grad_of(const c10::TensorImpl* t) { return t->autograd_meta() && t->grad().defined(); }
 bool is_leaf(const c10::TensorImpl* t) {
   const auto* m = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
   return !m || !m->grad_fn_;
@@ -190,6 +189,11 @@ bool alike(PyObject* a, PyObject* b) {
   return PyList_CheckExact(a) ? same_elements(a, b, alike) : equal(a, b);
 }
 
+const at::Tensor& grad_of(const c10::TensorImpl* t) {
+  static const at::Tensor none;
+  return t->autograd_meta() ? t->grad() : none;
+}
+
 TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   TensorMeta m;
   m.type = type;
@@ -199,7 +203,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
   m.requires_grad = t.requires_grad();
   m.leaf = is_leaf(t.unsafeGetTensorImpl());
   m.gradient = gradient_of_leaf(t.unsafeGetTensorImpl());
-  m.has_grad = grad_of(t.unsafeGetTensorImpl());
+  m.has_grad = grad_of(t.unsafeGetTensorImpl()).defined();
   m.dual = is_dual(t.unsafeGetTensorImpl());
   m.argument = type != nullptr;
   if (t.layout() == at::kStrided && !t.is_nested() && t.unsafeGetTensorImpl()->has_storage()) {
@@ -218,7 +222,7 @@ bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad || is_dual(t) != dual)
     return false;
   if (requires_grad && (is_leaf(t) != leaf || gradient_of_leaf(t) != gradient)) return false;
-  if (argument && grad_of(t) != has_grad) return false;
+  if (argument && grad_of(t).defined() != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();
   if (s.size() != sizes.size()) return false;

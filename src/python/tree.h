@@ -32,7 +32,8 @@ struct TensorMeta {
   static TensorMeta of(const at::Tensor&, PyTypeObject* type);
   bool matches(const c10::TensorImpl*) const;
 };
-std::string to_string(const TensorMeta&);  // "f32[4, 8]"
+const at::Tensor& grad_of(const c10::TensorImpl*);  // its .grad, which Tensor::grad() warns of where the tensor is no leaf; or undefined
+std::string to_string(const TensorMeta&);           // "f32[4, 8]"
 
 enum class TreeKind : uint8_t {
   Tensor,

@@ -15,6 +15,11 @@ using capture::FakeImpl;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
+void Tracer::Impl::add_fact(int32_t input, Fact fact) {
+  const auto of = static_cast<uint32_t>(input);
+  if (std::ranges::none_of(facts, [&](const InputFact& f) { return f.input == of && f.fact == fact; })) facts.push_back({of, fact});
+}
+
 void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   Impl& m = *impl_;
   const auto refuse = [&] {
@@ -83,8 +88,7 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
     default:
       break;
   }
-  const InputFact read{static_cast<uint32_t>(s.input), fact};
-  if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == read.input && o.fact == fact; })) m.facts.push_back(read);
+  m.add_fact(s.input, fact);
 }
 
 // What the program is given has no history here, but for what it reaches by itself: eager's gradients go on through that.
@@ -115,10 +119,6 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
     if (t.requires_grad()) ends.push_back(torch::autograd::impl::gradient_edge(t));
-  const auto note = [&](const Impl::Source& s, Fact fact) {
-    const auto input = static_cast<uint32_t>(s.input);
-    if (std::ranges::none_of(m.facts, [&](const InputFact& o) { return o.input == input && o.fact == fact; })) m.facts.push_back({input, fact});
-  };
   for (const Impl::Source* s : m.inputs) {  // its hooks are not those of the placeholder
     if (!m.is_argument(*s) || !s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
     const Edge real = torch::autograd::impl::gradient_edge(s->real);  // what a leaf's gradient is added by may be held by nobody else
@@ -126,7 +126,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
       note_failure("hooks of an argument see gradients that it takes itself");
       throw CaptureError(*m.failure);
     }
-    note(*s, Fact::Sought);
+    m.add_fact(s->input, Fact::Sought);
   }
   if (!any_history) return;
   uint64_t shortest = ends.empty() ? 0 : UINT64_MAX;
@@ -157,8 +157,8 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
         throw CaptureError(*m.failure);
       }
       if (!m.is_argument(*crossed) && !m.is_argument(*sought)) continue;  // neither changes
-      note(*crossed, Fact::Crossed);
-      note(*sought, Fact::Sought);
+      m.add_fact(crossed->input, Fact::Crossed);
+      m.add_fact(sought->input, Fact::Sought);
     }
   }
 }

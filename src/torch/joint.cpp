@@ -536,7 +536,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if ((s.bumps || m.counted >= 0) && (viewed || (!follows && is_argument(s) && std::ranges::any_of(tensors, needs)))) {
       // Eager gives a view another history then, from its base.
       if (s.real.is_view()) fail(fmt::format("writes to '{}', a view that needs gradients, without them", s.name));
-      facts.push_back({m.input, Fact::View});
+      add_fact(s.input, Fact::View);
     }
     if (!follows) continue;
     if (m.metadata_only) fail(fmt::format("changes the shape of input '{}', whose gradients must follow", s.name));

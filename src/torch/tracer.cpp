@@ -270,9 +270,12 @@ void Tracer::Impl::exchange_accumulator(Source& s) {
 }
 
 torch::autograd::Edge Tracer::Impl::edge_in_calls(const Source& s) const {
-  if (is_argument(s)) return torch::autograd::impl::gradient_edge(s.real);
-  if (!s.accumulator) return s.edge;
-  return {s.accumulator->lock(), 0};
+  const Source* own = &s;
+  if (is_argument(s))  // it may be reached as well
+    for (const Source& o : sources)
+      if (o.accumulator && o.real.is_same(s.real)) own = &o;
+  if (own->accumulator) return {own->accumulator->lock(), 0};
+  return is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge;
 }
 
 at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const std::string& name, const std::vector<DimMark>& dims) {

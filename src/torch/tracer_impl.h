@@ -81,7 +81,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<uint32_t, int64_t> sizes_now() const;  // of found symbols that were taken for others: what they are
   bool took_other_sizes = false;                            // there were any
   void refuse_other_way() const;
-  std::vector<InputFact> facts;           // of inputs, which the program has read
+  std::vector<InputFact> facts;  // of inputs, which the program has read
+  void add_fact(int32_t input, Fact);
   size_t effects_known = 0;               // of TracerOptions::effects
   std::optional<std::string> raised_now;  // an op has, by what values are now, or what eager would not: a program that goes on has caught it
   std::optional<Types> described;         // results of the custom op under way, as its author describes them

@@ -391,7 +391,7 @@ class Reference:
         if ours.dtype not in HALVES or not isinstance(wide, torch.Tensor) or not torch.equal(ours.isfinite(), wide.isfinite()):
             return False
         off = (ours.double() - wide).abs()[ours.isfinite()]
-        return float(off.max()) <= 2 * torch.finfo(torch.float32).eps * self.watch.largest
+        return bool(off.numel()) and float(off.max()) <= 2 * torch.finfo(torch.float32).eps * self.watch.largest
 
     def decides(self, call, of, eager):
         """Whether a rounding decides about this, of which eager has `eager`: `of` what a run has of the call. A mode alone moves what kernels call under autocast."""

@@ -77,7 +77,6 @@ def test_of_an_argument_that_is_no_leaf():
     assert told[6:] == told[:6]
 
 
-
 MADE = {"a value": lambda x: x * 2, "detached": lambda x: x.detach(), "a part": lambda x: x[:2], "zeros": lambda x: torch.zeros(4)}
 
 
