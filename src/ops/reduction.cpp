@@ -57,7 +57,7 @@ Val sum_of_one(Val v) {
 
 // As stored, so that ties are eager's ties, and a wider type shows no more than there is.
 Tensor exact(Lowering& L, const Tensor& x) {
-  if (x.buffer >= 0 || x.dtype == compute_type(x.dtype)) return x;
+  if (x.dtype == compute_type(x.dtype)) return x;
   return map1(L, x, x.dtype, [x](Body&, Val v) { return stored(x, v); });
 }
 template <AccumKind kind, size_t dims_at, size_t keep_at>

@@ -147,18 +147,21 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     in_backward = true;
     last_forward_states = states();
     try {
+      take_accumulators();
       f();
     } catch (...) {
       in_backward = in_batch = once = false;
       look = nullptr;
       assigned.clear();
       stop();
+      let_accumulators_go();
       if (failure) throw CaptureError(*failure);  // Python code on its way has made another exception of it
       throw;
     }
     in_backward = in_batch = once = false;
     assigned.clear();
     stop();
+    let_accumulators_go();
   };
   if (options.with_gil)
     options.with_gil(run);

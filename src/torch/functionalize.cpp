@@ -7,6 +7,7 @@
 #include "torch/stack.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -330,6 +331,11 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   };
   if (const Source* of = found(w); of && of->real.retains_grad() && c10::GradMode::is_enabled())
     fail(fmt::format("writes to '{}', which retains its gradient", of->name));
+  if (const Source* of = found(w); of && counts_versions(of->real))  // of all with this count autograd would make the histories anew
+    for (const Source& s : sources)
+      if (!is_argument(s) && s.real.defined() && s.real.requires_grad() && s.real.is_view() && counts_versions(s.real) &&
+          counter_of(s.real) == counter_of(of->real))
+        fail(fmt::format("writes without gradients to the memory of '{}', a view that needs them", s.name));
   if (const Source* of = found(w); of && of->real.is_view() && c10::GradMode::is_enabled()) {
     bool follows = false;
     for_each_tensor(args, [&](const at::Tensor& t) {

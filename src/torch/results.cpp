@@ -264,7 +264,7 @@ bool is_reshaped_in_place(const capture::View& v) {
   const capture::View* p = &v;
   while (p->parent && (p->in_place || p->apart)) p = p->parent.get();
   return v.parent && !p->parent && v.offset == 0 && v.type.dtype == s.type.dtype && ops::is_dense(*s.ctx, v.type) && ops::is_dense(*s.ctx, s.type) &&
-         v.type.numel() == s.type.numel();
+         s.ctx->guard_eq(v.type.numel(), s.type.numel());  // which it may be in other terms
 }
 
 bool is_static(const capture::View& v) { return capture::is_static(v.type) && capture::is_static(v.storage->type); }
@@ -306,10 +306,10 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);
   std::unordered_map<const StorageState*, uint32_t> root_result;
   std::unordered_map<const c10::TensorImpl*, uint32_t> by_impl;
-  for (uint32_t i = 0; i < fakes.size(); ++i)
-    if (FakeImpl* f = as_fake(fakes[i]);
-        f && (!f->view->parent || (!fakes[i].requires_grad() && !fakes[i].is_view() && is_reshaped_in_place(*f->view))))
-      root_result.try_emplace(f->view->storage.get(), i);
+  for (const bool reshaped : {false, true})
+    for (uint32_t i = 0; i < fakes.size(); ++i)
+      if (FakeImpl* f = as_fake(fakes[i]); f && (reshaped ? f->view->parent && !fakes[i].requires_grad() && !fakes[i].is_view() : !f->view->parent))
+        if (!reshaped || is_reshaped_in_place(*f->view)) root_result.try_emplace(f->view->storage.get(), i);
   const auto is_inputs_own = [&](const at::Tensor& t) {
     const FakeImpl* f = as_fake(t);
     return !f || (f->view->storage->input >= 0 && f == as_fake(inputs[f->view->storage->input]->fake));
@@ -523,6 +523,12 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (r.kind != ResultSpec::Kind::Value && fakes[i].requires_grad() && s->generation)
       for (const View* q = &v; q; q = q->parent.get())
         if (q->apart) fail("returns what it has written in the memory of another, by unsafe_split or the like, and gradients come back through");
+    const View* from = nullptr;  // what the path begins with
+    if (r.kind == ResultSpec::Kind::ViewOfOutput) from = shown[s];
+    if (r.kind == ResultSpec::Kind::ViewOfValue) from = as_fake(fakes[r.index])->view.get();
+    if (r.kind == ResultSpec::Kind::ViewOfInput || r.kind == ResultSpec::Kind::ViewOfOutput || r.kind == ResultSpec::Kind::ViewOfValue)
+      for (const View* q = v.parent.get(); q && q != from; q = q->parent.get())
+        if (q->apart && !q->step.results) fail("returns a view of what shares memory with another, by _unsafe_view");
     note_modes(&v, r.path, detached, view_calls);
     make_apart_last(v, r.path, shapes);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;

@@ -259,25 +259,6 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   return s.fake;
 }
 
-// What the capture records holds on to accumulators. The tensor's own is to go with the last graph that leads to it, as in eager: it knows the shape
-// that the tensor had, and what hooks have been put on it.
-void Tracer::Impl::exchange_accumulator(Source& s) {
-  auto* meta = s.real.defined() ? torch::autograd::impl::get_autograd_meta(s.real) : nullptr;
-  if (!meta) return;
-  const std::lock_guard lock(meta->mutex_);
-  auto others = std::exchange(meta->grad_accumulator_, s.accumulator.value_or(decltype(meta->grad_accumulator_)()));
-  s.accumulator = std::move(others);
-}
-
-torch::autograd::Edge Tracer::Impl::edge_in_calls(const Source& s) const {
-  const Source* own = &s;
-  if (is_argument(s))  // it may be reached as well
-    for (const Source& o : sources)
-      if (o.accumulator && o.real.is_same(s.real)) own = &o;
-  if (own->accumulator) return {own->accumulator->lock(), 0};
-  return is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge;
-}
-
 at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const std::string& name, const std::vector<DimMark>& dims) {
   Impl& m = *impl_;
   VT_CHECK(!m.started, "inputs are declared before start()");
@@ -474,8 +455,6 @@ void Tracer::Impl::resume() {
     turn.give_back();
     throw;
   }
-  for (Source& s : sources)
-    if (s.accumulator || (s.input < 0 && s.real.defined() && s.real.requires_grad() && s.real.is_leaf())) exchange_accumulator(s);
   started = true;
   current_tracer = owner;
   try {
@@ -505,8 +484,6 @@ void Tracer::Impl::stop() {
       counter.set_version(s.real_version);
     }
   bool detached = false;
-  for (Source& s : sources)
-    if (s.accumulator) exchange_accumulator(s);
   // Nor has it got the history that autograd gave it. By the time of a later derivative it has one of its own.
   for (Source& s : sources) {
     if (!captures || !s.fake.defined() || s.input < static_cast<int32_t>(num_args)) continue;
@@ -535,6 +512,9 @@ void Tracer::Impl::count_versions() {
       s.bumps = version_of(s.fake);  // writes are counted in what stands for it: its own counter is told of those to what is captured
   }
   for (auto& [_, one] : all) {
+    const auto grad = std::ranges::find_if(one, &Source::grad_of);  // which other calls find anew
+    if (grad != one.end() && one.size() > 1 && !failure)
+      failure = fmt::format("reads '{}', which counts its versions with another tensor", (*grad)->name);
     const int64_t before = (*std::ranges::min_element(one, {}, &Source::real_version))->real_version, counted = version_of(one[0]->real) - before;
     const auto written = std::ranges::find_if(one, [](const Source* s) { return as_fake(s->fake)->view->storage->generation > 0; });
     const Source* tells = written == one.end() ? one[0] : *written;
@@ -593,7 +573,11 @@ bool Tracer::makes_gradients(const std::vector<at::Tensor>& outputs) {
   return finishing(*impl_, [&] { return impl_->makes_gradients(outputs); });
 }
 JointProgram Tracer::finish_joint(const std::vector<at::Tensor>& outputs) {
-  return finishing(*impl_, [&] { return impl_->finish_joint(outputs); });
+  return finishing(*impl_, [&] {
+    JointProgram j = impl_->finish_joint(outputs);
+    impl_->let_accumulators_go();
+    return j;
+  });
 }
 
 }  // namespace vitrify

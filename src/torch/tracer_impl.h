@@ -36,12 +36,11 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = -1;   // when the capture began, or went on; of what nobody has declared: when met
-    int64_t bumps = 0;           // versions counted during the capture
-    int64_t shared = 0;          // of these, those that another source with the same counter has, too, which tells calls of them
-    torch::autograd::Edge edge;  // where its gradient goes, when it needs one
-    // Of a leaf that the program finds: its accumulator where that is not the capture's own, which lives as long as the plan.
-    std::optional<decltype(torch::autograd::AutogradMeta::grad_accumulator_)> accumulator;
+    int64_t real_version = -1;       // when the capture began, or went on; of what nobody has declared: when met
+    int64_t bumps = 0;               // versions counted during the capture
+    int64_t shared = 0;              // of these, those that another source with the same counter has, too, which tells calls of them
+    torch::autograd::Edge edge;      // where its gradient goes, when it needs one
+    compat::NodePtr accumulator;     // of a leaf that the program finds: the trace's own, while no capture runs
     Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call
     std::optional<uint32_t> number;  // it is this step of `numbers`
   };
@@ -401,8 +400,13 @@ struct Tracer::Impl final : capture::ModeHandler {
   void take_gradients(JointProgram&, std::vector<Grad>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;
-  static void exchange_accumulator(Source&);
-  torch::autograd::Edge edge_in_calls(const Source&) const;  // where its gradient goes of what is not captured
+  // accumulators.cpp
+  void let_accumulators_go();
+  void take_accumulators();
+  void redirect(const std::unordered_map<const torch::autograd::Node*, torch::autograd::Edge>&);
+  torch::autograd::Edge edge_in_calls(const Source& s) const {  // where its gradient goes in a call
+    return is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge;
+  }
   // Tensors that have one memory, and to autograd none in common (_unsafe_view): what is in each is written as long as the other is not there.
   std::vector<std::pair<std::weak_ptr<StorageState>, std::weak_ptr<StorageState>>> torn_apart;
   void refuse_torn_apart(const StorageState&);

@@ -103,3 +103,13 @@ def test_statistics_of_half_batches_cancel(dtype, weight):
     f = lambda x: F.batch_norm(x, None, None, w, training=True)  # noqa: E731
     exact = F.batch_norm(x.double(), None, None, None if w is None else w.double(), training=True)
     compare.check_value("batch_norm", vitrify.compile(f)(x), f(x), exact, elementwise=False)
+
+
+@HALVES
+@pytest.mark.parametrize("f", [lambda y: (y.min(-1).indices, y == 0), lambda y: (y.max(-1).indices, y * 2), lambda y: (y.argmin(-1), y.argmax(0)), lambda y: y.min(-1).indices], ids=["min", "max", "both", "alone"])
+def test_ties_of_what_a_kernel_has_stored(f, dtype):
+    """It hands on what it stored from its registers, where most of these are not equal."""
+    x = drawn(dtype, 40, 30, scale=18)
+    program = lambda x: f(x.softmax(-1))  # noqa: E731
+    for expected, ours in zip(program(x), vitrify.compile(program)(x)):
+        assert torch.equal(ours, expected) or ours.is_floating_point()

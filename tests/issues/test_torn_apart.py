@@ -80,3 +80,43 @@ def test_parts_of_an_argument_written_in_inference_mode():
             with torch.inference_mode():
                 g(x)
             assert x._version == 1 and x[0].tolist() == [3, 3, 1, 1]
+
+
+RESHAPED = {
+    "rows of the transposed": lambda x: (lambda z: (z, z[0]))(x.t().reshape(-1, 4)), "beams": lambda x: (lambda z: (z, z[0]))(x[:, None].expand(-1, 3, -1).reshape(-1, 4)),
+    "without the whole": lambda x: (lambda z: (z[0], z[1:]))(x.t().reshape(-1, 4)), "detached": lambda x: (lambda z: (z, z.detach()))(x.t().reshape(-1, 2, 2)), "split": lambda x: x.t().reshape(-1, 4).split(1),
+    "a product": lambda x: (lambda z: (z, z[0]))(F.linear(x.view(2, -1, 4), torch.ones(5, 4, dtype=x.dtype))), "by a vector": lambda x: (lambda z: (z, z[0]))(x.view(2, -1, 4) @ torch.ones(4, dtype=x.dtype)),
+    "a batch": lambda x: (lambda z: (z, z[0]))(x.view(2, -1, 4) @ x.view(2, -1, 4).mT),
+}
+
+
+@pytest.mark.eager("returns a part of memory", some=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", RESHAPED)
+def test_any_sizes(name, dynamic, dtype):
+    """How many elements there are is written in other terms where sizes change."""
+    expects.compiled("products and copies may be all there is")
+    told = []
+    for f in (RESHAPED[name], vitrify.compile(RESHAPED[name], dynamic=dynamic)):
+        for sizes in ((4, 8), (8, 12), (12, 4), (4, 8)):
+            with torch.no_grad():
+                out = f(torch.ones(sizes, dtype=dtype))
+                before = [t._version for t in out]
+                out[0].add_(1)
+            told.append([*(t._version - v for t, v in zip(out, before)), *([t._base is o for o in out] for t in out), *(t.tolist() for t in out)])
+    assert told[4:] == told[:4]
+
+
+@pytest.mark.eager("by _unsafe_view", some=True)
+@pytest.mark.parametrize("program", [lambda x: (lambda a: (torch.unsafe_chunk(a, 1)[0], a))(x * 2), lambda x: (lambda a: (a, torch.unsafe_chunk(a, 1)[0]))(x * 2), lambda x: (lambda a: (a, a[0]))(view(x, (2, 2))),
+                                     lambda x: (lambda a: (a, a[0]))(view((x * 2).unsafe_split(2)[1], (1, 2)))], ids=["first", "last", "argument", "part"])
+def test_which_is_whose_view(program):
+    told = []
+    for f in (program, vitrify.compile(program)):
+        with torch.no_grad():
+            out = f(torch.ones(4))
+            before = [t._version for t in out]
+            out[1].add_(1)
+        told.append([*(t._version - v for t, v in zip(out, before)), *([t._base is o for o in out] for t in out), *(t.tolist() for t in out)])
+    assert told[0] == told[1]
