@@ -312,6 +312,12 @@ void Tracer::Impl::refuse_torn_apart(const StorageState& s) {
       fail("writes to, or returns, memory of a tensor that it has also by _unsafe_view");
 }
 
+// Autograd makes the history of a view anew, without the hooks on it, when its count has changed since.
+static bool is_made_anew(const at::Tensor& t) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
+  return view && view->has_bw_view() && counts_versions(t) && (view->grad_fn_ || view->get_backward_view().base_.requires_grad());
+}
+
 // The checks real kernels make on memory, which Meta kernels do not: where eager may refuse, or the outcome depends on the order of writes, eager
 // decides.
 void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IValue> args, std::string_view op) {
@@ -331,11 +337,6 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
   };
   if (const Source* of = found(w); of && of->real.retains_grad() && c10::GradMode::is_enabled())
     fail(fmt::format("writes to '{}', which retains its gradient", of->name));
-  if (const Source* of = found(w); of && counts_versions(of->real))  // of all with this count autograd would make the histories anew
-    for (const Source& s : sources)
-      if (!is_argument(s) && s.real.defined() && s.real.requires_grad() && s.real.is_view() && counts_versions(s.real) &&
-          counter_of(s.real) == counter_of(of->real))
-        fail(fmt::format("writes without gradients to the memory of '{}', a view that needs them", s.name));
   if (const Source* of = found(w); of && of->real.is_view() && c10::GradMode::is_enabled()) {
     bool follows = false;
     for_each_tensor(args, [&](const at::Tensor& t) {
@@ -344,6 +345,10 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
     });
     if (follows) fail(fmt::format("writes to '{}', a view, in a way that gradients must follow", of->name));
   }
+  if (const Source* of = found(w); of && counts_versions(of->real))
+    for (const Source& s : sources)
+      if (!is_argument(s) && s.real.defined() && is_made_anew(s.real) && counter_of(s.real) == counter_of(of->real))
+        fail(fmt::format("writes without gradients to the memory of '{}', a view that has a history", s.name));
   // Views of dense memory reach each element once, but for these.
   bool overlays = !dense(s.type);
   for (const View* p = w->view.get(); p->parent; p = p->parent.get())
