@@ -93,6 +93,8 @@ def kept(function):
     """Gives what says later whether it still has what it has now."""
     if hasattr(function, "_forward_cls"):
         _refuse_unmet(function._forward_cls)
+        if getattr(function._forward_cls, "clear_saved_tensors_on_access", False):
+            _C.refuse(f"{function._forward_cls.__name__} lets go of what it has saved when that is read (clear_saved_tensors_on_access)")
     now = lambda: {name: _state(value, {}) for name, value in getattr(function, "__dict__", {}).items()}  # noqa: E731
     try:
         before = now()

@@ -44,7 +44,7 @@ _LIBRARY = frozenset({"torch", "numpy", "vitrify", "builtins", "typing", "typing
 _ITERATORS = tuple({type(iter(x)) for x in ([], (), {}, set(), "", b"", range(0), {}.values(), {}.items(), reversed([]))}) + (
     map, filter, zip, enumerate, reversed, types.GeneratorType, *(v for v in vars(itertools).values() if isinstance(v, type)))
 _VIEWS = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
-_STATEFUL = frozenset({"collections", "queue", "weakref"})  # what these make is kept in attributes
+_STATEFUL = frozenset({"collections", "queue", "weakref", "_weakrefset", "torch.utils.weak"})  # what these make is kept in attributes
 _COMPARED = 1 << 24  # bytes of a buffer that each call compares
 # What looks a global up, and by how many bits its argument is more than the place of the name.
 _GLOBALS = [(dis.opmap[n], n == "LOAD_GLOBAL") for n in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")]

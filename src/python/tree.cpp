@@ -11,6 +11,7 @@
 
 #include "python/errors.h"
 #include "torch/leaf_gradient.h"
+#include "torch/versions.h"
 
 namespace vitrify::python {
 namespace {
@@ -212,6 +213,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
     m.offset = t.storage_offset();
     m.memory = t.storage().nbytes();
     m.view = is_view(t.unsafeGetTensorImpl());
+    m.spoiled = is_spoiled(t.unsafeGetTensorImpl());
   } else {
     m.opaque = true;
   }
@@ -221,7 +223,7 @@ TensorMeta TensorMeta::of(const at::Tensor& t, PyTypeObject* type) {
 bool TensorMeta::matches(const c10::TensorImpl* t) const {
   if (t->key_set().raw_repr() != keys || t->dtype() != dtype || t->device() != device || t->requires_grad() != requires_grad || is_dual(t) != dual)
     return false;
-  if (requires_grad && (is_leaf(t) != leaf || gradient_of_leaf(t) != gradient)) return false;
+  if (requires_grad && (is_leaf(t) != leaf || gradient_of_leaf(t) != gradient || is_spoiled(t) != spoiled)) return false;
   if (argument && grad_of(t).defined() != has_grad) return false;
   if (opaque) return true;
   auto s = t->sizes(), st = t->strides();

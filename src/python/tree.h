@@ -24,7 +24,8 @@ struct TensorMeta {
   bool has_grad = false;
   bool exact_offset = false, exact_view = false, exact_memory = false;  // facts that the program has read
   bool view = false;
-  bool opaque = false;  // sparse, nested, ...: no sizes to compare; such calls run eagerly
+  bool spoiled = false;  // see is_spoiled()
+  bool opaque = false;   // sparse, nested, ...: no sizes to compare; such calls run eagerly
   int64_t offset = 0;
   size_t memory = 0;  // bytes
   c10::SmallVector<int64_t, 5> sizes, strides;

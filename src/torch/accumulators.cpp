@@ -25,12 +25,12 @@ Edge history_of(const at::Tensor& t) {
 
 }  // namespace
 
-// All edges to these nodes lead to others. Nothing has changed when it throws.
-void Tracer::Impl::redirect(const std::unordered_map<const Node*, Edge>& to) {
+// Of the recorded graph, and where the trace keeps them: those that lead to one of these nodes.
+std::vector<Edge*> Tracer::Impl::edges_to(const std::unordered_set<const Node*>& nodes) {
   std::vector<Edge> todo;
-  std::vector<Edge*> changed;
+  std::vector<Edge*> found;
   const auto comes_to = [&](Edge& e) {
-    if (to.contains(e.function.get())) changed.push_back(&e);
+    if (nodes.contains(e.function.get())) found.push_back(&e);
     todo.push_back(e);
   };
   for (Level& l : levels) {
@@ -44,7 +44,7 @@ void Tracer::Impl::redirect(const std::unordered_map<const Node*, Edge>& to) {
   for (const at::Tensor& t : may_be_found) todo.push_back(history_of(t));
   std::unordered_set<const Node*> seen;  // what lies behind what the program found is eager's
   for (Source& s : sources) {
-    if (to.contains(s.edge.function.get())) changed.push_back(&s.edge);
+    if (nodes.contains(s.edge.function.get())) found.push_back(&s.edge);
     if (s.input >= static_cast<int32_t>(num_args))
       seen.insert(s.edge.function.get());
     else
@@ -54,33 +54,74 @@ void Tracer::Impl::redirect(const std::unordered_map<const Node*, Edge>& to) {
     for (Edge& e : n.next_edges()) comes_to(e);
   };
   while (!todo.empty()) {
-    const compat::NodePtr n = todo.back().function;
+    const compat::NodePtr n = std::move(todo.back().function);
     todo.pop_back();
     if (!n || is_accumulator({n, 0}) || !seen.insert(n.get()).second) continue;
     follow(*n);
     if (auto* slices = dynamic_cast<torch::autograd::CopySlices*>(n.get()); slices && slices->fn) follow(*slices->fn);
   }
-  for (Edge* e : changed) *e = to.at(e->function.get());
+  return found;
 }
 
+// Nothing has changed when it throws.
+void Tracer::Impl::redirect(const std::unordered_map<const Node*, Edge>& to) {
+  std::unordered_set<const Node*> nodes;
+  for (const auto& [node, _] : to) nodes.insert(node);
+  for (Edge* e : edges_to(nodes)) *e = to.at(e->function.get());
+}
+
+namespace {
+
+using Weak = decltype(torch::autograd::AutogradMeta::grad_accumulator_);
+
+// What the tensor had; null: nothing.
+std::optional<Weak> put(const at::Tensor& into, const Weak& node) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(into);
+  if (!meta) return {};
+  const std::lock_guard lock(meta->mutex_);
+  return std::exchange(meta->grad_accumulator_, node);
+}
+
+bool has(const at::Tensor& t, const compat::NodePtr& node) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return false;
+  const std::lock_guard lock(meta->mutex_);
+  return compat::lock(meta->grad_accumulator_) == node;
+}
+
+}  // namespace
+
 void Tracer::Impl::let_accumulators_go() {
-  if (!hooked.empty()) return;  // what hooks were given is found by way of the tensor's own
+  for (Source& s : sources)
+    if (s.before) put(s.real, *std::exchange(s.before, std::nullopt));
   std::unordered_map<const Node*, Edge> to;
+  std::unordered_set<const Node*> kept;
   for (Source& s : sources) {
-    if (s.input < static_cast<int32_t>(num_args) || !s.fake.defined() || !is_accumulator(s.edge) || s.edge.function == s.accumulator) continue;
-    if (!s.accumulator) s.accumulator = compat::make_node<AccumulateGrad>(s.real);
-    to.emplace(s.edge.function.get(), Edge(s.accumulator, 0));
+    if (s.input < static_cast<int32_t>(num_args) || !s.fake.defined() || !is_accumulator(s.edge)) continue;
+    if (s.edge.function != s.accumulator) {
+      s.exchanged = !hooked.empty();  // what hooks were given is found by way of the node that the tensor had: the trace keeps that
+      s.accumulator = s.exchanged ? s.edge.function : compat::make_node<AccumulateGrad>(s.real);
+      if (!s.exchanged) to.emplace(s.edge.function.get(), Edge(s.accumulator, 0));
+    }
+    if (s.exchanged) kept.insert(s.accumulator.get());
   }
   if (!to.empty()) redirect(to);
+  if (kept.empty()) return;
+  std::unordered_map<const Node*, size_t> ours;
+  for (const Edge* e : edges_to(kept)) ++ours[e->function.get()];
+  for (const Source& s : sources)  // the tensor gets another, where nobody else leads to this one
+    if (s.exchanged && has(s.real, s.accumulator) && static_cast<size_t>(s.accumulator.use_count()) <= ours[s.accumulator.get()] + 1)
+      put(s.real, Weak());
 }
 
 void Tracer::Impl::take_accumulators() {
   std::unordered_map<const Node*, Edge> to;
-  for (const Source& s : sources) {
+  for (Source& s : sources) {
     if (!s.accumulator || s.edge.function != s.accumulator || !s.real.requires_grad() || !s.real.is_leaf()) continue;
-    if (s.real.sym_sizes() != s.accumulator->input_metadata(0).shape_as_dim_vector())
-      capture::fail(fmt::format("has read '{}', which is of another size by now", s.name));
-    to.emplace(s.accumulator.get(), torch::autograd::impl::gradient_edge(s.real));
+    if (s.exchanged)
+      s.before = put(s.real, Weak(s.accumulator));
+    else if (s.real.sym_sizes() == s.accumulator->input_metadata(0).shape_as_dim_vector())  // otherwise eager's old graph leads to the old one, too
+      to.emplace(s.accumulator.get(), torch::autograd::impl::gradient_edge(s.real));
   }
   if (!to.empty()) redirect(to);
 }

@@ -276,6 +276,8 @@ at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const s
     m.inputs.push_back(&s);
     return known->fake;
   }
+  if (c10::GradMode::is_enabled() && is_spoiled(real.unsafeGetTensorImpl()))
+    fail(fmt::format("{} is a view whose history cannot be made anew", name));
   m.sources.push_back({real, {}, kind, name});
   known = &m.sources.back();
   return m.make_input(*known, dims);

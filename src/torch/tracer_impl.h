@@ -36,11 +36,13 @@ struct Tracer::Impl final : capture::ModeHandler {
     ir::InputKind kind;
     std::string name;
     int32_t input = -1;
-    int64_t real_version = -1;       // when the capture began, or went on; of what nobody has declared: when met
-    int64_t bumps = 0;               // versions counted during the capture
-    int64_t shared = 0;              // of these, those that another source with the same counter has, too, which tells calls of them
-    torch::autograd::Edge edge;      // where its gradient goes, when it needs one
-    compat::NodePtr accumulator;     // of a leaf that the program finds: the trace's own, while no capture runs
+    int64_t real_version = -1;    // when the capture began, or went on; of what nobody has declared: when met
+    int64_t bumps = 0;            // versions counted during the capture
+    int64_t shared = 0;           // of these, those that another source with the same counter has, too, which tells calls of them
+    torch::autograd::Edge edge;   // where its gradient goes, when it needs one
+    compat::NodePtr accumulator;  // of a leaf that the program finds: the trace's own, while no capture runs
+    bool exchanged = false;       // or also while one runs, when the tensor has it in place of `before`
+    std::optional<decltype(torch::autograd::AutogradMeta::grad_accumulator_)> before;
     Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call
     std::optional<uint32_t> number;  // it is this step of `numbers`
   };
@@ -403,6 +405,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   // accumulators.cpp
   void let_accumulators_go();
   void take_accumulators();
+  std::vector<torch::autograd::Edge*> edges_to(const std::unordered_set<const torch::autograd::Node*>&);
   void redirect(const std::unordered_map<const torch::autograd::Node*, torch::autograd::Edge>&);
   torch::autograd::Edge edge_in_calls(const Source& s) const {  // where its gradient goes in a call
     return is_argument(s) ? torch::autograd::impl::gradient_edge(s.real) : s.edge;

@@ -1,6 +1,7 @@
 // Versions of tensors, as autograd counts writes.
 #pragma once
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 
@@ -21,6 +22,15 @@ inline const void* counter_of(const at::Tensor& t) {
 // One counter counts the writes to both: they are views of one tensor, or one is the other detached.
 inline bool share_versions(const at::Tensor& a, const at::Tensor& b) {
   return counts_versions(a) && counts_versions(b) && counter_of(a) == counter_of(b);
+}
+
+// A view for whose history autograd raises, in grad mode: its count has changed, and how it was made, the history cannot be made anew.
+inline bool is_spoiled(const c10::TensorImpl* t) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
+  if (!meta || !meta->is_view_) return false;
+  const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(*meta);
+  return view.has_bw_view() && view.get_creation_meta() != torch::autograd::CreationMeta::DEFAULT && view.requires_grad() &&
+         t->version_counter().enabled() && view.get_attr_version() != t->version_counter().current_version();
 }
 
 }  // namespace vitrify

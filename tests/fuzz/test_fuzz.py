@@ -20,6 +20,7 @@ import program  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import worker  # noqa: E402
+import worlds  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.judged("worker.one says of each program how it ran, and report.Verdict bounds what did not run compiled")]
 
@@ -203,3 +204,30 @@ def test_a_crash_of_eager_is_left():
 
 def test_attention_without_heads_is_not_made():
     assert all(not layers.FAMILIES[family][1](torch.ones(2, 0, 4, 8)) and layers.FAMILIES[family][1](torch.ones(2, 1, 4, 8)) for family in ("attention", "autocast"))
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_worlds(block):
+    results = [worlds.one(seed) for seed in range(20 * block, 20 * (block + 1))]
+    failed = [r for r in results if r["message"]]
+    assert not failed, "\n".join(f"seed {r['seed']}: {r['message']}\n{r['program']}" for r in failed)
+    assert sum(r["compiled_calls"] for r in results) > sum(r["eager_calls"] for r in results)
+
+
+def test_worlds_vary():
+    text = "\n".join(worlds.Maker(seed).make().describe() for seed in range(60))
+    for part in ("net.", "opt.step()", ".backward()", "create_graph", "hook(", "requires_grad_", ".grad = ", ".data", "no_grad", "inference_mode", "ck(", "elsewhere(", "chunk", "expand", "nn.Parameter(w"):
+        assert part in text, part
+
+
+def test_worlds_that_differ_are_seen(monkeypatch):
+    """A program whose second call gives what the first gave."""
+    def stale(f, dynamic=None):
+        made = []
+        return lambda *args: made[0] if made else made.append(f(*args)) or made[0]
+    monkeypatch.setattr(vitrify, "compile", stale)
+    found = [r for r in map(worlds.one, range(20)) if r["message"]]
+    assert len(found) > 10
+    world = worlds.Maker(found[0]["seed"]).make()
+    short = worlds.shortest(world)
+    assert worlds.judge(short) and len(short.events) <= len(world.events)
