@@ -300,7 +300,7 @@ class Door:
         """What the program may find by way of the tensors it reaches or is given: gradients, and what they are views of."""
         known, found = set(map(id, (*reached, *given))), []
         for t in (*reached, *given):
-            for o in (_C.grad_of(t) if sources.looks_at_grads() else None, t._base):
+            for o in (_C.grad_of(t) if sources.looks_at_grads() else None, _base(t)):
                 if o is not None and id(o) not in known:
                     known.add(id(o))
                     found.append(o)
@@ -317,6 +317,8 @@ class Door:
             if (grad := _C.grad_of(t)) is not None:
                 if not t.is_leaf:
                     raise _C.CaptureError("it may look at the .grad of a tensor that is not a leaf")
+                if grad.shape != t.shape:
+                    raise _C.CaptureError("a tensor, whose .grad it may look at, has been given another size since")
                 session.declare_grad(t, grad)
         for t, name in zip(signature.tensors, signature.names):
             if (grad := _C.grad_of(t)) is None:
@@ -384,6 +386,13 @@ class Door:
         if not _C.state_refused(self.state):
             _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], [])
         return EAGER
+
+
+def _base(t):
+    try:
+        return t._base
+    except RuntimeError:  # a view whose history cannot be made anew: eager raises where it is read
+        return None
 
 
 def _containers(parts):

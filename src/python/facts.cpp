@@ -35,7 +35,11 @@ bool noted(PyObject* self, Fact fact, const char* name) {
     t->note_fact(THPVariable_Unpack(self), fact, name);
     return true;
   } catch (...) {
-    set_python_error(std::current_exception());
+    try {
+      set_python_error(std::current_exception());
+    } catch (const std::exception&) {  // eager's
+      torch::translate_exception_to_python(std::current_exception());
+    }
     return false;
   }
 }

@@ -118,12 +118,12 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     }
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
-    if (t.requires_grad()) ends.push_back(torch::autograd::impl::gradient_edge(t));
-  for (const Impl::Source* s : m.inputs) {  // its hooks are not those of the placeholder
-    if (!m.is_argument(*s) || !s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
-    const Edge real = torch::autograd::impl::gradient_edge(s->real);  // what a leaf's gradient is added by may be held by nobody else
-    if (!real.function->tensor_pre_hooks().empty() || !real.function->retains_grad_hooks().empty()) {
-      note_failure("hooks of an argument see gradients that it takes itself");
+    if (Edge e = t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge(); e.function)
+      ends.push_back(std::move(e));         // eager raises for none
+  for (const Impl::Source* s : m.inputs) {  // its hooks are not those of a placeholder, and others by the time of another call
+    if (!s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
+    if (hooks_see_gradient(s->real)) {
+      note_failure(fmt::format("hooks of '{}' see gradients that it takes itself", s->name));
       throw CaptureError(*m.failure);
     }
     m.add_fact(s->input, Fact::Sought);

@@ -1,5 +1,6 @@
 // Where the gradient of a leaf goes, and in which dtype: the usual, or as a program has set it (Tensor.grad_dtype).
 #pragma once
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace vitrify {
@@ -13,6 +14,13 @@ inline int gradient_of_leaf(const c10::TensorImpl* t) {
   if (!m->requires_grad_) return kNoGradient;
   if (m->allow_grad_dtype_mismatch_) return kAnyDtype;
   return m->grad_dtype_ && *m->grad_dtype_ != t->dtype().toScalarType() ? static_cast<int>(*m->grad_dtype_) : kUsualGradient;
+}
+
+// Hooks run with the gradient of a tensor that needs one, where a program asks for that.
+inline bool hooks_see_gradient(const at::Tensor& t) {
+  if (t.is_leaf()) return !torch::autograd::impl::hooks(t).empty();
+  torch::autograd::Node& n = *torch::autograd::impl::gradient_edge(t).function;
+  return !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty();
 }
 
 }  // namespace vitrify

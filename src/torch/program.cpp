@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "torch/leaf_gradient.h"
 #include "torch/learned.h"
 #include "torch/tracer_impl.h"
 #include "torch/versions.h"
@@ -84,9 +85,8 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
   for (const InputFact& f : p.facts)
     if (f.fact == Fact::Sought) {
       sought.push_back(torch::autograd::impl::gradient_edge(*inputs[f.input]));
-      Node& n = *sought.back().function;
-      if (f.input < p.num_args && (!n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty()))
-        throw capture::CallRefused("hooks of an argument see gradients that it takes itself");
+      if (hooks_see_gradient(*inputs[f.input]))
+        throw capture::CallRefused("hooks of an argument, or of what it reaches, see gradients that it takes itself");
     }
   if (sought.empty()) return;
   for (const InputFact& f : p.facts)

@@ -534,6 +534,13 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
     p.results.push_back(std::move(r));
   }
+  // A view that calls make by themselves leads nowhere that hooks would be looked for.
+  std::vector<torch::autograd::Edge> of_views, to;
+  for (const Source* input : inputs) to.push_back(input->edge);
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (const auto kind = p.results[i].kind; kind == ResultSpec::Kind::ViewOfInput || kind == ResultSpec::Kind::ViewOfOutput)
+      if (const auto* meta = torch::autograd::impl::get_autograd_meta(fakes[i])) of_views.emplace_back(meta->grad_fn_, meta->output_nr_);
+  capture::refuse_hooks(of_views, to);
   chain_views(fakes, p.results);
   for (uint32_t i = 0; i < fakes.size(); ++i)  // no mode says so
     if (auto& path = p.results[i].path; !path.empty() && creation_of(fakes[i]) == CreationMeta::IN_CUSTOM_FUNCTION && fakes[i].is_leaf())

@@ -225,6 +225,7 @@ void Tracer::Impl::check_in_scope(const at::Tensor& t) const {
 
 at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims) {
   const at::Tensor& real = s.real;
+  if (is_spoiled(real.unsafeGetTensorImpl())) fail(fmt::format("{} is a view whose history cannot be made anew", s.name));
   TensorType type = type_of(real);
   type.wrapped_number = false;
   mark_dynamic(graph->ctx(), type, dims);
@@ -276,8 +277,6 @@ at::Tensor Tracer::add_input(const at::Tensor& real, ir::InputKind kind, const s
     m.inputs.push_back(&s);
     return known->fake;
   }
-  if (c10::GradMode::is_enabled() && is_spoiled(real.unsafeGetTensorImpl()))
-    fail(fmt::format("{} is a view whose history cannot be made anew", name));
   m.sources.push_back({real, {}, kind, name});
   known = &m.sources.back();
   return m.make_input(*known, dims);

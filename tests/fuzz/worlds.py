@@ -32,9 +32,9 @@ MADE = {"w": ["nn.Parameter(some({n}, {s}))"], "c": ["some({n}, {s})"], "h": ["{
               "{a}[1:].detach().requires_grad_()", "{a}[:]"]}
 LINES = {
     30: ["{v} = {a} * {b}", "{v} = {a} + {b}", "{v} = {a}.sin()", "{v} = {a} * 0.5 - 1", "{v} = {a}.sum(-1, keepdim=True)", "{v} = {a} @ {b}.mT", "{v} = torch.cat([{a}, {b}])", "{v} = {a}.exp() + {b}.detach()",
-         "{v} = {a}.softmax(-1)", "{v} = ck(lambda a, b: a * b.sin(), {a}, {b})", "{v} = torch.where({a} > 0, {a}, {b})", "{v} = {a}.clone()", "{v} = torch.nn.functional.linear({a}, {b})", "{v} = {a}.square().mean()", "{v} = {a}.reshape(-1)"],
+         "{v} = {a}.softmax(-1)", "{v} = ck(lambda a: a * {b}.sin(), {a} * 1)", "{v} = torch.where({a} > 0, {a}, {b})", "{v} = {a}.clone()", "{v} = torch.nn.functional.linear({a}, {b})", "{v} = {a}.square().mean()", "{v} = {a}.reshape(-1)"],
     12: ["{v} = {a}[1:]", "{v} = {a}.view(-1)", "{v} = {a}.mT", "{v} = {a}.detach()", "{v} = {a}.data", "{v} = {a}[..., :2]", "{v} = {a}.unsqueeze(0)", "{v} = {a}.expand(2, *{a}.shape)", "{v} = {a}.chunk(2)[0]",
-         "{v} = {a}.unsafe_chunk(2)[0]", "{v} = {a}[0]", "{v}, {u} = {a}.split(1, -1)[:2]"],
+         "{v} = {a}[0]", "{v}, {u} = {a}.split(1, -1)[:2]"],
     10: ["{a}.mul_({b})", "{a}.add_(1)", "{a}[0] = 2", "{a}.copy_({b})", "{a}.zero_()", "{a}.sin_()", "torch.add({b}, 1, out={a})", "{a}.data.mul_(2)", "{a}.detach().add_(1)", "{a}.relu_()", "{a}[1:].mul_(3)"],
     4: ["{v} = {a}.grad * 2", "{a}.grad = {b}.detach()", "{a}.grad = None", "{a}.grad.mul_(2)", "{a}.requires_grad_()", "{a}.detach_()", "{a}.unsqueeze_(0)", "{a}.retain_grad()", "{a}.grad.zero_()", "{a}.t_()"],
     5: ["{v}, = torch.autograd.grad(({a} * {b}).sum(), {a})", "{v}, = torch.autograd.grad({a}.sin().sum(), {b}, create_graph=True)", "{a}.sum().backward()", "{v}, = torch.autograd.grad(({a} * 2).sum(), {a}, create_graph=True)",
@@ -170,7 +170,7 @@ class Side:
         objects, memory, told = {}, {}, {}
         for name, t in named.items():
             objects.setdefault(id(t), name)
-        looks = [lambda t: t.data.tolist(), lambda t: t._version - self.versions.setdefault(id(t), (t, t._version))[1], lambda t: t.requires_grad, lambda t: t.is_leaf, lambda t: t.retains_grad, lambda t: objects.get(id(t._base), None),
+        looks = [lambda t: t.data.tolist(), lambda t: t.is_inference() or t._version - self.versions.setdefault(id(t), (t, t._version))[1], lambda t: t.requires_grad, lambda t: t.is_leaf, lambda t: t.retains_grad, lambda t: objects.get(id(t._base), None),
                  lambda t: t.grad is not None and [t.grad.data.tolist(), t.grad.requires_grad, t.grad.grad_fn is None]]
         for name, t in named.items():
             told[name] = [tuple(t.shape), objects[id(t)], memory.setdefault(t.untyped_storage()._cdata, name), *(looked(look, t) for look in looks)]

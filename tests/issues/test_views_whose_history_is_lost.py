@@ -5,12 +5,14 @@ import pytest
 import torch
 import vitrify
 from torch import nn
+from vitrify import _C
 
 VIEWS = {"no_grad": lambda w: torch.no_grad()(lambda: w[1:])(), "chunk": lambda w: w.chunk(2)[0], "split": lambda w: w.split(2)[1], "of a value": lambda w: (w * 1).chunk(2)[0]}
-PROGRAMS = {"read": lambda t, w: t * 2, "for nothing": lambda t, w: (t * 2, w * 3)[1], "detached": lambda t, w: t.detach() * 2, "without gradients": lambda t, w: torch.no_grad()(lambda: t * 2)(), "a view": lambda t, w: t[:1]}
+PROGRAMS = {"read": lambda t, w: t * 2, "for nothing": lambda t, w: (t * 2, w * 3)[1], "detached": lambda t, w: t.detach() * 2, "without gradients": lambda t, w: torch.no_grad()(lambda: t * 2)(), "a view": lambda t, w: t[:1], "whether a view": lambda t, w: w * (2 if t._is_view() else 3),
+            "the base": lambda t, w: w * (2 if t._base is None else 3), "its leaf": lambda t, w: torch.enable_grad()(lambda: w * (2 if t.is_leaf else 3))()}
 
 
-@pytest.mark.eager("whose history cannot be made anew", "Output 0 of", "A view was created", "which follows from another", "Output 1 of", some=True)
+@pytest.mark.eager("whose history cannot be made anew", "Output 0 of", "A view was created", "which follows from another", "Output 1 of", "of a tensor, which calls may not have in common", some=True)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("view", VIEWS)
@@ -34,3 +36,15 @@ def test_as_eager(view, name, given):
                     seen.append(str(e)[:50])
         told.append(seen)
     assert told[1] == told[0]
+    assert not _C.capturing()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_reached_and_not_read(grad):
+    w = nn.Parameter(torch.ones(4))
+    parts = w.unbind(0)
+    f = vitrify.compile(lambda x: x * w + len(parts), fullgraph=True)
+    with torch.no_grad():
+        parts[0].add_(1)
+    with torch.set_grad_enabled(grad):
+        assert f(torch.ones(4)).tolist() == [6, 5, 5, 5]
