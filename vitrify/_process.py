@@ -305,7 +305,8 @@ class Tensors:
 
     def put_back(self, grads_noted=False):
         changed = None
-        for n, (t, requires_grad, grad, place, hooks, attributes, kind, version) in enumerate((*self.before, *self.beside)):
+        states = sorted(enumerate((*self.before, *self.beside)), key=lambda s: s[1][0].requires_grad != s[1][1] and s[1][0]._is_view())  # of a view it may be its base's
+        for n, (t, requires_grad, grad, place, hooks, attributes, kind, version) in states:
             if type(t) is not kind:
                 changed = "it sets the __class__ of a tensor"
                 t.__class__ = kind

@@ -697,8 +697,11 @@ void Tracer::Impl::run_view(const OpInfo& info, Stack* stack) {
   at::Tensor self = fake_of(args[0].toTensor());
   FakeImpl* fake = as_fake(self);
   if (info.name == "aten::detach") {
-    auto keys = fake->key_set();
-    at::Tensor r = capture::make_fake(capture::detached_view(fake->view), keys);
+    at::Tensor r;
+    if (fake->is_inference() && !c10::InferenceMode::is_enabled())  // it counts writes of its own
+      r = at::Tensor(fake->shallow_copy_and_detach(c10::VariableVersion(0), false));
+    else
+      r = capture::make_fake(capture::detached_view(fake->view), fake->key_set());
     drop(*stack, n);
     stack->emplace_back(std::move(r));
     return;

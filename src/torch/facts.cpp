@@ -123,7 +123,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   for (const Impl::Source* s : m.inputs) {  // its hooks are not those of a placeholder, and others by the time of another call
     if (!s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
     if (hooks_see_gradient(s->real)) {
-      note_failure(fmt::format("hooks of '{}' see gradients that it takes itself", s->name));
+      note_failure(fmt::format("hooks of {} see gradients that it takes itself", m.is_argument(*s) ? "an argument" : s->name));
       throw CaptureError(*m.failure);
     }
     m.add_fact(s->input, Fact::Sought);

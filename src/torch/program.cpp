@@ -86,7 +86,8 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
     if (f.fact == Fact::Sought) {
       sought.push_back(torch::autograd::impl::gradient_edge(*inputs[f.input]));
       if (hooks_see_gradient(*inputs[f.input]))
-        throw capture::CallRefused("hooks of an argument, or of what it reaches, see gradients that it takes itself");
+        throw capture::CallRefused(
+            fmt::format("hooks of {} see gradients that it takes itself", f.input < p.num_args ? "an argument" : "what it reaches"));
     }
   if (sought.empty()) return;
   for (const InputFact& f : p.facts)

@@ -168,3 +168,41 @@ def test_accumulators_go_with_the_last_graph(order):
     del nodes, n, y, p
     gc.collect()
     assert all("mine" not in torch.autograd.graph.get_gradient_edge(p).node.metadata for p in net.parameters())
+
+
+@pytest.mark.eager("changes the requires_grad", "detaches a tensor in place", "it changes", some=True)
+@pytest.mark.parametrize("how", [lambda w: w.detach_(), lambda w: w.requires_grad_(False)], ids=["detach_", "requires_grad_"])
+def test_views_need_gradients_by_way_of_their_base(how):
+    expects.no_kernels("such programs run eagerly")
+    told = []
+    for compiles in (False, True):
+        w = nn.Parameter(torch.ones(4))
+        t = torch.no_grad()(lambda: w[1:])()  # noqa: B023
+        f = lambda x: (how(w), t)  # noqa: B023
+        f = vitrify.compile(f) if compiles else f
+        for _ in range(2):
+            told.append([r.requires_grad for r in (*f(torch.ones(3)), w, t)])
+    assert told[2:] == told[:2]
+
+
+@pytest.mark.parametrize("made", [lambda v: v.detach(), lambda v: v.data, lambda v: v.detach()[1:]], ids=["detach", "data", "part"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_inference_tensors_detached_outside_of_that_mode(made, grad):
+    w = nn.Parameter(torch.ones(4))
+
+    def f(x):
+        with torch.inference_mode():
+            v = w * x + 1
+        return made(v)
+    told = []
+    for g in (f, vitrify.compile(f, fullgraph=True)):
+        with torch.set_grad_enabled(grad):
+            r = g(torch.ones(4))
+            seen = [r.is_inference()]
+            try:
+                r.add_(1)
+                seen += [r.tolist(), r._version]
+            except RuntimeError as e:
+                seen.append(str(e)[:40])
+            told.append(seen)
+    assert told[1] == told[0]
