@@ -297,7 +297,7 @@ class Tensors:
 
     @staticmethod
     def state(t):
-        return t, t.requires_grad, _C.grad_of(t), _place(t), _C.hooks_of(t), dict(vars(t)), type(t), _version(t)
+        return t, t.requires_grad, _C.grad_of(t), _place(t), _C.hooks_of(t), dict(vars(t)), type(t), _version(t), t._is_view()
 
     def new_grads(self):
         """(tensor, its .grad now) where the program left another object there, or None."""
@@ -305,8 +305,8 @@ class Tensors:
 
     def put_back(self, grads_noted=False):
         changed = None
-        states = sorted(enumerate((*self.before, *self.beside)), key=lambda s: s[1][0].requires_grad != s[1][1] and s[1][0]._is_view())  # of a view it may be its base's
-        for n, (t, requires_grad, grad, place, hooks, attributes, kind, version) in states:
+        states = sorted(enumerate((*self.before, *self.beside)), key=lambda s: s[1][-1])  # what a view needs may be what its base does
+        for n, (t, requires_grad, grad, place, hooks, attributes, kind, version, _) in states:
             if type(t) is not kind:
                 changed = "it sets the __class__ of a tensor"
                 t.__class__ = kind
