@@ -31,17 +31,15 @@ namespace {
 bool noted(PyObject* self, Fact fact, const char* name) {
   Tracer* t = Tracer::current();
   if (!t || !THPVariable_Check(self)) return true;
-  try {
+  HANDLE_TH_ERRORS  // of what set_python_error() does not know
+      try {
     t->note_fact(THPVariable_Unpack(self), fact, name);
     return true;
   } catch (...) {
-    try {
-      set_python_error(std::current_exception());
-    } catch (const std::exception&) {  // eager's
-      torch::translate_exception_to_python(std::current_exception());
-    }
+    set_python_error(std::current_exception());
     return false;
   }
+  END_HANDLE_TH_ERRORS_RET(false)
 }
 
 struct Attribute {

@@ -118,8 +118,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     }
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
-    if (Edge e = t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge(); e.function)
-      ends.push_back(std::move(e));         // eager raises for none
+    if (Edge e = t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge(); e.function) ends.push_back(std::move(e));
   for (const Impl::Source* s : m.inputs) {  // its hooks are not those of a placeholder, and others by the time of another call
     if (!s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
     if (hooks_see_gradient(s->real)) {

@@ -82,9 +82,10 @@ bool leads_to(const Edge& from, const std::vector<Edge>& to) {
 
 void check_histories(const Program& p, const at::Tensor* const* inputs) {
   std::vector<Edge> sought;
+  const bool crosses = std::ranges::any_of(p.facts, [](const InputFact& f) { return f.fact == Fact::Crossed; });
   for (const InputFact& f : p.facts)
     if (f.fact == Fact::Sought) {
-      sought.push_back(torch::autograd::impl::gradient_edge(*inputs[f.input]));
+      if (crosses) sought.push_back(torch::autograd::impl::gradient_edge(*inputs[f.input]));
       if (hooks_see_gradient(*inputs[f.input]))
         throw capture::CallRefused(
             fmt::format("hooks of {} see gradients that it takes itself", f.input < p.num_args ? "an argument" : "what it reaches"));

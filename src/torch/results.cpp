@@ -306,10 +306,11 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);
   std::unordered_map<const StorageState*, uint32_t> root_result;
   std::unordered_map<const c10::TensorImpl*, uint32_t> by_impl;
-  for (const bool reshaped : {false, true})
-    for (uint32_t i = 0; i < fakes.size(); ++i)
-      if (FakeImpl* f = as_fake(fakes[i]); f && (reshaped ? f->view->parent && !fakes[i].requires_grad() && !fakes[i].is_view() : !f->view->parent))
-        if (!reshaped || is_reshaped_in_place(*f->view)) root_result.try_emplace(f->view->storage.get(), i);
+  for (uint32_t i = 0; i < fakes.size(); ++i)
+    if (FakeImpl* f = as_fake(fakes[i]); f && !f->view->parent) root_result.try_emplace(f->view->storage.get(), i);
+  for (uint32_t i = 0; i < fakes.size(); ++i)  // where none of them is the tensor that was made
+    if (FakeImpl* f = as_fake(fakes[i]); f && !fakes[i].requires_grad() && !fakes[i].is_view() && is_reshaped_in_place(*f->view))
+      root_result.try_emplace(f->view->storage.get(), i);
   const auto is_inputs_own = [&](const at::Tensor& t) {
     const FakeImpl* f = as_fake(t);
     return !f || (f->view->storage->input >= 0 && f == as_fake(inputs[f->view->storage->input]->fake));
