@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import json
 import os
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -56,32 +54,18 @@ def compile_alone(results, args):
 
 def run(args):
     """The results, in order of seeds; prints those that differ."""
-    seeds = iter(range(args.seed, args.seed + args.n))
-    results, lock = [], threading.Lock()
+    kinds = collections.Counter()
 
-    def work():
-        process = worker.Process(args.limit)
-        while True:
-            with lock:
-                seed = next(seeds, None)
-            if seed is None:
-                process.close()
-                return
-            task = task_of(seed, args)
-            result = process.do(task)
-            with lock:
-                results.append(result)
-                tell(result, args)
-                if len(results) % 100 == 0:
-                    print(f"{len(results)} of {args.n} programs: {dict(collections.Counter(r['kind'] for r in results))}", flush=True)
-            if args.reduce and result["kind"] == "failed":
-                short = reduce.shortest(process, task, result)
-                with lock:
-                    print(f"seed {seed}, reduced: {short['message']}\n{short['program']}", flush=True)
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for done in [pool.submit(work) for _ in range(args.jobs)]:
-            done.result()
-    return sorted(results, key=lambda r: r["seed"])
+    def told(process, task, result):
+        kinds[result["kind"]] += 1
+        tell(result, args)
+        if kinds.total() % 100 == 0:
+            print(f"{kinds.total()} of {args.n} programs: {dict(kinds)}", flush=True)
+        if args.reduce and result["kind"] == "failed":
+            short = reduce.shortest(process, task, result)
+            print(f"seed {task['seed']}, reduced: {short['message']}\n{short['program']}", flush=True)
+    tasks = [task_of(seed, args) for seed in range(args.seed, args.seed + args.n)]
+    return worker.each(tasks, args.jobs, lambda: worker.Process(args.limit), told)
 
 
 def tell(result, args):

@@ -1,6 +1,7 @@
 """One program is made, run and judged, in a process of its own kind: a crash or a hang is a failure of that program, and the others go on."""
 from __future__ import annotations
 
+import concurrent.futures
 import faulthandler
 import json
 import os
@@ -80,7 +81,7 @@ def judged(p, task, tell=lambda at: None):
     return result | {"compiled_values": record.values, "compile_s": round(record.seconds, 4)}, sure
 
 
-def serve():
+def serve(do=one):
     """Tasks from standard input, results to standard output, a line each."""
     faulthandler.enable()
     import compile_times
@@ -94,7 +95,7 @@ def serve():
     os.dup2(2, 1)  # what programs print
     print("ready", file=results, flush=True)
     for line in sys.stdin:
-        print(json.dumps(one(json.loads(line), lambda at: print(json.dumps({"at": at}), file=results, flush=True))), file=results, flush=True)
+        print(json.dumps(do(json.loads(line), lambda at: print(json.dumps({"at": at}), file=results, flush=True))), file=results, flush=True)
 
 
 def threads_of(pid):
@@ -112,13 +113,13 @@ def threads_of(pid):
 class Process:
     """A worker that is started again when it ended, hung or has done enough."""
 
-    def __init__(self, limit):
-        self.limit, self.process, self.done = limit, None, 0
+    def __init__(self, limit, script=Path(__file__).with_name("run.py")):
+        self.limit, self.script, self.process, self.done = limit, script, None, 0
 
     def start(self):
         self.errors = tempfile.TemporaryFile("w+")
         env = os.environ | {"OMP_WAIT_POLICY": "passive"}
-        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
+        self.process = subprocess.Popen([sys.executable, str(self.script), "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env)
         self.lines, self.done = queue.Queue(), 0
         threading.Thread(target=self.listen, args=(self.process, self.lines), daemon=True).start()
         if self.read(300) != "ready":
@@ -180,6 +181,28 @@ class Process:
             self.process.stdin.close()
             self.process.wait()
             self.process = None
+
+
+def each(tasks, jobs, make, told):
+    """The results of tasks in order of seeds, by `jobs` processes that make() starts. told(process, task, result) is called of one result at a time."""
+    tasks, results, lock = iter(tasks), [], threading.Lock()
+
+    def work():
+        process = make()
+        while True:
+            with lock:
+                task = next(tasks, None)
+            if task is None:
+                process.close()
+                return
+            result = process.do(task)
+            with lock:
+                results.append(result)
+                told(process, task, result)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(work) for _ in range(jobs)]:
+            done.result()
+    return sorted(results, key=lambda r: r["seed"])
 
 
 def facts(p, task):
