@@ -73,9 +73,13 @@ def check(fn, make, reason=None, launches=True, around=contextlib.nullcontext, g
     compiled, before = vitrify.compile(fn), dict(vitrify.counters)
     with warnings.catch_warnings(record=True) as log, torch.set_grad_enabled(grad), around():
         warnings.simplefilter("always")
-        for _ in range(3):
-            a, b = make(), make()
-            same_call(run(compiled, a), run(fn, b), a, b)
+        earlier = []
+        for number in range(3):
+            a, b = (compare.halved(made, number) for made in (make(), make()))
+            ours, eager = run(compiled, a), run(fn, b)
+            same_call(ours, eager, a, b)
+            earlier.append((compare.held(ours[0]), compare.held(eager[0])))
+        assert all(compare.changed(mine) == compare.changed(theirs) for mine, theirs in earlier)  # a later call writes over no result
     messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
     did = {k: v - before[k] for k, v in vitrify.counters.items()}
     if reason is None:

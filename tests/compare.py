@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import re
 import warnings
 
@@ -74,6 +75,26 @@ def copied(value, memo=None):
     if isinstance(value, dict):
         return {k: copied(v, memo) for k, v in value.items()}
     return value
+
+
+def halved(value, times):
+    """Other numbers in the same place: what a call computes is not to be what an earlier one has computed. Not of what memory overlaps, or holds whole numbers: sizes and indices mean something."""
+    for _, t in tensors_of(value):
+        if times and t.layout is torch.strided and (t.is_floating_point() or t.is_complex()) and t.element_size() > 1 and 0 not in t.stride():
+            try:
+                t.data.mul_(0.5 ** times)
+            except RuntimeError:  # it overlaps
+                pass
+    return value
+
+
+def held(value):
+    """What tensors hold: changed() says later of which that is no longer so."""
+    return [(t, t.detach().clone()) for _, t in tensors_of(value) if t.layout is torch.strided and not t.is_meta]
+
+
+def changed(held):
+    return [not bits_equal(t.detach(), then) for t, then in held]
 
 
 def bits_equal(a, b):
@@ -271,13 +292,15 @@ class Jolts(TorchDispatchMode):
         return out
 
 
-MOST_SPREAD = 1e-2  # of the largest: what eager moves by more, for a rounding, means nothing
+def largest_spread(dtype):
+    """Of the largest: what eager moves by more, for a rounding, means nothing."""
+    return max(1e-2, 4 * torch.finfo(dtype).eps)
 
 
 def conditioned_run(fn, sample, count):
     """fp64_run, with how far eager moves when its inputs and what its ops round move: sums that cancel, and smallest singular values, are no better known."""
     reference = fp64_run(fn, sample, count)
-    spreads = [[0.0, 0.0] for _ in reference]
+    spreads, limits = [[0.0, 0.0] for _ in reference], [math.inf for _ in reference]
     plain = None
     for seed in range(5):
         given = copied(sample)
@@ -289,11 +312,12 @@ def conditioned_run(fn, sample, count):
         if problem or len(leaves) != count:
             return reference
         plain = plain or leaves
-        for spread, p, q in zip(spreads, plain, leaves):
+        for i, (spread, p, q) in enumerate(zip(spreads, plain, leaves)):
             if isinstance(p, torch.Tensor) and p.layout is torch.strided and p.is_floating_point() and p.shape == q.shape:
+                limits[i] = largest_spread(p.dtype)
                 keep = p.isfinite() & q.isfinite()
                 spread[:] = map(max, spread, distances(q[keep].double(), p[keep].double(), p.dtype))
-    return [(r, tuple(s) if s[0] <= MOST_SPREAD else None) for (r, _), s in zip(reference, spreads)]
+    return [(r, tuple(s) if s[0] <= limit else None) for (r, _), s, limit in zip(reference, spreads, limits)]
 
 
 def check_leaves(run, pairs, has_value, reference, elementwise):
@@ -320,17 +344,18 @@ def check_leaves(run, pairs, has_value, reference, elementwise):
 
 
 def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True) -> dict[str, int]:
-    """Runs fn(*sample) eagerly and compiled on copies of the sample, twice; raises Mismatch. Returns what the second compiled call launched
+    """Runs fn(*sample) eagerly and compiled on copies of the sample, and again with half its numbers; raises Mismatch. Returns what the second compiled call launched
     and, as "unclear", how many leaves differ from eager's where the reference says that eager's own mean nothing."""
-    given_eager = copied(sample)
-    versions_eager = versions_of(given_eager)
-    eager, eager_error = attempt(fn, *given_eager)
-    random_eager = torch.get_rng_state()
-    bumps_eager = [now - before for now, before in zip(versions_of(given_eager), versions_eager)]
     compiled = vitrify.compile(fn)
     did: dict[str, int] = {}
-    unclear = 0
+    unclear, first = 0, []
     for run in ("first call", "second call"):
+        sample = halved(copied(sample), int(run == "second call"))
+        given_eager = copied(sample)
+        versions_eager = versions_of(given_eager)
+        eager, eager_error = attempt(fn, *given_eager)
+        random_eager = torch.get_rng_state()
+        bumps_eager = [now - before for now, before in zip(versions_of(given_eager), versions_eager)]
         given = copied(sample)
         versions = versions_of(given)
         before = dict(vitrify.counters)
@@ -354,5 +379,8 @@ def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True
         if alias_pattern(ours, given) != alias_pattern(eager, given_eager):
             raise Mismatch(f"{run}: aliasing {alias_pattern(ours, given)}, eager {alias_pattern(eager, given_eager)} (input it is, input shared, output shared, offset)")
         pairs = list(itertools.chain(zip(left, right), zip(flat(given, "in"), flat(given_eager, "in"))))
-        unclear += check_leaves(run, pairs, has_value, lambda: reference_run(fn, sample, len(pairs)), elementwise)
+        unclear += check_leaves(run, pairs, has_value, lambda: reference_run(fn, sample, len(pairs)), elementwise)  # noqa: B023
+        if any(map(any, map(changed, first))):
+            raise Mismatch("the second call wrote over what the first has given")
+        first = [held(ours)]
     return did | {"unclear": unclear}

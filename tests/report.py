@@ -6,10 +6,11 @@ report.py --check                                                               
 --report FILE: another file"""
 import argparse
 import datetime
-import os
 import re
 import subprocess
 from pathlib import Path
+
+import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
@@ -37,11 +38,6 @@ def commit():
     return git("log", "-1", "--format=%h", "--abbrev=10", "--", *but_reports) + ("+" if git("status", "--porcelain", "--", *but_reports) else "")
 
 
-def machine():
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{cpu[1] if cpu else 'unknown processor'}, {os.cpu_count()} cores"
-
-
 def read(path):
     """part -> (passed, failed, seconds, commit, when), and part -> names of failures."""
     text = path.read_text() if path.exists() else ""
@@ -57,7 +53,7 @@ def text_of(rows, failures):
     missing = [p for p in PARTS if p not in rows]
     failed = sum(row[1] for row in rows.values())
     state = [f"not run: {', '.join(missing)}"] * bool(missing) + [f"parts of {len(commits)} commits"] * (len(commits) > 1) + [f"{failed} failed"] * bool(failed)
-    lines = ["# Everything that can be tested, run", "", f"Written by `./x test --all` (its parts may run one by one: `--part slow,asan`). Machine: {machine()}.", "",
+    lines = ["# Everything that can be tested, run", "", f"Written by `./x test --all` (its parts may run one by one: `--part slow,asan`). Machine: {provenance.processor()}.", "",
              f"**Commit {', '.join(sorted(commits))}: {sum(row[0] for row in rows.values())} passed, {failed} failed{' (' + '; '.join(state) + ')' if state else ''}.** A + after a commit: the tree had changes on top of it.",
              "", "| part | what | passed | failed | seconds | commit | when (UTC) |", "|---|---|--:|--:|--:|---|---|"]
     lines += [f"| {p} | {PARTS[p]} | {rows[p][0]} | {rows[p][1]} | {rows[p][2]} | {rows[p][3]} | {rows[p][4]} |" for p in PARTS if p in rows]

@@ -205,7 +205,7 @@ class Compiled final : public CompiledGraph {
     for (size_t i = 0; i < args.size(); ++i) c.inputs[i] = &args[i];
     if (!program_.live.empty()) find_live(c, live);
     if (!program_.facts.empty()) check_histories(program_, c.inputs.data());
-    check_versions(program_, c.inputs);
+    check_own_backward(program_, c.inputs);
     std::optional<c10::InferenceMode> mode;
     if (program_.inference) mode.emplace(*program_.inference);
     {

@@ -59,13 +59,21 @@ bool draws_alike(const ir::Graph& g, const ir::Node& drawn, const capture::OpInf
 
 }  // namespace
 
+// By its lock: others may draw.
+void Tracer::Impl::go_on(Saved::Generator& s, const at::mt19937* to) {
+  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(s.g);
+  at::mt19937 engine = to ? *to : cpu->engine();
+  if (!to) engine();
+  cpu->set_engine(saved->cpu_engine = engine);
+  s.during = s.g.get_state();
+  saved->drew = true;
+}
+
 void Tracer::Impl::go_to(const at::mt19937& engine) {
   for (auto& s : saved->generators) {
     if (!s.g.device().is_cpu()) continue;
     std::lock_guard<std::mutex> lock(s.g.mutex());
-    at::check_generator<at::CPUGeneratorImpl>(s.g)->set_engine(saved->cpu_engine = engine);
-    s.during = s.g.get_state();
-    saved->drew = true;
+    go_on(s, &engine);
   }
 }
 
@@ -73,13 +81,15 @@ void Tracer::Impl::go_to(const at::mt19937& engine) {
 void Tracer::Impl::draw() {
   if (!saved->marks.front().there()) fail("sets the state of a random number generator");  // another thread, perhaps: its state is not ours to move
   do {
-    at::mt19937 next = [&] {
-      at::Generator g = at::detail::getDefaultCPUGenerator();
-      std::lock_guard<std::mutex> lock(g.mutex());
-      return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
-    }();
-    next();
-    go_to(next);
+    for (size_t i = 0; i < saved->generators.size(); ++i) {
+      Saved::Generator& s = saved->generators[i];
+      if (!s.g.device().is_cpu()) continue;
+      std::lock_guard<std::mutex> lock(s.g.mutex());
+      const at::Tensor now = s.g.get_state();
+      const bool put_there = rewound && i < last_forward_states.size() && same_bytes(now, last_forward_states[i]);  // by a checkpoint
+      saved->others_drew = saved->others_drew || !(put_there || same_bytes(now, s.during));
+      go_on(s, nullptr);
+    }
   } while (moved_on_from(state_key()));
 }
 

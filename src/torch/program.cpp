@@ -1,6 +1,7 @@
 #include "torch/program.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ScalarOps.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -96,8 +97,10 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
       throw capture::CallRefused("gradients that it takes itself go on through the history of what it is given");
 }
 
-void check_versions(const Program& p, at::ArrayRef<const at::Tensor*> inputs) {
-  if (!p.goes_back || p.mutations.empty()) return;
+void check_own_backward(const Program& p, at::ArrayRef<const at::Tensor*> inputs) {
+  if (!p.goes_back) return;
+  if (at::SavedTensorDefaultHooks::get_hooks()) throw capture::CallRefused("hooks on saved tensors are around gradients that it takes itself");
+  if (p.mutations.empty()) return;
   std::unordered_map<const void*, const at::Tensor*> written;
   const auto counter = [](const at::Tensor* t) { return t && t->defined() ? counter_of(*t) : nullptr; };
   for (const Mutation& m : p.mutations)

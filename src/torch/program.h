@@ -121,8 +121,8 @@ struct Program {
 std::vector<at::Tensor> all_inputs(const Program&, at::ArrayRef<at::Tensor> args, at::ArrayRef<double> live = {});
 // Eager's gradients would go on through the history of an argument: CallRefused.
 void check_histories(const Program&, const at::Tensor* const* inputs);
-// What it writes would be counted for another of its inputs too, at which gradients of its own look: CallRefused.
-void check_versions(const Program&, at::ArrayRef<const at::Tensor*> inputs);
+// Gradients of its own save what hooks of the user's are to see, or look at another input too for which what it writes would be counted: CallRefused.
+void check_own_backward(const Program&, at::ArrayRef<const at::Tensor*> inputs);
 bool leads_to(const torch::autograd::Edge& from, const std::vector<torch::autograd::Edge>& to);
 // Where a backward comes to `result`, on its way to what its graph led to, it raises: that graph is gone.
 compat::NodePtr spent_node(const Program::Spent&, const at::Tensor* const* inputs);

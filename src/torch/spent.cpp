@@ -17,9 +17,11 @@ using torch::autograd::Node;
 
 namespace {
 
+// What lies behind one of those is eager's own graph.
 void add_leaves_behind(const Edge& from, std::vector<Edge>& to) {
   std::vector<Node*> todo{from.function.get()};
   std::unordered_set<const Node*> seen(todo.begin(), todo.end());
+  for (const Edge& e : to) seen.insert(e.function.get());
   while (!todo.empty()) {
     Node* n = todo.back();
     todo.pop_back();

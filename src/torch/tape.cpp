@@ -323,8 +323,9 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;
       const auto* f = capture::as_fake(saved);
-      if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const auto met = by_real.find(saved.unsafeGetTensorImpl());
+      if (met != by_real.end() && !f) f = capture::as_fake(met->second->fake);  // what Python code reaches by itself it saves so
+      if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const int32_t input = f ? f->view->storage->input : met != by_real.end() ? met->second->input : -1;
       const Value memory = input >= 0 ? graph->inputs[static_cast<size_t>(input)].value : f ? root_of(f->view->storage->base) : Value();
       if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());

@@ -184,7 +184,7 @@ void Tracer::Impl::restore_process_state() {
   at::autocast::set_autocast_cache_enabled(saved->autocast_cache);
   at::SavedTensorDefaultHooks::set_tls_state(saved->saved_tensor_hooks);
   for (auto& [g, before, during] : saved->generators) {
-    if (g.device().is_cpu() && !moved && !saved->drew) continue;  // where others draw meanwhile, it is as they leave it
+    if (g.device().is_cpu() && !moved && (!saved->drew || saved->others_drew)) continue;  // where others draw meanwhile, it is as they leave it
     auto put_back = [&](bool anyway) {
       if (g.device().is_cpu()) return saved->marks.front().put_back(anyway ? at::Tensor() : during);
       std::lock_guard<std::mutex> lock(g.mutex());

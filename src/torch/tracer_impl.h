@@ -103,6 +103,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<Generator> others;      // that the program has drawn from
     at::mt19937 cpu_engine;             // the CPU generator's, as in `during`
     bool drew = false;                  // by the CPU's; its draws are taken back
+    bool others_drew = false;           // between those: it is as they leave it
     std::vector<SeedMark> marks;        // of the CPU's, and then of declared ones
   };
   std::optional<Saved> saved;
@@ -134,6 +135,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   bool moved_on_from(const std::string& state) const { return draws.contains(state) || called.contains(state); }
   void drop_unread_states();
   void go_to(const at::mt19937&);
+  void go_on(Saved::Generator&, const at::mt19937* to);  // null: by a draw
   std::vector<at::Tensor> last_forward_states;
   bool rewound = false;
 

@@ -16,6 +16,7 @@
 #include "torch/saved_hooks.h"
 #include "torch/tape.h"
 #include "torch/training_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -62,7 +63,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         share_versions(*given[written], *given[other]))
       throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients");
   if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
-  check_versions(joint_.program, given);
+  check_own_backward(joint_.program, given);
   const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
   if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written, or drawn, all");
   if (hooked && finds_what_hooks_take_) throw capture::CallRefused("hooks take a tensor that a checkpoint's function finds by itself, too");
@@ -394,6 +395,15 @@ std::vector<std::pair<const RegionNode*, std::vector<char>>> RegionNode::later()
   return r;
 }
 
+std::optional<size_t> Training::first_finding(const Path& path, uint32_t index) const {
+  const bool given = index < joint_.given.size();
+  const uint32_t at = given ? index : joint_.program.results[index - joint_.given.size()].index;
+  return tape().first(path, [&](const Tape::Step& s) {
+    const std::vector<uint32_t>& found = given ? s.found_given : s.found_outputs;
+    return std::ranges::find(found, at) != found.end();
+  });
+}
+
 void RegionNode::raise_first(std::vector<char> given, const std::vector<char>& come, const Path& path) const {
   const Tape& tape = region_->tape();
   std::optional<size_t> first;
@@ -419,6 +429,9 @@ void RegionNode::raise_first(std::vector<char> given, const std::vector<char>& c
                        w.is_output && w.has_node ? ", which is output " + std::to_string(w.index) + " of " + name() + "," : "", now, w.expected);
       });
     }
+    for (const RegionCall::Given& g : call_->computed_again)
+      if (const at::Tensor now(g.tensor.lock()); now.defined() && is_spoiled(now.unsafeGetTensorImpl()))
+        note(region_->first_finding(path, g.index), [now] { now.grad_fn(); });  // raises
     for (const Tape::Failing& f : tape.failing) {
       const bool whole = !is_of_grad();
       const auto asked = [&](uint32_t g) { return whole || is_asked(node.next_edge(g)); };

@@ -158,6 +158,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
     return path;
   }
   const Tape& tape() const { return *joint_.tape; }
+  // Where a checkpoint's function, or a ctx, reads this one of RegionCall::computed_again as it is.
+  std::optional<size_t> first_finding(const Path&, uint32_t index) const;
 
   std::vector<Value> asked_of(const BackwardProgram&, const Node&) const;
 

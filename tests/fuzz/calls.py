@@ -46,6 +46,9 @@ def some_calls(choose: random.Random, specs, module, grad):
         if module and choose.random() < 0.35:
             event = choose.choice(layers.EVENTS)
             more["event"] = event.format(p=f"parameter({choose.randrange(8)})")
+        if specs and choose.random() < 0.8:  # what a call computes is not what the one before has computed
+            by = 1000 * choose.randrange(2, 1000)
+            specs = [dataclasses.replace(s, seed=s.seed + by) for s in specs]
         return Call(tuple(specs) if specs else None, mode if choose.random() < 0.9 else choose.choice(list(MODES)), driver, **more)
 
     mode = "grad" if grad else choose.choices(list(MODES), [5, 2, 2])[0]

@@ -12,7 +12,7 @@ import torch._decomp
 import vitrify
 from vitrify import _C
 from calls import Side
-from compare import Mismatch, alias_pattern, bits_equal, check_meta, check_value, containers, distances, first_line, steps, storage, tensors_of
+from compare import Mismatch, alias_pattern, bits_equal, changed, check_meta, check_value, containers, distances, first_line, held, largest_spread, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that give their operands' values, or values that no rounding touches. All others may round otherwise in any correct implementation.
@@ -407,10 +407,6 @@ class Reference:
 JOLTS, MANY = 4, 16
 
 
-def largest_spread(dtype):
-    return max(1e-2, 4 * torch.finfo(dtype).eps)
-
-
 def meaning(plain, others, wide):
     spread = [0.0, 0.0]
     number = plain.is_floating_point() or plain.is_complex()
@@ -513,8 +509,7 @@ def check(program, reference) -> dict:
     elementwise = "mixed" if any(op in program.body.source for op in MIXED) or program.training else True
     # Not of half values: one that was not rounded would pass for right.
     decided = not any(half in text for half in ("F16", "half", "float16") for text in (program.body.source, *(call.text for call in program.calls)))
-    total: dict[str, int] = {}
-    reasons, said, silent, ends = [], [], [], []  # also by calls that raised; calls that ran eagerly; whether eager's raised
+    total, reasons, said, silent, ends, earlier = {}, [], [], [], [], []  # also by calls that raised; calls that ran eagerly; whether eager's raised
     known = noted()
 
     def value(*where):
@@ -572,6 +567,7 @@ def check(program, reference) -> dict:
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b),
                       lambda i, number=number, theirs=theirs: drawn(number, i, theirs.states[i]),
                       lambda i, number=number, theirs=theirs: reference.decides(number, lambda run: run[1][i][1].shape, theirs.leaves[i][1].shape))
+            earlier.append((held(mine.out), held(theirs.out)))
             new = [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning)]
             said += new
             reasons += new if theirs.error is None else []
@@ -581,6 +577,8 @@ def check(program, reference) -> dict:
             for k, v in mine.did.items():
                 if theirs.error is None or k in ("compiled_calls", "kernels_launched"):
                     total[k] = total.get(k, 0) + v
+    if over := [number for number, (mine, theirs) in enumerate(earlier) if changed(mine) != changed(theirs)]:
+        raise Mismatch(f"call {over[0]}: later calls have changed what it has given, or not as eager's have")
     if unclear:
         return {"kind": "inconclusive", "reason": sorted(unclear)[0]}
     if all(ends):

@@ -2,37 +2,17 @@
 from __future__ import annotations
 
 import collections
-import os
-import platform
 import re
-import subprocess
 import time
-from pathlib import Path
 
 import compile_times
+import provenance
 
 INCONCLUSIVE, NOT_COMPILED, LEFT = 0.01, 0.02, 0.03
 ASIDE = 0.05  # of the programs that ran: others ran in their place, since a leaf of eager's means nothing
 NATIVE = 0.6  # at least: programs that raise, or only call libraries, say little
 KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing but views and library calls", "raises": "raise as eager does in every call",
          "inconclusive": "inconclusive", "left": "left to eager on purpose", "eager": "not compiled", "failed": "failed"}
-
-
-def commit_of(args):
-    if args.commit or os.environ.get("VITRIFY_COMMIT"):
-        return args.commit or os.environ["VITRIFY_COMMIT"]
-    try:
-        return subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def processor():
-    try:
-        names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
 
 
 def about(reason):
@@ -68,7 +48,7 @@ class Verdict:
 
     def text(self):
         import torch
-        rows = [("commit", commit_of(self.args)), ("torch", torch.__version__), ("processor", processor()), ("date", time.strftime("%Y-%m-%d", time.gmtime())),
+        rows = [("commit", provenance.commit_of(self.args)), ("torch", torch.__version__), ("processor", provenance.processor()), ("date", time.strftime("%Y-%m-%d", time.gmtime())),
                 ("seeds", f"{self.args.seed} to {self.args.seed + self.args.n - 1}, up to {self.args.length} lines"), ("time", f"{self.seconds:.0f} s, {self.args.jobs} processes")]
         n = max(1, len(self.results))
         parts = [f"# Random {'training' if self.args.training else 'inference'} programs, compiled beside eager", "Written by `./x fuzz --report`.", table(("", ""), rows),

@@ -299,7 +299,7 @@ def judge(world, tell=lambda at: None):
         warnings.simplefilter("always")
         ours = run(world, True)
     for w in log:
-        if "internal error" in str(w.message):
+        if "internal error" in str(w.message) or "a compiled call" in str(w.message):  # as oracle.check
             return str(w.message)
     for (event, raised, state), (_, error, expected) in zip(ours, eager):
         if raised != error:

@@ -4,8 +4,10 @@ import threading
 import warnings
 from pathlib import Path
 
+import expects
 import pytest
 import torch
+import torch.nn.functional as F
 import vitrify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
@@ -100,3 +102,30 @@ def test_reset_and_other_sizes_beside_calls(grad):
             done.set()
             thread.join()
     assert max(launched) > 0 or vitrify.counters["kernels_launched"] > 0
+
+
+@pytest.mark.parametrize("what", ["call", "second order"])
+def test_draws_of_another_thread_come_once(what):
+    """A capture takes its own draws back: not those that another thread has made between them."""
+    expects.compiled("which way each call runs follows from when the other thread draws")
+    seen, stop, switch = [], threading.Event(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def other():
+        while not stop.is_set():
+            seen.append(torch.rand((), dtype=torch.float64).item())
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        for i in range(4):
+            x = torch.ones(8, 8, requires_grad=True)
+            y = vitrify.compile(lambda x, k=i: F.dropout(F.dropout((x @ x).sin() + k, 0.5), 0.5))(x).sum()
+            if what == "call":
+                y.backward()
+            else:
+                torch.autograd.grad(y, x, create_graph=True)[0].square().sum().backward()
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(switch)
+    assert len(seen) == len(set(seen)) > 100

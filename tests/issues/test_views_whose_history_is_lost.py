@@ -5,6 +5,7 @@ import pytest
 import torch
 import vitrify
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from vitrify import _C
 
 VIEWS = {"no_grad": lambda w: torch.no_grad()(lambda: w[1:])(), "chunk": lambda w: w.chunk(2)[0], "split": lambda w: w.split(2)[1], "of a value": lambda w: (w * 1).chunk(2)[0]}
@@ -48,3 +49,46 @@ def test_reached_and_not_read(grad):
         parts[0].add_(1)
     with torch.set_grad_enabled(grad):
         assert f(torch.ones(4)).tolist() == [6, 5, 5, 5]
+
+
+@pytest.mark.parametrize("way", ["whole", "some"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_found_by_a_checkpoint(view, way):
+    """Which reads it again in the backward."""
+    told = []
+    for compiles in (False, True):
+        w, v = nn.Parameter(torch.ones(4)), nn.Parameter(torch.full((2,), 2.0))
+        t = VIEWS[view](w)
+        f = lambda: (checkpoint(lambda a: a * t[:2].sin(), v * 1, use_reentrant=False), v * 3)  # noqa: B023, E731
+        f = vitrify.compile(f, fullgraph=True) if compiles else f
+        seen = []
+        for n in range(2):
+            a, b = f() if n == 0 else (kept, b)  # noqa: F821
+            kept = a
+            if n == 1:
+                t.detach().add_(1)
+            try:
+                torch.autograd.backward([a.sum()] if way == "some" else [a.sum(), b.sum()], retain_graph=True)
+            except RuntimeError as e:
+                seen.append(str(e)[:50])
+            seen += [None if g is None else [round(x, 5) for x in g.tolist()] for g in (w.grad, v.grad) if n == 0]
+        told.append(seen)
+    assert told[1] == told[0] and isinstance(told[0][-1], str)
+
+
+def test_written_by_a_list():
+    """A write by torch._foreach_* is one as by any other op."""
+    for write in (lambda t: torch._foreach_mul_([t], 2), lambda t: t.mul_(2)):
+        def program(w, write=write):
+            with torch.no_grad():
+                part = w[1:]
+                write(w)
+            return part, w * 3
+        expects.eager("returns one of several views")
+        told = []
+        for f in (program, vitrify.compile(program)):
+            part, _ = f(nn.Parameter(torch.ones(4)))
+            with pytest.raises(RuntimeError) as e:
+                part.grad_fn  # noqa: B018
+            told.append(str(e.value)[:60])
+        assert told[0] == told[1]

@@ -56,7 +56,7 @@ class Result:
     fallback: int = 0   # run by eager, wholly or after a graph break
     views: int = 0      # nothing to run: views, constants
     errors: int = 0     # samples and error inputs that raised as eager does
-    unclear: int = 0    # samples with results that differ, where eager's own mean nothing (compare.MOST_SPREAD)
+    unclear: int = 0    # samples with results that differ, where eager's own mean nothing (compare.largest_spread)
     failures: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)  # why samples ran eagerly
     compiles: list[tuple[str, int, float]] = field(default_factory=list)  # of each sample: nodes and seconds (tests/compile_times.py)

@@ -8,7 +8,7 @@ import torch
 import vitrify
 
 import opinfo
-from compare import Mismatch, attempt, check_leaves, conditioned_run, copied, flat, fp64_run, tensors_of
+from compare import Mismatch, attempt, check_leaves, conditioned_run, copied, flat, fp64_run, halved, tensors_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -49,10 +49,11 @@ def with_gradient(fn, used=None, around=contextlib.nullcontext, order=1):
 def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=1, open_strides=None):
     """Raises Mismatch; returns what the second call launched, in both halves. open_strides(i, ours, eager): leaf i differs in strides that torch leaves open."""
     plain = with_gradient(fn, used, order=order)
-    eager, eager_error = attempt(plain, *copied(sample))
     compiled = with_gradient(vitrify.compile(fn), used, order=order)
     did, unclear = {}, 0
     for run in ("first call", "second call"):
+        sample = halved(copied(sample), int(run == "second call"))
+        eager, eager_error = attempt(plain, *copied(sample))
         before = dict(vitrify.counters)
         ours, our_error = attempt(compiled, *copied(sample))
         did = {k: v - before.get(k, 0) for k, v in dict(vitrify.counters).items()}

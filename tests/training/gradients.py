@@ -161,29 +161,32 @@ def check(fn, make, reason=None, *, then=backward, before=None, around=contextli
     compiled, start = vitrify.compile(fn), dict(vitrify.counters)
     extra, compiled_calls = extra or (), 0
 
-    def run(f):
+    def run(f, number):
         for t in extra:
             t.grad = None
         with inner():
-            r = Run(f, make(), then, before, extra)
+            r = Run(f, compare.halved(make(), number), then, before, extra)
         kept = [g.clone() if g is not None else None for g in r.grads]  # with the strides they have
         return r, kept
     with warnings.catch_warnings(record=True) as log, around():
         warnings.simplefilter("always")
-        for _ in range(calls):
-            ours, kept = run(compiled)
+        earlier = []
+        for number in range(calls):
+            ours, kept = run(compiled, number)
             if extra:
-                eager, theirs = run(fn)
+                eager, theirs = run(fn, number)
                 same_grads(kept, theirs, values)
                 ours.extra = eager.extra = ()
             else:
-                eager, _ = run(fn)
+                eager, _ = run(fn, number)
             same(ours, eager, values)
+            earlier.append([compare.held([r.out, r.told, r.grads]) for r in (ours, eager)])
             compiled_calls += ours.forward.get("compiled_calls", 0)
             if reason is None and ours.error is None and native != "none":
                 assert ours.forward["kernels_launched"] > 0, "no kernel ran in the forward"
                 if native == "both" and ours.later is None:
                     assert ours.backward["kernels_launched"] > 0, "no kernel ran in the backward"
+    assert all(compare.changed(mine) == compare.changed(theirs) for mine, theirs in earlier)  # a later call writes over no result
     messages = [str(w.message) for w in log if issubclass(w.category, vitrify.VitrifyWarning)]
     did = {k: v - start[k] for k, v in vitrify.counters.items()}
     if reason is None:
