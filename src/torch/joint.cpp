@@ -574,13 +574,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
       level.to.push_back(s->edge);
       level.of.push_back(graph->inputs[s->input].value);
     }
-    // Autograd goes on by itself from what the program finds: what came to both of two, one behind the other, would be counted twice.
-    std::vector<Edge> found;
-    for (const Source* s : inputs)
-      if (s->edge.function && !is_argument(*s)) found.push_back(edge_in_calls(*s));
-    for (const Source* s : inputs)
-      if (s->fake.defined() && !is_argument(*s) && leads_to(s->edge, found))
-        fail(fmt::format("reads '{}', which follows from another tensor that it reads", s->name));
+    refuse_found_behind_another();
     refuse_hooks(level.from, level.to);
     check_found();
     if (has_side_effects(*graph) && std::ranges::any_of(graph->nodes(), [](const ir::Node* n) { return n->op->name.starts_with("vitrify::assume"); }))

@@ -418,8 +418,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
         fail("returns a tensor that it makes part of its memory in place");
     }
     const auto* meta = torch::autograd::impl::get_autograd_meta(fakes[i]);  // views say what their base does
-    if (s->input >= 0 && meta && meta->requires_grad_ && fakes[i].is_leaf() && !is_inputs_own(fakes[i]))
-      fail("returns a leaf that needs gradients, which it makes");
+    if (meta && meta->requires_grad_ && fakes[i].is_leaf() && !is_inputs_own(fakes[i])) fail("returns a leaf that needs gradients, which it makes");
     if (fakes[i].requires_grad() && fakes[i].is_view()) {
       at::Tensor base;
       base = fakes[i]._base();

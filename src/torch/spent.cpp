@@ -34,9 +34,21 @@ void add_leaves_behind(const Edge& from, std::vector<Edge>& to) {
 
 }  // namespace
 
+// Autograd goes on by itself from what the program finds: what came to both of two, one behind the other, would be counted twice, and a capture would
+// run eager's nodes between them.
+void Tracer::Impl::refuse_found_behind_another() const {
+  std::vector<Edge> found;
+  for (const Source* s : inputs)
+    if (s->edge.function && !is_argument(*s)) found.push_back(edge_in_calls(*s));
+  for (const Source* s : inputs)
+    if (s->fake.defined() && !is_argument(*s) && leads_to(s->edge, found))
+      fail(fmt::format("reads '{}', which follows from another tensor that it reads", s->name));
+}
+
 // A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
 void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
   if (!went_back) return;
+  if (std::ranges::any_of(tensors, [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) refuse_found_behind_another();
   Level trial;
   std::vector<Edge> to;
   for (Source* s : inputs)

@@ -415,6 +415,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   // Tensors that have one memory, and to autograd none in common (_unsafe_view): what is in each is written as long as the other is not there.
   std::vector<std::pair<std::weak_ptr<StorageState>, std::weak_ptr<StorageState>>> torn_apart;
   void refuse_torn_apart(const StorageState&);
+  void refuse_found_behind_another() const;
   void find_spent(std::vector<at::Tensor>& roots, Program&);
   // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);

@@ -54,20 +54,21 @@ class Verdict:
         parts = [f"# Random {'training' if self.args.training else 'inference'} programs, compiled beside eager", "Written by `./x fuzz --report`.", table(("", ""), rows),
                  f"**{'Passed' if self.passed else 'Failed: ' + '; '.join(self.why)}.**", table(("outcome", "programs", "share"), [(what, self.counts[k], f"{self.counts[k] / n:.2%}") for k, what in KINDS.items()])]
         parts.append(f"{self.aside} more programs were set aside ({self.aside / (n + self.aside):.2%} of all that ran): numbers of theirs differ from eager's where a rounding changes what eager gives, "
-                     "and another program of the same seed is counted in their place. What is no number (errors, shapes, strides, aliasing, versions, random state) is judged of these too.")
+                     "and another program of the same seed is counted in their place; what differed is listed below. What is no number (errors, shapes, strides, aliasing, versions, random state) is judged of these too.")
         themes = collections.defaultdict(collections.Counter)
         for r in self.results:
             themes[r.get("theme", "?")][r["kind"]] += 1
         parts.append(table(("made mostly of", *KINDS), [(theme, *(themes[theme][k] for k in KINDS)) for theme in sorted(themes)]))
         parts.append("Compile time of a program's graphs together, by their nodes:\n\n" + compile_times.table(self.compiles))
-        for title, kind, key in (("Not compiled", "eager", "reason"), ("Left to eager on purpose", "left", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message")):
+        listed = [(title, [(r[key], r["seed"]) for r in self.results if r["kind"] == kind])
+                  for title, kind, key in (("Not compiled", "eager", "reason"), ("Left to eager on purpose", "left", "reason"), ("Inconclusive", "inconclusive", "reason"), ("Failed", "failed", "message"))]
+        for title, all_of in [*listed, ("Set aside", [(re.sub(r"\d[\d.e+-]*", "n", why), r["seed"]) for r in self.results for why in r.get("aside", ())])]:
             found = collections.defaultdict(list)
-            for r in self.results:
-                if r["kind"] == kind:
-                    found[about(r[key])[:160]].append(r["seed"])
+            for why, seed in all_of:
+                found[about(why)[:160]].append(seed)
             if found:
                 parts.append(f"## {title}\n\n" + table(("why", "seeds"), [(why.replace("|", "/"), ", ".join(map(str, seeds[:12])) + (f" and {len(seeds) - 12} more" if len(seeds) > 12 else ""))
-                                                                        for why, seeds in sorted(found.items(), key=lambda item: -len(item[1]))]))
+                                                                        for why, seeds in sorted(found.items(), key=lambda item: -len(item[1]))[:40]]))
         if self.slow:
             parts.append("## Slow to compile\n\n" + table(("program", "nodes", "seconds", "median"), [(name, nodes, f"{s:.2f}", f"{m:.3f}") for name, nodes, s, m in self.slow]))
         return "\n\n".join(parts) + "\n"

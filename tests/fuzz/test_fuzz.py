@@ -216,6 +216,7 @@ def test_worlds(block):
     assert sum(r["compiled_calls"] for r in results) > sum(r["eager_calls"] for r in results) and sum(r["kernels_launched"] for r in results) > len(results) // 2
 
 
+@pytest.mark.slow
 def test_worlds_vary():
     text = "\n".join(worlds.Maker(seed).make().describe() for seed in range(300))
     for part in ("net.", "def f1", "b['in']", "xs.values()", "Cube", "Exp", "Doubled", "Rounded", "Pair", "vmap", "jvp", "together(", "copied()", "load_state_dict", "multi_grad", "prehook", "Adam", "dropout", "opt.step()", ".backward()", "create_graph", "hook(", "requires_grad_", ".grad = ", ".data", "no_grad", "inference_mode", "ck(", "elsewhere(", "chunk", "expand", "nn.Parameter(w"):

@@ -244,7 +244,7 @@ class Side:
                  lambda t: t.grad is not None and [t.grad.data.tolist(), t.grad.requires_grad, t.grad.grad_fn is None]]
         for name, t in named.items():
             told[name] = [tuple(t.shape), t.dtype, objects[id(t)], memory.setdefault(t.untyped_storage()._cdata, name), *(looked(look, t) for look in looks)]
-        return told, list(self.log)
+        return told, sorted(self.log)  # in which order hooks of several leaves run is not promised
 
     def end(self):
         """Whether each has a history, which weights it leads to, and what is drawn next."""
@@ -258,7 +258,7 @@ class Side:
                     told[name] += [None if g is None else g.tolist() for g in grads]
                 except RuntimeError as e:
                     told[name].append(type(e).__name__)
-        return told, list(self.log), torch.rand(1).item()
+        return told, torch.rand(1).item()
 
 
 def run(world, compiles):
@@ -304,6 +304,8 @@ def judge(world, tell=lambda at: None):
     for (event, raised, state), (_, error, expected) in zip(ours, eager):
         if raised != error:
             return f"{event}: {raised or 'no error'}, eager {error or 'none'}"
+        if error and ("backward(" in event or "autograd.grad(" in event):
+            return None  # which gradients it gave, and which hooks ran, before it raised is not promised (docs/differences.md): nor is what follows
         if found := differences(state, expected):
             return f"{event}: {'; '.join(found[:3])}"
     return None

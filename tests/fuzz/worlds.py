@@ -128,11 +128,11 @@ class Maker:
         results, calls = [], 0
         made = [name for name, _ in w.made]
         weights = [name for name in made if name[0] == "w"]
-        draws = any(word in line for p in w.programs for line in p.body for word in ("dropout", "rand", "uniform"))
+        races = any(word in line for p in w.programs for line in p.body for word in ("dropout", "rand", "uniform", "jvp"))  # generators, and levels of dual numbers, are the process's
         for n in range(choose.randrange(3, 14)):
             is_call = not calls or choose.random() < 0.4
             template = choose.choice(pick(choose, CALLS if is_call else EVENTS)) if calls else "{r} = {call}"
-            if "together" in template and (w.wild or draws):  # what would come of it follows from which thread is first
+            if "together" in template and (w.wild or races):  # what would come of it follows from which thread is first
                 continue
             if "{r}" in template and not is_call and not results:
                 continue

@@ -93,6 +93,7 @@ def outcome(f, way):
     return told + list(torch.autograd.grad(again, x, tangents if isinstance(again, tuple) else tangents[0]))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:.*batched gradients of")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -160,6 +161,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("way", AGAIN)
 @pytest.mark.parametrize("name", ["cumprod", "matrix", "where", "mask", "sort", "inverse", "written"])

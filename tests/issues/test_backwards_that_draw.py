@@ -279,6 +279,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", IN_PART)

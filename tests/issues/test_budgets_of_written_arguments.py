@@ -11,6 +11,7 @@ PROGRAMS = {
 WRITES = {"mul_": lambda x: x.mul_(2), "add_": lambda x: x.add_(1), "twice": lambda x: x.mul_(2).add_(1), "exp_": lambda x: x.exp_(), "a part": lambda x: x[1:].mul_(3)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("budget", [1, 0.99, 0.5, 0])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -74,6 +74,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 @pytest.mark.parametrize("name", CHOSEN)

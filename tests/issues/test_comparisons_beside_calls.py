@@ -8,6 +8,7 @@ COMPARE = {"gt": lambda x: x > -2, "ge": lambda x: x >= -0.5, "lt": lambda x: x 
 REDUCE = {"all": lambda m: m.all(-2), "any": lambda m: m.any(-2), "sum": lambda m: m.sum(-2), "rows": lambda m: m.all(-1)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("reduce", REDUCE)
 @pytest.mark.parametrize("compare", COMPARE)

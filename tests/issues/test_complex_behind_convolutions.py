@@ -15,6 +15,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("ATen computes complex numbers", some=True)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("dynamic", [None, True])

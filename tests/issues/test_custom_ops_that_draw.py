@@ -98,6 +98,7 @@ def same(ours, theirs):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", ["once", "kept"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("body", BODIES)

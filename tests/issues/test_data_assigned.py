@@ -104,6 +104,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("budget", [1.0, 0.0], ids=["", "budget"])
 @pytest.mark.parametrize("kind", ["leaf", "made", "constant"])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -217,6 +218,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("times", ["once", "before", "between", "both"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
 @pytest.mark.parametrize("fn", VIEWS)

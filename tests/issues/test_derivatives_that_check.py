@@ -25,6 +25,7 @@ def outcome(f, x, order):
         return str(e)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4)], ids=["one", "batch"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])

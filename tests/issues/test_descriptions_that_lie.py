@@ -44,6 +44,7 @@ def outcome(f, x):
         return [type(e), str(e).partition("\n")[0].partition(":")[0]]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)

@@ -37,6 +37,7 @@ WRITES = {
 SHAPES = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", SHAPES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("quotient", QUOTIENTS)

@@ -10,6 +10,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("draw", DRAWS)

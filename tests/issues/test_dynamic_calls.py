@@ -108,6 +108,7 @@ CASES = {
 OF_EACH_SIZE = {"var", "std", "written in place"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name, needs", [(n, t) for n in CASES for t in (False, True) if not (t and n in OF_EACH_SIZE)])
 def test_few_plans(name, needs):
     f, sizes, plans = CASES[name]
@@ -139,6 +140,7 @@ def outcome(g, x):
         return type(e), str(e).split("\n")[0]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_of_other_kinds(name):
     """Nothing, one and few, of which kernels make other strides, or which they refuse."""

@@ -175,6 +175,7 @@ USES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("some gradients are the tangents, or have no elements", some=True)
 @pytest.mark.parametrize("sizes", [[(4, 3), (5, 2), (4, 3)], [(1, 8), (1, 12)], [(8, 1), (12, 1)], [(2, 3, 4), (3, 5, 2)], [(3, 1, 4), (5, 1, 2)], [(7, 6, 0, 6)], [(3, 0)], [(0, 3)]], ids=str)
 @pytest.mark.parametrize("use", USES)

@@ -66,6 +66,7 @@ AFTER = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:.*a compiled call raised")
 @pytest.mark.no_kernels("library calls, or the program raises", some=True)
 @pytest.mark.parametrize("caught", [False, pytest.param(True, marks=pytest.mark.eager("what the program catches"))])

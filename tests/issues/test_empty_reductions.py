@@ -68,6 +68,7 @@ REDUCTIONS |= {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("eager refuses it", some=True)
 @pytest.mark.compiled("there is nothing to compute, or ATen computes it")
 @pytest.mark.filterwarnings("ignore")
@@ -114,6 +115,7 @@ def flat_close(name, f, x):
     vitrify.reset()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("eager refuses it", some=True)
 @pytest.mark.compiled("of nothing, there is nothing to compute; ATen computes complex numbers")
 @pytest.mark.filterwarnings("ignore")
@@ -176,6 +178,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.no_kernels("eager refuses the number", some=True)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1e30, 70000.0, -1e39, 300, 2**40, NAN, INF, 0.5], ids=str)

@@ -60,6 +60,7 @@ BITS = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.no_kernels("no row holds whole elements of the wider type", some=True)
 @pytest.mark.compiled("without arithmetic there is nothing to compute")
 @pytest.mark.parametrize("dynamic", [False, True])

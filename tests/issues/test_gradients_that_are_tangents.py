@@ -90,6 +90,7 @@ def test_what_gradients_are(name, layout, how):
         assert ours[:2] == eager[:2]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
 @pytest.mark.parametrize("along", [0, -1])
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -217,6 +218,7 @@ SIZED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("some programs are views and library calls", some=True)
 @pytest.mark.parametrize("use", ["backward", "tangent", "hooked", "grad", "twice", "again", "accumulated"])
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -11,6 +11,7 @@ READS = {
 VALUES = {"one": lambda x: x / (x.abs() + 1), "shifted": lambda x: x * 0.5 + 1, "heavy": lambda x: torch.erf(x.exp()) + x.sin()}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("size", [(33, 2), (3000, 2), (17, 40)], ids=str)
 @pytest.mark.parametrize("value", VALUES)

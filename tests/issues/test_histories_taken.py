@@ -123,3 +123,22 @@ def test_memory_of_views_of_what_is_reshaped(name, make):
     for _ in range(2):
         ours, eager = (g(torch.ones(3, 4).requires_grad_()) for g in (compiled, f))
         assert (ours.storage_offset(), ours.untyped_storage().nbytes(), ours._is_view(), ours._base.shape) == (eager.storage_offset(), eager.untyped_storage().nbytes(), eager._is_view(), eager._base.shape)
+
+
+@pytest.mark.parametrize("view", [lambda v: v.view_as(v), lambda v: v[1:], lambda v: v[:]], ids=["view_as", "part", "whole"])
+def test_a_view_of_a_value_becomes_a_leaf(view):
+    """Made without gradients, and then told to need them: a backward gives it its own."""
+    expects.eager("returns a leaf that needs gradients, which it makes")
+
+    def told(compile):
+        w = nn.Parameter(torch.ones(3))
+
+        def program():
+            v = torch.lerp(torch.ones(3), w, 0.3)
+            with torch.no_grad():
+                part = view(v)
+            return part.requires_grad_()
+        r = compile(program)()
+        r.sum().backward()
+        return r.grad.tolist(), w.grad, r.is_leaf
+    assert told(vitrify.compile) == told(lambda f: f)

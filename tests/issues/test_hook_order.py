@@ -52,6 +52,7 @@ def used_again(a, b, c, d, e):
 PROGRAMS = [chain, apart, from_one, crossed, alone, pieces, views, used_again]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backward", [lambda outs: sum((o * (i + 1)).sum() for i, o in enumerate(outs)).backward(),
                                       lambda outs: torch.autograd.backward([o.sum() for o in outs]),
                                       lambda outs: torch.autograd.backward([o.sum() for o in outs[::-1]])], ids=["sum", "each", "the last first"])

@@ -229,6 +229,7 @@ def rotated(x):
 RESULTS = {"large": lambda x: (x * 1e8,), "one behind another": lambda x: (lambda h: (h * 2, h))(x.sin()), "large and negative": lambda x: (x * -1e8,), "several behind one": behind_one, "rotated": rotated}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("order", [o for o in itertools.permutations(RESULTS, 4) if "several behind one" in o and "rotated" in o], ids=str)
 def test_gradients_are_added_in_eagers_order(order, back):

@@ -37,6 +37,7 @@ def test_infinity_stays_where_it_is(size, align):
     same(lambda x: F.interpolate(x, size=size, mode="bilinear", align_corners=align), image(2, True))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [(5, 4), (2, 3), (1, 4), (7, 9), (3, 1)])

@@ -123,6 +123,7 @@ POOLS = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.eager("Expected input tensor to have an integral dtype", some=True)
 @pytest.mark.no_kernels("eager refuses these types", some=True)
 @pytest.mark.filterwarnings("ignore")

@@ -29,6 +29,7 @@ OPS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(op, layout):

@@ -13,6 +13,7 @@ LAYOUTS = {"permuted": lambda: torch.rand(6, 3).t(), "channels_last": lambda: to
            "expanded": lambda: torch.rand(3, 1).expand(3, 6)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -30,6 +30,7 @@ def steps(f, write):
     return said
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("like", LIKE)
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -11,6 +11,7 @@ OPS |= {"gelu": torch.nn.functional.gelu, "gelu tanh": lambda x: torch.nn.functi
 SPECIAL = [float("inf"), -float("inf"), float("nan"), 1e5, -1e30, 1e-40, 88.9, -104.5, 0.0, -0.0, 12000.5]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("name", OPS)
 def test_value_alone(name, dtype):

@@ -68,6 +68,7 @@ def from_then_on(f, around):
         return *first, *torch.autograd.grad(total(first), (x, w))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
 @pytest.mark.parametrize("around", AROUND)

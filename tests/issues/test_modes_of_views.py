@@ -163,6 +163,7 @@ def test_what_counts_by_itself(name, mode):
     assert vitrify.counters["compiled_calls"] > 0 and vitrify.counters["eager_calls"] == 0
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.compiled("some programs make views and compute nothing")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name, dynamic", [(n, d) for n in PROGRAMS for d in (False, True) if not (d and n in NO_VIEWS_OF_ANY_SIZE)])

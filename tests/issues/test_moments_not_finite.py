@@ -125,6 +125,7 @@ def test_groups_that_do_not_divide_the_channels():
         compiled(x)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("size", [30000, 32771, 40000, 40001])
 @pytest.mark.parametrize("value", [1e34, -3e38, 1e20, 0.1, INF, -INF, NAN])
 @pytest.mark.parametrize("at", ["everywhere", 0, 17000, -1])

@@ -49,6 +49,7 @@ def same(a, b):
             torch.testing.assert_close(t, u)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("before, after", [("x", "xw"), ("w", "xw"), ("xw", "x"), ("xw", "w"), ("xw", "xwW"), ("xwW", "xw"), ("x", "xwW"), ("xW", "xw")])

@@ -112,6 +112,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("view", ["imag of conj", "conj", "part of imag of conj", "conj of a part", "neg view", "neg view of a neg view of imag", "adjoint"])
 def test_writes_through_views(view, write):

@@ -97,6 +97,7 @@ def mask_of(kind, queries, keys):
     return mask - INF if kind == "all" else mask
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
 @pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
@@ -124,6 +125,7 @@ LAYER = frozen(nn.Linear(300, 320))
 AFTER = pytest.mark.parametrize("after", [lambda y: y + 0, F.relu, F.gelu, F.silu, F.hardswish, torch.sigmoid, torch.tanh, F.hardsigmoid, F.relu6, lambda y: F.leaky_relu(y, 0.1)], ids=range(10))
 
 
+@pytest.mark.sweep(3)
 @AFTER
 @pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
 def test_products(after, value):

@@ -23,6 +23,7 @@ EFFECTS = {"none": NOTHING, "custom op": lambda x, b: seen(b).sum(), "write": la
 MADE = {"custom op": seen, "native": lambda x: x * 2, "sort": lambda x: x.sort(1)[0], "convolution": lambda x: F.conv2d(x, torch.eye(16)[:, :, None, None])}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("nothing but library calls", some=True)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("kernel", [1, 3])

@@ -57,6 +57,7 @@ COMPOSITE = {  # these give their out argument its size themselves, some write t
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("given", ["fits", "empty", "smaller", "larger"])
 @pytest.mark.parametrize("name", COMPOSITE)

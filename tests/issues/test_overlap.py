@@ -64,6 +64,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("eager refuses the write", some=True)
 @pytest.mark.eager("reads memory it writes", "writes over an argument", "overlaps itself", "writes through aten::unfold", some=True)
 @pytest.mark.parametrize("write", WRITES)
@@ -146,6 +147,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.eager("which shares memory with", "an argument shares memory with one that is written", some=True)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("first", ARGUMENTS)
@@ -194,6 +196,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.compiled("views of arguments are as eager makes them")
 @pytest.mark.no_kernels("looks outside of what was given", some=True)
 @pytest.mark.eager("reaches outside its tensor", some=True)

@@ -110,6 +110,7 @@ USES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_errors_are_of_the_backwards_that_eager_ends(name, use):

@@ -37,6 +37,7 @@ def told(f, mode):
     return told + [t.requires_grad for t in out]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("other", OTHER)
 @pytest.mark.parametrize("reshape", RESHAPE)

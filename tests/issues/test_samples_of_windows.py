@@ -18,6 +18,7 @@ def outcome(f, *args):
         return type(e), str(e)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.float64, torch.float16, torch.int64], ids=str)
 @pytest.mark.parametrize("op", OPS)

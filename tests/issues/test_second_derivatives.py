@@ -74,6 +74,7 @@ def test_sizes_that_each_need_a_derivative():
 INF, NAN = float("inf"), float("nan")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("values", itertools.combinations_with_replacement([INF, -INF, NAN, 0.0, 2.0], 2), ids=str)
 @pytest.mark.parametrize("place", [(1, 2), (0, 3)], ids=str)
 @pytest.mark.parametrize("fn", [lambda x: x.cumprod(1), lambda x: x.prod(1), lambda x: x.prod(), lambda x: x.cumprod(0)], ids=["cumprod", "prod", "prod of all", "cumprod of columns"])

@@ -186,6 +186,7 @@ NORMS = {
 
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.eager("a size that follows from content is not what the plan is for", some=True)
 @pytest.mark.parametrize("p", [INF, -INF, -1.0, -1, -0.5, 0, 1, 2.0])
 @pytest.mark.parametrize("name", NORMS)

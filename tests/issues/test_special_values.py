@@ -33,6 +33,7 @@ UNARY = {
 BEFORE = {"": lambda x: x, "abs": torch.abs, "-abs": lambda x: -torch.abs(x)}
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", sorted(UNARY))
@@ -80,6 +81,7 @@ def gradients(name, values, dtype):
     return found
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -89,6 +91,7 @@ def test_gradients_at_special_values(name, dtype):
     torch.testing.assert_close(ours, eager, equal_nan=True)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

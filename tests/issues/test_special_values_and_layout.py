@@ -19,6 +19,7 @@ NORMS = {
 AFTER = {"returned": lambda y: y, "silu": F.silu, "plus one": lambda y: y + 1, "pooled": lambda y: F.max_pool2d(y, 2)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.no_kernels("gelu that is returned is a post-op of the convolution", some=True)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("after", AFTER)

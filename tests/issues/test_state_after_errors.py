@@ -58,6 +58,7 @@ def run(f, index, grad):
     return out, error, (x, y), (x._version - before[0], y._version - before[1]), torch.get_rng_state(), w.grad
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("makes", MAKES)

@@ -60,6 +60,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", PLACES | MEMORY)
 def test_gradients_under_vmap(name, rows):

@@ -300,6 +300,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_derivative_that_looks_at_values(name, special):

@@ -113,6 +113,7 @@ def run(fn, way, n):
     return x.grad, w.grad, error
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -72,6 +72,7 @@ def make(layout="contiguous"):
 WHAT = ["input", "weight", "bias", "buffer", "result", "second result"]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("write", [data, numpy, counted])
 @pytest.mark.parametrize("chain, what", [pytest.param(c, i, id=f"{c}, {what}") for c in CHAINS for i, what in enumerate(WHAT) if i < 4 or "result" in c])
 def test_written_in_between(chain, what, write):

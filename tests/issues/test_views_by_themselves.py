@@ -34,6 +34,7 @@ def told(fn, x, write, outside):
     return t.detach(), x.grad, t.requires_grad, t.is_leaf, t._version, t._is_view()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -70,6 +70,7 @@ def same(program, make, dynamic=None, grad=False):
     assert vitrify.counters["externs_called"] > before and not vitrify.counters["eager_calls"]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)

@@ -121,6 +121,7 @@ def alike(ours, eager):
             assert a == b
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -71,6 +71,7 @@ VIEWS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @MODES
 @cases(VIEWS)
 def test_views_and_writes(text, more, around, grad):

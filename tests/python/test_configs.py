@@ -58,6 +58,7 @@ CONFIGS = [dict(gemm="onednn"), dict(gemm="mkl"), dict(gemm="aten"), dict(gemm="
     dict(disable=[s]) for s in ("canonicalize", "cse", "dce", "fold_batch_norm", "fuse_conv", "fuse_linear", "small_matmul", "own_attention", "fuse_segments", "hoist_frozen")]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("options", CONFIGS, ids=lambda o: "-".join(f"{k}={v[0] if isinstance(v, list) else v}" for k, v in o.items()))
 @pytest.mark.parametrize("program", [chain, views, inplace, indices, "conv", "block"], ids=lambda p: p if isinstance(p, str) else p.__name__)
 def test_same_result_under(program, options):

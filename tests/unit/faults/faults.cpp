@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "failing.h"
+#include "support/eager.h"
 #include "support/fault.h"
 
 namespace {
@@ -39,6 +40,12 @@ std::vector<Tensor> copies(const std::vector<Tensor>& list) {
 }
 Tensor random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
+uint64_t kernels_launched() {
+  for (auto& [name, n] : vitrify::lifetime_counters())
+    if (name == "kernels_launched") return n;
+  return 0;
+}
+
 // What a user can see of a program: what it gives, and what it changes.
 struct World {
   std::function<std::vector<Tensor>()> call;  // the program, compiled
@@ -62,6 +69,7 @@ void disturb(const std::function<World(bool)>& make, Which which, Often often, i
   int64_t total = 0, errors = 0, eagerly = 0;
   for (int64_t n = 1;; n = next_fault(n)) {
     SCOPED_TRACE("allocation " + std::to_string(n));
+    const uint64_t kernels = kernels_launched();
     auto ours = make(true);
     torch::manual_seed(5);
     for (int i = 0; i < warm; ++i) ASSERT_TRUE(same(ours.call(), results[i]));
@@ -82,6 +90,7 @@ void disturb(const std::function<World(bool)>& make, Which which, Often often, i
     const int64_t asked = failing::disarm();
     if (asked < n) {
       EXPECT_FALSE(failed);
+      EXPECT_GT(kernels_launched(), kernels) << "all of it ran eagerly";
       total = asked;
       break;
     }
