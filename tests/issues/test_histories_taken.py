@@ -1,8 +1,10 @@
 """What a program does to the history of a tensor by which no op is run: detach_(), retain_grad(), requires_grad_(). Of arguments it was lost, and a capture left the
 program's own tensors detached."""
+import expects
 import pytest
 import torch
 import vitrify
+from torch import nn
 
 PROGRAMS = {
     "retained": lambda h, w: (h.retain_grad(), h * w)[1], "retained and returned": lambda h, w: (h.retain_grad(), h * w, h)[1], "retained later": lambda h, w: (lambda y: (h.retain_grad(), y)[1])(h * w),
