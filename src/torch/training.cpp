@@ -63,7 +63,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         share_versions(*given[written], *given[other]))
       throw capture::CallRefused("it writes to one of two views of one tensor, beside gradients");
   if (!joint_.program.facts.empty()) check_histories(joint_.program, given.data());
-  check_own_backward(joint_.program, given);
+  if (!origin) check_own_backward(joint_.program, given);
   const bool hooked = at::SavedTensorDefaultHooks::get_hooks().has_value();
   if (hooked && writes_behind_hooks_) throw capture::CallRefused("hooks take what it saves before it has written, or drawn, all");
   if (hooked && finds_what_hooks_take_) throw capture::CallRefused("hooks take a tensor that a checkpoint's function finds by itself, too");
