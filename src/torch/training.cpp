@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <deque>
 #include <numeric>
 #include <unordered_set>
 
@@ -105,7 +106,13 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (size_t i = 0; i < spent.size(); ++i)
     torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
-  results_.make(values, given, out, 0);
+  // An expanded tangent is given once, and gradients may be views of all of it.
+  std::vector<const at::Tensor*> as_came = given;
+  std::deque<at::Tensor> expanded;
+  if (origin)
+    for (const auto& [i, followed] : origin->views)
+      if (const at::Tensor tangent = followed.now(); tangent.defined() && tangent.sizes() != given[i]->sizes()) as_came[i] = &expanded.emplace_back(tangent);
+  results_.make(values, as_came, out, 0);
 
   auto call = std::make_shared<RegionCall>(joint_, whole_, origin ? origin->call : nullptr);
   std::vector<compat::NodePtr> nodes;
@@ -153,7 +160,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     for (uint32_t k : joint_.parts[p].stops) own[joint_.edge_to(k)] = edge_to_place(k, nodes, values, given, out, origin);
     nodes[p]->set_next_edges(std::move(own));
     set_histories(nodes[p], joint_.parts[p].places);
-    results_.make(values, given, out, p + 1);
+    results_.make(values, as_came, out, p + 1);
   }
   for (size_t k = 0; k < joint_.places(); ++k) call->add_place(edge_to_place(k, nodes, values, given, out, origin));
   call->oldest = nodes[in_turn_.empty() ? 0 : in_turn_[0]]->sequence_nr();
@@ -188,7 +195,7 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     if (!hooked)
       call->watch(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])],
                   version_of(written_[o] < 0 ? values[o] : *given[static_cast<size_t>(written_[o])]), true, o);
-  results_.make(values, given, out);
+  results_.make(values, as_came, out);
   if (origin) {
     for (const RegionCall::Unfollowed& u : below->unfollowed) {
       const Value v = u.is_output ? below->joint.outputs[u.index] : below->joint.given[u.index];
