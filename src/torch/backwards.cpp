@@ -66,8 +66,8 @@ class Finish {
   }
 
  private:
-  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole tangent when a
-  // leaf beside that comes to it: the leaf copies it, and only the view is in its memory.
+  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole tangent
+  // when a leaf beside that comes to it: the leaf copies it, and only the view is in its memory.
   void give_apart(variable_list& grads) const {
     for (const size_t g : whole_) {
       const auto views_it = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && !t.is_same(grads[g]) && t.is_alias_of(grads[g]); };
@@ -77,7 +77,7 @@ class Finish {
 
   const std::vector<ResultSpec>& results_;
   std::vector<std::pair<size_t, at::Tensor>> made_;
-  std::vector<size_t> whole_;  // tangents themselves, and what is a view of nothing
+  std::vector<size_t> whole_;                       // tangents themselves, and what is a view of nothing
   std::vector<std::pair<size_t, ViewPath>> views_;  // of what the graph makes
 };
 

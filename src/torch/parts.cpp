@@ -331,6 +331,9 @@ void Tracer::Impl::find_parts(JointProgram& j, Level& level, const std::vector<a
     const Edge e = torch::autograd::impl::gradient_edge(fake_of(outputs[i]));
     const Input input(e.function.get(), e.input_nr);
     const bool seen = behind.entered.contains(input) && !places.contains(input) && !roots.contains(input.first) && !leave.contains(input.first);
+    // Gradients would go to the view by the node that users have, and round it by the part's.
+    if (behind.entered.contains(input) && begins_part(input.first) && !roots.contains(input.first) && input.first->num_inputs() > 1)
+      capture::fail("returns a part of what it splits, beside independent results of which one goes back by another part");
     const ResultSpec& base = j.program.results[base_of(i)];
     const bool of_input = base.kind == ResultSpec::Kind::ViewOfInput;
     std::optional<uint32_t> turn;

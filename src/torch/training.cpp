@@ -111,7 +111,8 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   std::deque<at::Tensor> expanded;
   if (origin)
     for (const auto& [i, followed] : origin->views)
-      if (const at::Tensor tangent = followed.now(); tangent.defined() && tangent.sizes() != given[i]->sizes()) as_came[i] = &expanded.emplace_back(tangent);
+      if (const at::Tensor tangent = followed.now(); tangent.defined() && tangent.sizes() != given[i]->sizes())
+        as_came[i] = &expanded.emplace_back(tangent);
   results_.make(values, as_came, out, 0);
 
   auto call = std::make_shared<RegionCall>(joint_, whole_, origin ? origin->call : nullptr);
