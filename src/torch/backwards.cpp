@@ -40,7 +40,10 @@ class Finish {
     for (size_t g = 0; g < b.results.size(); ++g) {
       const ResultSpec& r = b.results[g];
       const bool sized = has_sizes(r.path);
-      if (r.kind == ResultSpec::Kind::Value && r.path.empty()) whole_.push_back(g);
+      if (!r.path.empty())
+        parts_.push_back(g);
+      else if (r.kind == ResultSpec::Kind::Value)
+        whole_.push_back(g);
       if (!is_of_tangent(r)) {
         if (sized) views_.emplace_back(g, resolve(path_in(r.path, sizes)));
         continue;
@@ -52,7 +55,7 @@ class Finish {
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
       made_.emplace_back(g,
                          follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
-      if (made_.back().second.is_same(tangents[r.index])) whole_.push_back(g);
+      if (r.path.empty() && made_.back().second.is_same(tangents[r.index])) whole_.push_back(g);
     }
   }
   void take(variable_list& grads) {
@@ -69,15 +72,18 @@ class Finish {
   // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole tangent
   // when a leaf beside that comes to it: the leaf copies it, and only the view is in its memory.
   void give_apart(variable_list& grads) const {
-    for (const size_t g : whole_) {
-      const auto views_it = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && !t.is_same(grads[g]) && t.is_alias_of(grads[g]); };
-      if (grads[g].has_storage() && std::ranges::any_of(grads, views_it)) grads[g] = grads[g].clone();
-    }
+    for (const size_t part : parts_)
+      for (const size_t g : whole_) {
+        const ResultSpec &p = results_[part], &r = results_[g];
+        const at::Tensor &view = grads[part], &whole = grads[g];
+        if (p.index != r.index || is_of_tangent(p) != is_of_tangent(r) || !view.defined() || !view.has_storage() || !whole.has_storage()) continue;
+        if (!view.is_same(whole) && view.is_alias_of(whole)) grads[g] = whole.clone();
+      }
   }
 
   const std::vector<ResultSpec>& results_;
   std::vector<std::pair<size_t, at::Tensor>> made_;
-  std::vector<size_t> whole_;                       // tangents themselves, and what is a view of nothing
+  std::vector<size_t> whole_, parts_;               // tangents themselves, and what is a view of nothing; views
   std::vector<std::pair<size_t, ViewPath>> views_;  // of what the graph makes
 };
 

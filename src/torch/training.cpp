@@ -107,12 +107,15 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
   // An expanded tangent is given once, and gradients may be views of all of it.
-  std::vector<const at::Tensor*> as_came = given;
+  std::vector<const at::Tensor*> whole;
   std::deque<at::Tensor> expanded;
-  if (origin)
+  if (origin) {
+    whole = given;
     for (const auto& [i, followed] : origin->views)
       if (const at::Tensor tangent = followed.now(); tangent.defined() && tangent.sizes() != given[i]->sizes())
-        as_came[i] = &expanded.emplace_back(tangent);
+        whole[i] = &expanded.emplace_back(tangent);
+  }
+  const std::vector<const at::Tensor*>& as_came = origin ? whole : given;
   results_.make(values, as_came, out, 0);
 
   auto call = std::make_shared<RegionCall>(joint_, whole_, origin ? origin->call : nullptr);
