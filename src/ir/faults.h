@@ -10,6 +10,7 @@ enum FaultFlags : uint32_t {
   kFaults = 1 << 4,        // whatever the types
   kDivides = 1 << 5,       // integers, where the second operand is zero
   kNamesDims = 1 << 6,     // where the list of dims that is the second argument is empty, of a tensor that has some
+  kNarrows = 1 << 14,      // where the number of a 0-d operand does not fit the result's type
   kChecksIndex = 1 << 11,  // its rule looks at indices for results of no elements too
 };
 

@@ -14,6 +14,7 @@ constexpr std::pair<uint32_t, std::string_view> kFlagNames[] = {{kRandom, "rando
                                                                 {kFaults, "faults"},
                                                                 {kDivides, "divides"},
                                                                 {kNamesDims, "names_dims"},
+                                                                {kNarrows, "narrows"},
                                                                 {kCopiesMemory, "copies_memory"},
                                                                 {kOneDtype, "one_dtype"},
                                                                 {kGivesContiguous, "gives_contiguous"},

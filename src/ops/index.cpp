@@ -10,13 +10,18 @@ namespace {
 Int plain_index(Body& b, Val v, Int bound) { return b.indirect(b.check_index(cast(v, DType::I64), bound), bound); }
 bool is_index(const Tensor& t) { return t.dtype == DType::I64 || t.dtype == DType::I32; }
 // Nothing is made, and yet eager looks at the indices: a kernel would not come to them. Of nothing, it would read what is not there.
-bool is_unchecked(const Dims& made, const Tensor& of, const Tensor& indices) {
-  return (known_empty(made) || known_empty(of.sizes)) && !known_empty(indices.sizes);
+// A dim that no index makes may turn out empty only in the run.
+bool is_unchecked(const Dims& made, const Tensor& of, const Tensor& indices, size_t indexed, size_t dims) {
+  if (known_empty(indices.sizes)) return false;
+  if (known_empty(made) || known_empty(of.sizes)) return true;
+  for (size_t d = 0; d < made.size(); ++d)
+    if ((d < indexed || d >= indexed + dims) && !sym::known_lt(Int(0), made[d]).value_or(false)) return true;
+  return false;
 }
 
 bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
   Tensor w = a.tensor(0), i = a.tensor(1);
-  if (!is_index(i) || w.sizes.size() != 2 || is_unchecked(a.out().sizes, w, i)) return false;
+  if (!is_index(i) || w.sizes.size() != 2 || is_unchecked(a.out().sizes, w, i, 0, i.sizes.size())) return false;
   r.push_back(a.L.map(
       w.dtype, a.out().sizes,
       [=, n = w.sizes[0]](Body& b, const Index& k) {
@@ -29,8 +34,9 @@ bool lower_embedding(const Args& a, std::vector<Tensor>& r) {
 
 bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
-  if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1 || is_unchecked(a.out().sizes, x, i)) return false;
+  if (!is_index(i) || x.sizes.empty() || i.sizes.size() > 1) return false;
   const int64_t d = a.dim(1, x.sizes.size());
+  if (is_unchecked(a.out().sizes, x, i, static_cast<size_t>(d), 1)) return false;
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,
       [=](Body& b, const Index& k) {
@@ -44,7 +50,7 @@ bool lower_index_select(const Args& a, std::vector<Tensor>& r) {
 
 bool lower_gather(const Args& a, std::vector<Tensor>& r) {
   Tensor x = a.tensor(0), i = a.tensor(2);
-  if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size() || is_unchecked(a.out().sizes, x, i)) return false;
+  if (!is_index(i) || x.sizes.empty() || x.sizes.size() != i.sizes.size() || is_unchecked(a.out().sizes, x, i, 0, x.sizes.size())) return false;
   const int64_t d = a.dim(1, x.sizes.size());
   r.push_back(a.L.map(
       x.dtype, a.out().sizes,

@@ -136,20 +136,21 @@ bool lower_bitwise_not(const Args& a, std::vector<Tensor>& r) {
 
 // --- two operands
 
-// What eager first rounds to a half common type: numbers and tensors of another type. Products and quotients take `scalars` as they are.
+// What eager first rounds to a half common type: numbers and tensors of another type. Products and quotients take a second operand that is a scalar as
+// it is: then `scalars` is false.
 struct Promotion {
   DType common;
   bool rounds[2] = {};
   Promotion(const Args& a, DType to, bool scalars = true) : common(to) {
     for (size_t i : {0, 1}) {
-      const bool scalar = !a.is_tensor(i) || a.tensor(i).sizes.empty();
+      const bool scalar = !a.is_tensor(i) || (i == 1 && a.tensor(i).sizes.empty());
       rounds[i] = to != compute_type(to) && !(a.is_tensor(i) && a.tensor(i).dtype == to) && (scalars || !scalar);
     }
   }
   Val operator()(Body& b, Val* v, size_t i) const { return rounds[i] ? b.op(LOp::cast, common, v[i]) : v[i]; }
 };
 
-// `rounding` false: products and quotients, which eager takes of scalars as they are.
+// `rounding` false: products and quotients.
 template <bool rounding = true, class F>
 bool binary_with(const Args& a, std::vector<Tensor>& r, int cost, F f, bool exact = false) {
   const auto& out = a.out();
@@ -397,9 +398,10 @@ bool lower_clamp_one(const Args& a, std::vector<Tensor>& r) {
 bool lower_lerp(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
   if (!is_float(out.dtype)) return false;
+  const bool rounds = a.is_tensor(2) && a.tensor(2).dtype != out.dtype;  // a weight that is no number is converted
   done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes), operand(a, 2, out.sizes)}, computed(a), out.dtype, out.sizes, 4,
-                      [](Body&, Val* v) {
-                        Val x = v[0], y = v[1], w = v[2], d = y - x;
+                      [rounds, type = out.dtype](Body& b, Val* v) {
+                        Val x = v[0], y = v[1], w = rounds ? b.op(LOp::cast, type, v[2]) : v[2], d = y - x;
                         // the sign of a zero: end - d * (1 - w)
                         return where(unary(LOp::abs, w) < w.lit(0.5), fma(w, d, x), fma(w.lit(1) - w, -d, y));
                       }));
@@ -686,7 +688,7 @@ const OpRow kRows[] = {
     {"aten::__rshift__.Tensor", 0, nullptr, lower<lower_shift<LOp::shr>>},
     {"aten::where.self", 0, shape_where, lower<lower_where>},
     {"aten::masked_fill.Scalar", 0, shape_masked_fill, lower<lower_masked_fill>},
-    {"aten::masked_fill.Tensor", 0, shape_masked_fill, lower<lower_masked_fill>},
+    {"aten::masked_fill.Tensor", ir::kNarrows, shape_masked_fill, lower<lower_masked_fill>},
     {"aten::clamp", 0, shape_of<P::Clamp, 1>, lower<lower_clamp>},
     {"aten::clamp.Tensor", 0, shape_clamp_tensor, lower<lower_clamp>},
     {"aten::clamp_min", 0, shape_of<P::Clamp, 1>, lower<lower_clamp_one<LOp::max>>},

@@ -1,5 +1,7 @@
 // Gradients of a compiled call, and the derivatives that are taken when gradients come as none did before.
 #include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <ranges>
 #include <unordered_map>
@@ -35,15 +37,12 @@ std::vector<ResultSpec> made_by_graph(std::vector<ResultSpec> results) {
 // The others are tangents or their views, as eager's are: what is done to the one is done to the other.
 class Finish {
  public:
-  Finish(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j, const CallSizes& sizes)
-      : results_(b.results) {
+  Finish(const BackwardProgram& b, const Layouts& how, const variable_list& tangents, const JointProgram& j, const CallSizes& sizes, const Node* node)
+      : results_(b.results), gradients_(b.gradients), node_(node) {
     for (size_t g = 0; g < b.results.size(); ++g) {
       const ResultSpec& r = b.results[g];
       const bool sized = has_sizes(r.path);
-      if (!r.path.empty())
-        parts_.push_back(g);
-      else if (r.kind == ResultSpec::Kind::Value)
-        whole_.push_back(g);
+      if (!r.path.empty()) parts_.push_back(g);
       if (!is_of_tangent(r)) {
         if (sized) views_.emplace_back(g, resolve(path_in(r.path, sizes)));
         continue;
@@ -55,7 +54,6 @@ class Finish {
       const bool as_is = any_strides(r.path) || !how[r.index].strides.empty() || is_recorded(turned(t, t), type);
       made_.emplace_back(g,
                          follow(resolve(sized ? path_in(r.path, sizes) : r.path), as_is ? t : turned(laid_out(turned(t, t), type, how[r.index]), t)));
-      if (r.path.empty() && made_.back().second.is_same(tangents[r.index])) whole_.push_back(g);
     }
   }
   void take(variable_list& grads) {
@@ -69,21 +67,32 @@ class Finish {
   }
 
  private:
-  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole tangent
-  // when a leaf beside that comes to it: the leaf copies it, and only the view is in its memory.
+  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole gradient
+  // when a leaf beside that comes to it: the leaf copies it, and only the view is in its memory. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
     for (const size_t part : parts_)
-      for (const size_t g : whole_) {
-        const ResultSpec &p = results_[part], &r = results_[g];
-        const at::Tensor &view = grads[part], &whole = grads[g];
-        if (p.index != r.index || is_of_tangent(p) != is_of_tangent(r) || !view.defined() || !view.has_storage() || !whole.has_storage()) continue;
-        if (!view.is_same(whole) && view.is_alias_of(whole)) grads[g] = whole.clone();
+      for (size_t g = 0; g < grads.size(); ++g) {
+        if (g == part || !of_one(g, part) || !grads[g].defined() || !grads[part].defined()) continue;
+        if (!grads[g].has_storage() || !grads[part].has_storage() || grads[g].is_same(grads[part]) || !grads[g].is_alias_of(grads[part])) continue;
+        const bool leaf = is_leaf(g), view = is_leaf(part), behind = results_[g].path.size() < results_[part].path.size();
+        const size_t copied = leaf && (behind || !view) ? g : part;
+        if ((!leaf && !view) || !grads[copied].is_non_overlapping_and_dense()) continue;
+        if (at::get_overlap_status(grads[g], grads[part]) != at::MemOverlapStatus::No) grads[copied] = grads[copied].clone();
       }
+  }
+  bool of_one(size_t g, size_t h) const {
+    const ResultSpec &r = results_[g], &s = results_[h];
+    return r.index == s.index && r.kind != ResultSpec::Kind::Undefined && is_of_tangent(r) == is_of_tangent(s);
+  }
+  bool is_leaf(size_t g) const {
+    return node_ && dynamic_cast<const torch::autograd::AccumulateGrad*>(node_->next_edge(gradients_[g]).function.get());
   }
 
   const std::vector<ResultSpec>& results_;
+  const std::vector<uint32_t>& gradients_;
+  const Node* node_;  // null: no leaf is given them
   std::vector<std::pair<size_t, at::Tensor>> made_;
-  std::vector<size_t> whole_, parts_;               // tangents themselves, and what is a view of nothing; views
+  std::vector<size_t> parts_;                       // views, of tangents or of what the graph makes
   std::vector<std::pair<size_t, ViewPath>> views_;  // of what the graph makes
 };
 
@@ -180,7 +189,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       return one_by_one(unpack, tangents, node);
     }
     const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
-    Finish finish(b->program, b->tangents, tangents, joint_, sizes);                         // sizes are let go of with what is kept
+    Finish finish(b->program, b->tangents, tangents, joint_, sizes, &node);                   // sizes are let go of with what is kept
     auto [saved, fit] = unpack(b->program, last);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
@@ -297,7 +306,7 @@ variable_list Training::one_by_one(const Unpack& unpack, const variable_list& ta
     try {
       Silent silent;
       const c10::WarningUtils::WarningHandlerGuard unheard(&silent);
-      const variable_list like = interpreted(*b, std::move(inputs), given, sizes_of(node.call(), tangents));
+      const variable_list like = interpreted(*b, nullptr, std::move(inputs), given, sizes_of(node.call(), tangents));
       return laid_out_as(like, given, tangents, each);
     } catch (const std::exception&) {  // some kernel has no form without elements
       rethrow_interrupt();
@@ -313,9 +322,9 @@ TransformedOp Training::as_transformed(std::function<variable_list(variable_list
   return {std::move(run), std::ranges::none_of(steps, &Tape::Step::draws), std::ranges::none_of(steps, &Tape::Step::own)};
 }
 
-variable_list Training::interpreted(const Backward& b, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
+variable_list Training::interpreted(const Backward& b, const RegionNode* to, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
                                     const RegionCall::Assigned& assigned) const {
-  Finish finish(b.program, b.tangents, tangents, joint_, sizes);
+  Finish finish(b.program, b.tangents, tangents, joint_, sizes, to);
   // Also where it was found that the strides do not matter: a copy that is as its original would be strided as that.
   for (size_t k = 0; k < tangents.size(); ++k)
     if (const at::Tensor& t = tangents[k]; t.defined())
@@ -380,7 +389,7 @@ variable_list Training::op_by_op(const Unpack& unpack, const variable_list& tang
     }
     return made;
   }();
-  return interpreted(*b, unpack(b->program, false).first, tangents, sizes, assigned);
+  return interpreted(*b, &node, unpack(b->program, false).first, tangents, sizes, assigned);
 }
 
 Layouts Training::batches_of(const variable_list& tangents, const RegionNode& node) const {

@@ -24,7 +24,8 @@ using at::Tensor;
 
 // Those whose results, errors or out arguments differ by that, and which do all their work by ops.
 bool asks_for_mode(std::string_view base) {
-  static const std::unordered_set<std::string_view> names{"aten::linalg_matrix_rank", "aten::_scaled_dot_product_attention_math"};
+  static const std::unordered_set<std::string_view> names{"aten::linalg_matrix_rank", "aten::linalg_eigvalsh", "aten::linalg_svdvals",
+                                                          "aten::_scaled_dot_product_attention_math"};
   return names.contains(base);
 }
 

@@ -39,7 +39,11 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
       return;                                   // the program's own
     }
     // What it is itself the program sees: what of that may be another in the next call?
-    if (fact == Fact::History) return;
+    if (fact == Fact::History) {  // one that it has by now is put back at the end, without what retain_grad() has hung there
+      const FakeImpl* met = as_fake(known->second->fake);
+      if (met && met->view->storage->generation && t.requires_grad() && !known->second->real.is_leaf()) refuse();
+      return;
+    }
     if (fact == Fact::Hooks) refuse_hooks();
     if (fact != Fact::View && fact != Fact::Offset) refuse();
     const capture::Paused paused;

@@ -94,6 +94,10 @@ std::optional<sym::Int> place_after(const View& v, sym::Int of) {
   return of + at * type.strides[d];
 }
 
+size_t dim_of(int64_t d, const ir::TensorType& t) {
+  return static_cast<size_t>(c10::maybe_wrap_dim(d, static_cast<int64_t>(t.dim()), /*wrap_scalar=*/false));
+}
+
 std::optional<sym::Int> place_of(const View& v) {
   std::optional<sym::Int> place;
   for (const View* s : steps_to(v)) {
@@ -169,6 +173,11 @@ void FakeImpl::specialize_offset() const {
   }
 }
 
+// ATen reads the first size of a scalar before it refuses an index into it.
+c10::SymIntArrayRef FakeImpl::sym_sizes_custom() const {
+  static const c10::SymInt none(0);
+  return sym_sizes_.empty() ? c10::SymIntArrayRef(&none, size_t{0}) : c10::SymIntArrayRef(sym_sizes_);
+}
 c10::IntArrayRef FakeImpl::sizes_custom() const {
   for (const sym::Int& i : view->type.sizes) view->storage->ctx->specialize(i);
   return now().sizes_default();
@@ -178,7 +187,7 @@ c10::IntArrayRef FakeImpl::strides_custom() const {
   return now().strides_default();
 }
 int64_t FakeImpl::size_custom(int64_t d) const {
-  return view->storage->ctx->specialize(view->type.sizes[c10::maybe_wrap_dim(d, sizes_default().size())]);
+  return view->storage->ctx->specialize(view->type.sizes[dim_of(d, view->type)]);
 }
 int64_t FakeImpl::numel_custom() const {
   sizes_custom();
@@ -192,7 +201,7 @@ c10::SymInt FakeImpl::sym_storage_offset_custom() const {
   const auto p = place();
   return p ? to_sym_int(view->storage->ctx, *p) : c10::SymInt(storage_offset_custom());
 }
-c10::SymInt FakeImpl::sym_size_custom(int64_t d) const { return sym_sizes_[c10::maybe_wrap_dim(d, sizes_default().size())]; }
+c10::SymInt FakeImpl::sym_size_custom(int64_t d) const { return sym_sizes_[dim_of(d, view->type)]; }
 c10::SymInt FakeImpl::sym_numel_custom() const { return to_sym_int(view->storage->ctx, view->type.numel()); }
 
 c10::SymBool FakeImpl::sym_is_contiguous_custom(at::MemoryFormat format) const {

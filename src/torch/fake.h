@@ -88,7 +88,7 @@ class FakeImpl final : public c10::TensorImpl {
   c10::IntArrayRef strides_custom() const override;
   int64_t size_custom(int64_t d) const override;
   int64_t numel_custom() const override;
-  c10::SymIntArrayRef sym_sizes_custom() const override { return sym_sizes_; }
+  c10::SymIntArrayRef sym_sizes_custom() const override;
   c10::SymIntArrayRef sym_strides_custom() const override { return sym_strides_; }
   c10::SymInt sym_size_custom(int64_t d) const override;
   c10::SymInt sym_numel_custom() const override;

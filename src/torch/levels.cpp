@@ -220,7 +220,7 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
     o.given[i] = copied || laid.is_same(tangents[k]) ? Kept(tangents[k], Hold::Tensor) : Kept(laid);
     o.given[i].loose = copied;  // each that reads it lays it out anew, as it is by then
     if (copied) o.laid.emplace_back(static_cast<uint32_t>(i), laid);
-    if (!o.given[i].itself || !how[k].expanded.empty()) o.views.emplace_back(static_cast<uint32_t>(i), tangents[k]);
+    if (!o.given[i].itself || !how[k].expanded.empty() || how[k].conj || how[k].neg) o.views.emplace_back(static_cast<uint32_t>(i), tangents[k]);
     if (tangents[k].requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(tangents[k]);
     ++k;
   }

@@ -170,17 +170,6 @@ std::optional<uint32_t> Tracer::Impl::step_of_value(Value v) {
   return steps_of[v] = step;
 }
 
-// What a tensor of integers holds of a literal.
-static std::optional<double> whole_number(double literal, at::ScalarType type) {
-  constexpr double kExact = 1LL << 53;
-  if (!(std::abs(literal) <= kExact)) return std::nullopt;
-  if (type == at::kBool) return literal != 0;
-  return AT_DISPATCH_INTEGRAL_TYPES(type, "a literal", [&]() -> std::optional<double> {
-    if (c10::overflows<scalar_t, double>(literal)) return std::nullopt;
-    return static_cast<double>(c10::convert<scalar_t>(literal));
-  });
-}
-
 std::optional<uint32_t> Tracer::Impl::find_step(Value v) {
   using Op = Numbers::Op;
   const TensorType& type = v.type();
@@ -192,20 +181,16 @@ std::optional<uint32_t> Tracer::Impl::find_step(Value v) {
   auto rounded = [&](std::optional<uint32_t> s) { return s && type.dtype != DType::F64 ? numbers->add({Op::Round, *s, 0, 0, scalar_type}) : s; };
   auto literal = [&](const ir::Arg& a) -> std::optional<double> {
     if (auto* d = std::get_if<double>(&a)) return *d;
-    if (auto* i = std::get_if<sym::Int>(&a); i && i->is_const()) return double(i->value());
-    return std::nullopt;
+    if (auto* b = std::get_if<bool>(&a)) return *b;
+    auto* i = std::get_if<sym::Int>(&a);
+    constexpr int64_t kExact = int64_t{1} << 53;
+    return i && i->is_const() && std::abs(i->value()) <= kExact ? std::optional(double(i->value())) : std::nullopt;
   };
   auto operand = [&](const ir::Arg& a) -> std::optional<uint32_t> {
     if (auto* x = std::get_if<Value>(&a)) {
       if (x->node->op->name != "aten::scalar_tensor") return rounded(step_of_value(*x));
       const std::optional<double> d = literal(x->node->args[0]);
-      const at::ScalarType of = scalar_type_of(x->type());
-      if (d && is_float(x->type().dtype)) {
-        const std::optional<uint32_t> constant = numbers->add({Op::Constant, 0, 0, *d});
-        return rounded(constant ? numbers->add({Op::Round, *constant, 0, 0, of}) : constant);
-      }
-      const std::optional<double> whole = d && c10::isIntegralType(of, /*includeBool=*/true) ? whole_number(*d, of) : std::nullopt;
-      return whole ? rounded(numbers->add({Op::Constant, 0, 0, *whole})) : std::nullopt;
+      return d ? rounded(numbers->add({Op::Constant, 0, 0, *d})) : std::nullopt;
     }
     const std::optional<double> d = literal(a);
     return d ? rounded(numbers->add({Op::Constant, 0, 0, *d})) : std::nullopt;

@@ -50,6 +50,7 @@ bool keep_whole(std::string_view name) { return name == "aten::linear" || name =
 
 bool special(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {"aten::lift_fresh",
+                                                             "aten::scalar_tensor",
                                                              "aten::copy_",
                                                              "aten::fill_.Scalar",
                                                              "aten::zero_",

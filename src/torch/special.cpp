@@ -55,6 +55,15 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
     at::Tensor t = args[0].toTensor();
     return finish(as_fake(t) ? t : constant(t));
   }
+  if (name == "aten::scalar_tensor") {  // a literal, which rounds or wraps to what its type holds
+    if (!args[0].isScalar() || args[0].toScalar().isSymbolic()) return run_pure(info, stack);
+    Stack literal(args.begin(), args.end());
+    {
+      capture::Paused paused;
+      info.op.callBoxed(&literal);
+    }
+    return finish(constant(literal[0].toTensor()));
+  }
   if (name == "aten::detach_") return finish(args[0]);
   if (name == "aten::is_pinned") return finish(false);
 

@@ -106,13 +106,14 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (size_t i = 0; i < spent.size(); ++i)
     torch::autograd::set_history(values[joint_.program.results[joint_.program.spent[i].result].index], spent[i]);
   out.clear();
-  // An expanded tangent is given once, and gradients may be views of all of it.
+  // An expanded tangent is given once, a conjugate one as it lies in memory, and gradients may be views of it as it came.
   std::vector<const at::Tensor*> whole;
   std::deque<at::Tensor> expanded;
   if (origin) {
     whole = given;
     for (const auto& [i, followed] : origin->views)
-      if (const at::Tensor tangent = followed.now(); tangent.defined() && tangent.sizes() != given[i]->sizes())
+      if (const at::Tensor tangent = followed.now(); tangent.defined() && (tangent.sizes() != given[i]->sizes() || tangent.is_conj() != given[i]->is_conj() ||
+                                                                           tangent.is_neg() != given[i]->is_neg()))
         whole[i] = &expanded.emplace_back(tangent);
   }
   const std::vector<const at::Tensor*>& as_came = origin ? whole : given;

@@ -25,12 +25,12 @@ from world import Program, World, judge, run, some  # noqa: E402
 
 EAGER, LEFT = 0.35, 0.01  # of the calls, and of the worlds, at most
 SIZES = ["3", "4, 3", "2, 3", "3, 3"]
-MADE = {"w": ["nn.Parameter(some({n}, {s}))"], "c": ["some({n}, {s})"], "h": ["{a} * 2", "{a}.sin()", "{a} + {b}"],
+MADE = {"w": ["nn.Parameter(some({n}, {s}))", "nn.Parameter(some({n}, {s}))", "nn.Parameter(some({n}, {a}.numel()))"], "c": ["some({n}, {s})"], "h": ["{a} * 2", "{a}.sin()", "{a} + {b}"],
         "t": ["{a}[1:]", "{a}.view(-1)", "{a}.mT", "{a}.detach()", "{a}.data", "{a}[..., :2]", "{a}.expand(2, *{a}.shape)", "{a}.unsqueeze(0)", "{a}.chunk(2)[0]", "torch.no_grad()(lambda: {a}[1:])()",
               "{a}[1:].detach().requires_grad_()", "{a}[:]"]}
 LINES = {
     30: ["{v} = {a} * {b}", "{v} = {a} + {b}", "{v} = {a}.sin()", "{v} = {a} * 0.5 - 1", "{v} = {a}.sum(-1, keepdim=True)", "{v} = {a} @ {b}.mT", "{v} = torch.cat([{a}, {b}])", "{v} = {a}.exp() + {b}.detach()",
-         "{v} = {a}.softmax(-1)", "{v} = ck(lambda a: a * {b}.sin(), {a} * 1)", "{v} = torch.where({a} > 0, {a}, {b})", "{v} = {a}.clone()", "{v} = F.linear({a}, {b})", "{v} = {a}.square().mean()", "{v} = {a}.reshape(-1)"],
+         "{v} = {a}.softmax(-1)", "{v} = ck(lambda a: a * {b}.sin(), {a} * 1)", "{v} = torch.where({a} > 0, {a}, {b})", "{v} = {a}.clone()", "{v} = F.linear({a}, {b})", "{v} = {a}.square().mean()", "{v} = {a}.reshape(-1)", "{v} = {a}.view({b}.shape) + {b}", "{v} = {a}.reshape({b}.shape) + {b}"],
     15: ["{v} = F.layer_norm({a}, {a}.shape[-1:])", "{v} = {a}.cumsum(-1)", "{v} = {a}.var(-1)", "{v} = {a}.prod(-1)", "{v} = {a}.amax(-1)", "{v} = {a}.norm()", "{v} = {a}.flip(-1)", "{v} = {a}.roll(1, 0)", "{v} = torch.stack([{a}, {b}])",
          "{v} = {a}.tril()", "{v} = torch.lerp({a}, {b}, 0.3)", "{v}, {u} = {a}.sort(-1)", "{v} = {a}.topk(2)[0]", "{v} = {a}.clamp(-0.5, 0.5)", "{v} = {a}.index_select(0, torch.tensor([1, 0]))", "{v} = {a}[torch.tensor([0, 1, 0])]",
          "{v} = {a}.gather(-1, {b}.argsort(-1))", "{v} = torch.zeros_like({a}).scatter_add(0, {b}.long().abs() % 2, {a})", "{v} = {a}.masked_fill({b} > 0, 0.5)", "{v} = F.dropout({a})", "{v} = {a} * torch.rand_like({a})", "{v} = F.mse_loss({a}, {b})",
@@ -81,7 +81,7 @@ class Maker:
         for n, kind in enumerate(kinds):
             known = [name for name, _ in w.made]
             for _ in range(5):
-                code = choose.choice(MADE[kind]).format(n=n + w.seed % 97, s=choose.choice(SIZES), a=choose.choice(known or ["_"]), b=choose.choice(known or ["_"]))
+                code = (choose.choice(MADE[kind]) if known else MADE[kind][0]).format(n=n + w.seed % 97, s=choose.choice(SIZES), a=choose.choice(known or ["_"]), b=choose.choice(known or ["_"]))
                 if self.runs([*w.made, (f"{kind}{n}", code)]):
                     w.made.append((f"{kind}{n}", code))
                     break
