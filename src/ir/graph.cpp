@@ -228,7 +228,8 @@ bool may_fault(const Node& n) {
       if (out_of_range(a, n.outs[0].dtype)) return true;
   if (n.op->flags & kNarrows && !n.outs.empty())
     for (const Arg& a : n.args)
-      if (auto* v = std::get_if<Value>(&a); v && *v && v->type().dim() == 0 && v->type().dtype != n.outs[0].dtype && v->type().dtype != DType::Bool) return true;
+      if (auto* v = std::get_if<Value>(&a); v && *v && v->type().dim() == 0 && v->type().dtype != n.outs[0].dtype && v->type().dtype != DType::Bool)
+        return true;
   if (!(n.op->flags & kDivides) || n.outs.empty() || !is_int(n.outs[0].dtype) || n.args.size() < 2) return false;
   const Arg* divisor = &n.args[1];
   if (auto* v = std::get_if<Value>(divisor); v && *v && v->node->op->name == "aten::scalar_tensor") divisor = &v->node->args[0];

@@ -80,7 +80,7 @@ Val Body::constant(DType t, double v) {
   return emit({.op = loop::Op::constant, .type = t, .fimm = v}, t);
 }
 Val Body::constant_int(DType t, int64_t v) {
-  if (is_float(t)) return constant(t, static_cast<double>(v));
+  if (is_float(t)) return constant(t, t == DType::F32 ? static_cast<float>(v) : static_cast<double>(v));  // rounded once
   if (t == DType::Bool) v = v != 0;
   return emit({.op = loop::Op::constant, .type = t, .iimm = v}, t);
 }

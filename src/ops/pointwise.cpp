@@ -136,8 +136,8 @@ bool lower_bitwise_not(const Args& a, std::vector<Tensor>& r) {
 
 // --- two operands
 
-// What eager first rounds to a half common type: numbers and tensors of another type. Products and quotients take a second operand that is a scalar as
-// it is: then `scalars` is false.
+// What eager first rounds to a half common type: numbers and tensors of another type. Products and quotients take a second operand that is a scalar
+// as it is: then `scalars` is false.
 struct Promotion {
   DType common;
   bool rounds[2] = {};

@@ -67,17 +67,20 @@ class Finish {
   }
 
  private:
-  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place. Eager's node of a view still has the whole gradient
-  // when a leaf beside that comes to it: the leaf copies it, and only the view is in its memory. What is not dense each leaf copies.
+  // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place: no other may have that memory. Eager's node of a
+  // view still has the whole gradient when a leaf beside that comes to it, so that the leaf copies it. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
     for (const size_t part : parts_)
       for (size_t g = 0; g < grads.size(); ++g) {
         if (g == part || !of_one(g, part) || !grads[g].defined() || !grads[part].defined()) continue;
         if (!grads[g].has_storage() || !grads[part].has_storage() || grads[g].is_same(grads[part]) || !grads[g].is_alias_of(grads[part])) continue;
-        const bool leaf = is_leaf(g), view = is_leaf(part), behind = results_[g].path.size() < results_[part].path.size();
-        const size_t copied = leaf && (behind || !view) ? g : part;
-        if ((!leaf && !view) || !grads[copied].is_non_overlapping_and_dense()) continue;
-        if (at::get_overlap_status(grads[g], grads[part]) != at::MemOverlapStatus::No) grads[copied] = grads[copied].clone();
+        const auto views = [&](size_t i) { return results_[i].path.size(); };
+        const bool alike = views(g) == views(part), first = views(g) < views(part) || (alike && g < part);
+        const size_t copied = is_leaf(g) && (first || !is_leaf(part)) ? g : part;
+        at::Tensor& t = grads[copied];
+        if (!is_leaf(copied) || !t.is_non_overlapping_and_dense() || at::get_overlap_status(grads[g], grads[part]) == at::MemOverlapStatus::No)
+          continue;
+        t = alike ? at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t) : t.clone();  // eager's leaf would have taken it as it is
       }
   }
   bool of_one(size_t g, size_t h) const {
@@ -189,7 +192,7 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       return one_by_one(unpack, tangents, node);
     }
     const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
-    Finish finish(b->program, b->tangents, tangents, joint_, sizes, &node);                   // sizes are let go of with what is kept
+    Finish finish(b->program, b->tangents, tangents, joint_, sizes, &node);                  // sizes are let go of with what is kept
     auto [saved, fit] = unpack(b->program, last);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
@@ -322,8 +325,8 @@ TransformedOp Training::as_transformed(std::function<variable_list(variable_list
   return {std::move(run), std::ranges::none_of(steps, &Tape::Step::draws), std::ranges::none_of(steps, &Tape::Step::own)};
 }
 
-variable_list Training::interpreted(const Backward& b, const RegionNode* to, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
-                                    const RegionCall::Assigned& assigned) const {
+variable_list Training::interpreted(const Backward& b, const RegionNode* to, std::vector<at::Tensor> inputs, const variable_list& tangents,
+                                    const CallSizes& sizes, const RegionCall::Assigned& assigned) const {
   Finish finish(b.program, b.tangents, tangents, joint_, sizes, to);
   // Also where it was found that the strides do not matter: a copy that is as its original would be strided as that.
   for (size_t k = 0; k < tangents.size(); ++k)

@@ -259,11 +259,15 @@ namespace {
 
 constexpr std::string_view kUnimplemented = "the derivative for '";
 
-// Where that edge alone is asked for.
+// Where that edge alone is asked for, whatever the backward under way asks for: a formula looks only whether that goes on to where the edge leads.
 bool raises_for(Node& n, size_t edge, const std::string& says) {
   torch::autograd::edge_list all = n.next_edges();
   for (size_t i = 0; i < all.size(); ++i)
     if (i != edge) n.next_edges()[i] = {};
+  if (const auto* task = torch::autograd::get_current_graph_task_exec_info(); task && !task->empty()) {
+    const auto asked = std::ranges::find_if(*task, [](const auto& t) { return t.second.should_execute(); });
+    if (asked != task->end()) n.next_edges()[edge] = torch::autograd::Edge(asked->first->getptr(), 0);
+  }
   struct Back {
     ~Back() { n.next_edges() = std::move(all); }
     Node& n;

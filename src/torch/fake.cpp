@@ -186,9 +186,7 @@ c10::IntArrayRef FakeImpl::strides_custom() const {
   for (const sym::Int& i : view->type.strides) view->storage->ctx->specialize(i);
   return now().strides_default();
 }
-int64_t FakeImpl::size_custom(int64_t d) const {
-  return view->storage->ctx->specialize(view->type.sizes[dim_of(d, view->type)]);
-}
+int64_t FakeImpl::size_custom(int64_t d) const { return view->storage->ctx->specialize(view->type.sizes[dim_of(d, view->type)]); }
 int64_t FakeImpl::numel_custom() const {
   sizes_custom();
   return numel_default();

@@ -375,6 +375,11 @@ void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
     c10::InferenceMode as_made(s.real.is_inference());  // outside of it such tensors may not begin to
     s.fake.set_requires_grad(true);
+    if (const auto* real = torch::autograd::impl::get_autograd_meta(s.real)) {  // what the engine casts its gradient to
+      auto& meta = *torch::autograd::impl::get_autograd_meta(s.fake);
+      meta.grad_dtype_ = real->grad_dtype_;
+      meta.allow_grad_dtype_mismatch_ = real->allow_grad_dtype_mismatch_;
+    }
   } else {
     torch::autograd::set_history(s.fake, compat::make_node<InputNode>());
   }

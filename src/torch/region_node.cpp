@@ -97,10 +97,25 @@ std::vector<torch::autograd::Edge> RegionCall::places() const {
 }
 
 torch::autograd::variable_list ResultNode::apply(torch::autograd::variable_list&& tangents) {
-  for (size_t i = 0; i < tangents.size(); ++i)
-    if (const torch::autograd::Edge& e = next_edge(i); !tangents[i].defined() && e.function)
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    const torch::autograd::Edge& e = next_edge(i);
+    if (!e.function) continue;
+    if (!comes_to(e))
+      static_cast<const RegionNode&>(*e.function).end_at(e.input_nr);
+    else if (!tangents[i].defined())
       static_cast<RegionNode&>(*e.function).note_come(e.input_nr);
+  }
   return std::move(tangents);
+}
+
+void RegionNode::end_at(size_t input) const {
+  const Tape& tape = *call_->joint.tape;
+  const int32_t step = tape.step_of(place_of(input));
+  if (step < 0) return;
+  Path path(tape.steps.size());
+  path[static_cast<size_t>(step)] = 1;
+  TORCH_CHECK(!call_->spent(path), torch::autograd::ERR_BACKWARD_TWICE);
+  if (!torch::autograd::get_current_graph_task_keep_graph()) call_->free(path);
 }
 
 edge_list RegionNode::edges_behind(size_t input) const {

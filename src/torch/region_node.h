@@ -146,6 +146,8 @@ class RegionNode final : public CallNode {
   // What eager's node to which input `input` belongs leads to, and whether that one has input `other` too.
   torch::autograd::edge_list edges_behind(size_t input) const;
   bool is_of_one(size_t input, size_t other) const;
+  // A backward comes to eager's node of that result, and goes no further: backward(inputs=) of the result.
+  void end_at(size_t input) const;
 
  private:
   size_t place_of(size_t input) const { return call_->joint.parts.empty() ? input : call_->joint.parts[part_].places[input]; }

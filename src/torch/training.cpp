@@ -112,8 +112,9 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   if (origin) {
     whole = given;
     for (const auto& [i, followed] : origin->views)
-      if (const at::Tensor tangent = followed.now(); tangent.defined() && (tangent.sizes() != given[i]->sizes() || tangent.is_conj() != given[i]->is_conj() ||
-                                                                           tangent.is_neg() != given[i]->is_neg()))
+      if (const at::Tensor tangent = followed.now();
+          tangent.defined() &&
+          (tangent.sizes() != given[i]->sizes() || tangent.is_conj() != given[i]->is_conj() || tangent.is_neg() != given[i]->is_neg()))
         whole[i] = &expanded.emplace_back(tangent);
   }
   const std::vector<const at::Tensor*>& as_came = origin ? whole : given;

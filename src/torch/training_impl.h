@@ -199,8 +199,8 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   };
 
   // Through ATen, of `inputs` as the derivative's graph has them without the tangents.
-  variable_list interpreted(const Backward& b, const RegionNode* to, std::vector<at::Tensor> inputs, const variable_list& tangents, const CallSizes& sizes,
-                            const RegionCall::Assigned& assigned = {}) const;
+  variable_list interpreted(const Backward& b, const RegionNode* to, std::vector<at::Tensor> inputs, const variable_list& tangents,
+                            const CallSizes& sizes, const RegionCall::Assigned& assigned = {}) const;
 
   // While something is taken from the trace for a call: under what is known of sizes, which its own are among.
   class Taking {

@@ -52,6 +52,7 @@ LEVELS = {
     "product": lambda w, b, c, d: (w.view(-1) + b).view(4, 2).sigmoid() * (c.view(-1) + 1).view(4, 2) * d, "two results": lambda w, b, c: ((w.view(-1) + b).view(2, 4) + c).unbind(0)[0] * 2, "parts": lambda w, b: torch.cat([w.view(-1), b]) * 2,
     # Of these eager counts the gradients of each twice.
     "views of two": lambda w, b: (w.view(4, 2) + b.view(4, 2)) * 2, "views of tangents": lambda w, b: w.view(4, 2) + b.view(4, 2), "view of each": lambda w, c: w[None].mT + c.t()[None], "view and turned": lambda w, d: w.view(-1) + d.view(-1),
+    "beside another": lambda w, b, c: (lambda h: torch.stack([h, h * 3]))(((w * 2) + c).reshape(-1) + b),
 }
 
 
