@@ -1,5 +1,6 @@
 // What a backward of the trace gives, and whose memory that is.
 #include <ATen/LegacyBatchedTensorImpl.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -138,6 +139,24 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
                  batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1, stopped ? stops[k - level.of.size()] : -1});
   }
   return r;
+}
+
+// The engine's own, of gradients that meet, and no formula's.
+bool Tracer::Impl::is_sum(const OpInfo& info) const {
+  if (!in_backward || info.name != "aten::add.Tensor") return false;
+  const auto node = torch::autograd::get_current_node();
+  return node && (node.get() == summing || dynamic_cast<const torch::autograd::GraphRoot*>(node.get()));
+}
+
+// The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
+bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
+  if (c10::GradMode::is_enabled() || in_batch) return false;
+  const at::Tensor& sum = args[0].toTensor();
+  const FakeImpl* f = as_fake(sum);
+  // The engine, the call and its boxed arguments hold the tensor, and its object where Python made it; it and its state hold the memory.
+  const bool made_by_python = f && f->pyobj_slot()->has_unique_reference();
+  return f && sum.use_count() == (made_by_python ? 4 : 3) && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() &&
+         !f->is_conj() && !f->is_neg();
 }
 
 }  // namespace vitrify

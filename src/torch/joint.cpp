@@ -353,24 +353,6 @@ void Tracer::Impl::raise_where_false(Node& node, const std::vector<at::Tensor>& 
   }
 }
 
-// The engine's own, of gradients that meet, and no formula's.
-bool Tracer::Impl::is_sum(const OpInfo& info) const {
-  if (!in_backward || info.name != "aten::add.Tensor") return false;
-  const auto node = torch::autograd::get_current_node();
-  return node && (node.get() == summing || dynamic_cast<const torch::autograd::GraphRoot*>(node.get()));
-}
-
-// The engine adds to a gradient that nobody else holds in place, but never under a mode: its layout stays.
-bool Tracer::Impl::sums_in_place(c10::ArrayRef<c10::IValue> args) const {
-  if (c10::GradMode::is_enabled() || in_batch) return false;
-  const at::Tensor& sum = args[0].toTensor();
-  const FakeImpl* f = as_fake(sum);
-  // The engine, the call and its boxed arguments hold the tensor, and its object where Python made it; it and its state hold the memory.
-  const bool made_by_python = f && f->pyobj_slot()->has_unique_reference();
-  return f && sum.use_count() == (made_by_python ? 4 : 3) && f->view->storage->storage.use_count() == 2 && f->is_non_overlapping_and_dense() &&
-         !f->is_conj() && !f->is_neg();
-}
-
 void Tracer::Impl::require_grad(Source& s) {
   if (s.real.is_leaf()) {
     c10::InferenceMode as_made(s.real.is_inference());  // outside of it such tensors may not begin to
@@ -480,10 +462,20 @@ void order_gradients(JointProgram& j, const Tracer::Impl::Level& level, std::uno
   };
   std::vector<uint32_t> rest(j.gradients.size());
   std::iota(rest.begin(), rest.end(), 0);
+  // Another part in front leads to it as well, and runs later.
+  const auto is_ready_later = [&](uint32_t g, size_t part) {
+    const auto leads = [&](size_t q) { return std::ranges::find(j.parts[q].edges, g) != j.parts[q].edges.end(); };
+    bool later = false;
+    for (size_t q = 0; q < part; ++q) {
+      if (q < j.first_front && leads(q)) return false;
+      later = later || leads(q);
+    }
+    return later;
+  };
   for (size_t p = j.parts.size(); p > j.first_front + 1; --p) {  // each in front runs by itself, the last made first
     std::vector<uint32_t> its;
     for (uint32_t g : j.parts[p - 1].edges)
-      if (std::erase(rest, g)) its.push_back(g);
+      if (!is_ready_later(g, p - 1) && std::erase(rest, g)) its.push_back(g);
     place(std::move(its), p - 1 - j.first_front, j.parts[p - 1].stops.empty() ? 0 : 1);
   }
   place(std::move(rest), 0, j.first_front > 0);

@@ -50,7 +50,15 @@ def used_again(a, b, c, d, e):
     return i * j, i + e, j.sin() * a
 
 
-PROGRAMS = [chain, apart, from_one, crossed, alone, pieces, views, used_again]
+def leaf_of_two(a, b, c, d, e):
+    return a * b, b * c, (d * e).sin()
+
+
+def leaf_of_last_and_first(a, b, c, d, e):
+    return a * b + e, c.sin() * d, (b * c).exp()
+
+
+PROGRAMS = [leaf_of_two, leaf_of_last_and_first, chain, apart, from_one, crossed, alone, pieces, views, used_again]
 
 
 @pytest.mark.sweep(3)
