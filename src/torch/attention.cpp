@@ -38,7 +38,9 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::
   const bool masked = attn_mask && attn_mask->scalar_type() == at::kFloat && (attn_mask->size(-1) == 1 || attn_mask->stride(-1) == 1);
   // Each thread copies the keys and values of its heads, which few queries do not repay.
   const bool repays = q.dim() == 4 && k.dim() == 4 && (q.size(2) >= 48 || k.size(2) <= 2 * q.size(2));
-  if (same && repays && dropout_p == 0 && (!attn_mask || masked)) {
+  const double factor = scale.value_or(q.dim() ? 1 / std::sqrt(static_cast<double>(q.size(-1))) : 1);
+  const bool hides = !is_causal || factor > 0;  // ATen's scores are of -inf before they are scaled
+  if (same && repays && dropout_p == 0 && (!attn_mask || masked) && hides) {
     const at::Tensor mask = attn_mask ? attn_mask->expand({q.size(0), q.size(1), q.size(2), k.size(2)}) : at::Tensor();
     at::Tensor out = at::empty_like(q), lse = at::empty({q.size(0), q.size(2), q.size(1)}, q.options()).transpose(1, 2);
     runtime::DotProductAttention a{q.const_data_ptr<float>(),
@@ -50,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::
                                    mask.defined() ? mask.const_data_ptr<float>() : nullptr,
                                    {},
                                    is_causal,
-                                   static_cast<float>(scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))))),
+                                   static_cast<float>(factor),
                                    out.data_ptr<float>(),
                                    strides_of(out),
                                    lse.data_ptr<float>(),

@@ -62,7 +62,8 @@ void Tracer::Impl::run_special(const OpInfo& info, Stack* stack) {
       capture::Paused paused;
       info.op.callBoxed(&literal);
     }
-    return finish(constant(literal[0].toTensor()));
+    const at::Tensor held = literal[0].toTensor();
+    return held.device().is_cpu() && held.layout() == at::kStrided ? finish(constant(held)) : run_pure(info, stack);
   }
   if (name == "aten::detach_") return finish(args[0]);
   if (name == "aten::is_pinned") return finish(false);
