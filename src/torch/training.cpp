@@ -342,7 +342,7 @@ void Training::find_read(const ir::Graph& forward) {
     const bool saved = joint_.level && given[i] && !is_input(*joint_.given[i].node);
     if (changes[i] || !(saved || chooses || ends_between(joint_) || behind.contains(joint_.given[i].node) || was.contains(joint_.given[i]))) continue;
     kept_given_.push_back(static_cast<uint32_t>(i));
-    needs_[i] = needs_[i] || saved || (joint_.level && chooses);
+    needs_[i] = needs_[i] || saved || (joint_.level && chooses && !joint_.unkept.contains(joint_.given[i]));
   }
 }
 
