@@ -288,7 +288,7 @@ bool lower_heaviside(const Args& a, std::vector<Tensor>& r) {
   return binary_with(a, r, 2, [](Body&, Val x, Val y) { return where(eq(x, x.lit(0)), y, where(x > x.lit(0), x.lit(1), x.lit(0))); }, true);
 }
 
-// Comparisons happen in the promoted type of the operands, numbers rounded to it as eager rounds them.
+// Comparisons and logical ops happen in the promoted type of the operands, numbers rounded to it as eager rounds them.
 template <LOp O>
 bool lower_compare(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
@@ -306,11 +306,11 @@ bool lower_compare(const Args& a, std::vector<Tensor>& r) {
 template <LOp O>
 bool lower_logical(const Args& a, std::vector<Tensor>& r) {
   const auto& out = a.out();
-  if (out.dtype != Bool) return false;
-  Operand x = operand(a, 0, out.sizes), y = operand(a, 1, out.sizes);
-  done(r, a.L.map(
-              Bool, out.sizes, [x, y](Body& b, const Index& i) { return b.op(O, Bool, x.at(b, i, Bool), y.at(b, i, Bool)); },
-              x.tensor.cost + y.tensor.cost + 1, x.tensor.reads + y.tensor.reads));
+  const DType common = result_type({&a.n.args[0], &a.n.args[1]});
+  if (!is_native(common) || out.dtype != Bool) return false;
+  const Promotion p(a, common);
+  done(r, elementwise(a, {operand(a, 0, out.sizes), operand(a, 1, out.sizes)}, compute_type(common), Bool, out.sizes, 1,
+                      [p](Body& b, Val* v) { return b.op(O, Bool, logical(p(b, v, 0)), logical(p(b, v, 1))); }));
   return true;
 }
 template <LOp O>

@@ -18,6 +18,7 @@
 #include "python/errors.h"
 #include "python/ref.h"
 #include "torch/compat.h"
+#include "torch/fake.h"
 #include "torch/seed_seen.h"
 #include "torch/tracer.h"
 #include "torch/unreadable.h"
@@ -56,6 +57,25 @@ int write_attribute(PyObject* self, PyObject* value, void* closure) {
   return a.fact != Fact::Other || noted(self, a.fact, a.real.name) ? a.real.set(self, value, a.real.closure) : -1;
 }
 
+// What a backward of the user's reads of .grad, or sets, is of each backward's own time. What it has made itself it may ask.
+bool noted_grad(PyObject* self) {
+  Tracer* t = Tracer::current();
+  if (!t || !t->takes_gradients() || !THPVariable_Check(self)) return true;
+  if (const capture::FakeImpl* f = capture::as_fake(THPVariable_Unpack(self)); f && f->view->round) return true;
+  constexpr const char* kWhy = "reads or sets the .grad of a tensor in a backward of its own";
+  t->note_failure(kWhy);
+  set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
+  return false;
+}
+PyObject* read_grad(PyObject* self, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  return noted_grad(self) ? real.get(self, real.closure) : nullptr;
+}
+int write_grad(PyObject* self, PyObject* value, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  return noted_grad(self) ? real.set(self, value, real.closure) : -1;
+}
+
 PyObject* with_keywords(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
   return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
 }
@@ -88,6 +108,17 @@ void replace_attribute(PyObject* type, const char* name, Fact fact) {
   ours->closure = new Attribute{*descriptor->d_getset, fact};
   ours->get = read_attribute;
   if (ours->set) ours->set = write_attribute;
+  descriptor->d_getset = ours;
+}
+// Ours are given the real one as their closure.
+void replace_getset(PyObject* type, const char* name, getter get, setter set) {
+  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
+  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
+  auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
+  auto* ours = new PyGetSetDef(*descriptor->d_getset);
+  ours->closure = new PyGetSetDef(*descriptor->d_getset);
+  ours->get = get;
+  if (ours->set && set) ours->set = set;
   descriptor->d_getset = ours;
 }
 // What does what the descriptor does; its function is `ours`.
@@ -174,16 +205,6 @@ PyObject* read_saved(PyObject* self, void* closure) {
   if (Tracer* t = Tracer::current())
     if (const auto node = compat::lock(reinterpret_cast<THPFunction*>(self)->cdata)) t->note_unpacked(*node);
   return real.get(self, real.closure);
-}
-
-void replace_saved(PyObject* type, const char* name) {
-  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
-  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
-  auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
-  auto* ours = new PyGetSetDef(*descriptor->d_getset);
-  ours->closure = new PyGetSetDef(*descriptor->d_getset);
-  ours->get = read_saved;
-  descriptor->d_getset = ours;
 }
 
 // --- generators: captures mark their seeds (torch/seed_mark.h)
@@ -313,6 +334,7 @@ void hear_of_facts() {
                                                                                {"grad_dtype", Fact::Other},
                                                                                {"_cdata", Fact::Other}})
     replace_attribute(base, name, fact);
+  for (const char* name : {"grad", "_grad"}) replace_getset(base, name, read_grad, write_grad);
   [&]<size_t... I>(std::index_sequence<I...>) { (replace_method<I>(base), ...); }(std::make_index_sequence<methods.size()>());
   const auto as_method = [](auto* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); };
   replace_function(base, "new_tensor", as_method(&call_new_tensor), new_tensor);
@@ -323,7 +345,7 @@ void hear_of_facts() {
     }(std::make_index_sequence<generator_methods.size()>());
   if (const Ref torch_c = Ref::steal(PyImport_ImportModule("torch._C"))) {
     if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase")))
-      for (const char* name : {"saved_tensors", "saved_variables"}) replace_saved(function.get(), name);
+      for (const char* name : {"saved_tensors", "saved_variables"}) replace_getset(function.get(), name, read_saved, nullptr);
     if (const Ref engine = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_ImperativeEngine")))
       replace_function(engine.get(), "run_backward", as_method(&call_run_backward), run_backward);
   }

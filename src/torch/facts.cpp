@@ -101,6 +101,19 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   const auto has_history = [](const Impl::Source* s) {
     return s->fake.defined() && s->edge.function && !dynamic_cast<const torch::autograd::AccumulateGrad*>(s->edge.function.get());
   };
+  if (m.in_backward) {  // by then they may have hooks that see that, and be asked for otherwise
+    const auto is_made_before = [&](const at::Tensor& t) {
+      const FakeImpl* f = as_fake(t);
+      return f ? !f->view->round : m.by_real.contains(t.unsafeGetTensorImpl());
+    };
+    const auto ends_at = [&](const Impl::Source* s) {
+      return s->edge.function && std::ranges::any_of(of, [&](const Edge& e) { return leads_to(e, {s->edge}); });
+    };
+    if (std::ranges::any_of(to, is_made_before) || (to.empty() && to_edges.empty() && std::ranges::any_of(m.inputs, ends_at))) {
+      note_failure("takes gradients in a backward of its own by what it was given or has made before");
+      throw CaptureError(*m.failure);
+    }
+  }
   const bool any_history = std::ranges::any_of(m.inputs, has_history);
   for (const at::Tensor& t : to) {  // that no op has met
     if (as_fake(t)) continue;

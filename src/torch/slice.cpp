@@ -133,6 +133,25 @@ ir::NodeSet nodes_behind(const Graph& g, const std::vector<Value>& values, const
   return behind;
 }
 
+void compute_late(Graph& g, const ir::NodeSet& again) {
+  std::vector<Node*> order;
+  ir::NodeSet placed(g);
+  const Makers makers = makers_of(g);
+  std::function<void(Node*)> place = [&](Node* n) {
+    if (!placed.insert(n)) return;
+    ir::for_each_input(*n, [&](Value& v) { place(v.node); });
+    for (sym::Int s : symbols_in(*n))  // a size that the run finds may be read as a number, by no operand
+      if (const auto made = makers.find(sym::view(s).symbol->id); made != makers.end()) place(made->second.front());
+    order.push_back(n);
+  };
+  for (Node* n : g.nodes())
+    if (n->op->name.starts_with("graph::")) place(n);
+  for (Node* n : g.nodes())
+    if (!again.contains(n)) place(n);
+  for (Node* n : g.nodes()) place(n);
+  g.set_order(std::move(order));
+}
+
 std::unordered_set<uint32_t> symbols_in(const Graph& g) {
   std::vector<sym::Int> all;
   for (const Node* n : g.nodes()) {

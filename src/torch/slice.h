@@ -30,6 +30,9 @@ using ir::root_of;
 // What the values follow from: their nodes, and all nodes behind them, but for those behind `ends`.
 ir::NodeSet nodes_behind(const ir::Graph&, const std::vector<ir::Value>&, const std::vector<ir::Value>& ends = {});
 
+// Puts each node of `again` right before the first that needs it, where the order does not matter: what is computed again lives as short as it can.
+void compute_late(ir::Graph&, const ir::NodeSet& again);
+
 std::unordered_set<uint32_t> symbols_in(const ir::Graph&);  // ids of those that sizes, strides and arguments mention
 
 // Values from which those `symbols` can be read that are a size of something in the graph for which `may` holds, and of none of `given`.

@@ -79,23 +79,6 @@ struct Normalized {
   }
 };
 
-// Each node right before the first that needs it, where the order does not matter: what is computed again then lives as short as it can.
-void compute_late(ir::Graph& g, const ir::NodeSet& again) {
-  std::vector<ir::Node*> order;
-  ir::NodeSet placed(g);
-  std::function<void(ir::Node*)> place = [&](ir::Node* n) {
-    if (!placed.insert(n)) return;
-    ir::for_each_input(*n, [&](Value& v) { place(v.node); });
-    order.push_back(n);
-  };
-  for (ir::Node* n : g.nodes())
-    if (n->op->name.starts_with("graph::")) place(n);
-  for (ir::Node* n : g.nodes())
-    if (!again.contains(n)) place(n);
-  for (ir::Node* n : g.nodes()) place(n);
-  g.set_order(std::move(order));
-}
-
 // What the nodes of a derivative read, as far as users can change it.
 void find_reads(const JointProgram& j, uint32_t first, BackwardProgram& b) {
   ir::ValueMap<char> read(*j.program.graph);
