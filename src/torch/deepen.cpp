@@ -146,9 +146,14 @@ void Tracer::Impl::again(const std::function<void()>& f) {
     if (moved_on_from(state_key())) draw();  // only what takes the generator back draws what was drawn
     in_backward = true;
     last_forward_states = states();
+    std::unordered_map<const StorageState*, uint64_t> writes;
+    for (const auto& s : input_storages) writes[s.get()] = s->generation;
     try {
       take_accumulators();
       f();
+      for (const auto& s : input_storages)  // nobody would write that
+        if (const auto had = writes.find(s.get()); had != writes.end() && had->second != s->generation)
+          fail(fmt::format("writes to input '{}' in a backward", inputs[static_cast<size_t>(s->input)]->name));
     } catch (...) {
       in_backward = in_batch = once = false;
       look = nullptr;

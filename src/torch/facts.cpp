@@ -109,7 +109,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     const auto ends_at = [&](const Impl::Source* s) {
       return s->edge.function && std::ranges::any_of(of, [&](const Edge& e) { return leads_to(e, {s->edge}); });
     };
-    if (std::ranges::any_of(to, is_made_before) || (to.empty() && to_edges.empty() && std::ranges::any_of(m.inputs, ends_at))) {
+    if (!to_edges.empty() || std::ranges::any_of(to, is_made_before) || (to.empty() && std::ranges::any_of(m.inputs, ends_at))) {
       note_failure("takes gradients in a backward of its own by what it was given or has made before");
       throw CaptureError(*m.failure);
     }

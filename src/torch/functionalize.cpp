@@ -355,10 +355,14 @@ void Tracer::Impl::check_write(const at::Tensor& written, c10::ArrayRef<c10::IVa
     overlays = overlays ||
                (p->step.op && (p->step.op->name == "aten::as_strided" || p->step.op->name == "aten::unfold" || p->step.op->name == "aten::expand"));
   if (overlays) {
-    w->specialize();  // what overlaps at these sizes may not at others
-    // The final value of the whole is written back.
-    if (may_overlap_itself(w->hint_sizes(), w->hint_strides()) || may_overlap_itself(values_of(s.type.sizes), values_of(s.type.strides)))
-      fail(fmt::format("{} writes to a tensor that overlaps itself", op));
+    w->specialize();                                                                        // what overlaps at these sizes may not at others
+    bool repeats = may_overlap_itself(values_of(s.type.sizes), values_of(s.type.strides));  // the final value of the whole is written back
+    for (const View* p = w->view.get(); p->parent && !repeats; p = p->parent.get()) {       // by way of what each step shows
+      for (const ir::Dims& dims : {p->type.sizes, p->type.strides})
+        for (const sym::Int& i : dims) s.ctx->specialize(i);
+      repeats = may_overlap_itself(values_of(p->type.sizes), values_of(p->type.strides));
+    }
+    if (repeats) fail(fmt::format("{} writes to a tensor that overlaps itself", op));
   }
   auto check = [&](const at::Tensor& t) {
     capture::FakeImpl* f = capture::as_fake(t);

@@ -347,6 +347,7 @@ def test_what_a_program_finds_is_left_as_it_is(use):
         torch.testing.assert_close(ours[2:], eager[2:])
 
 
+@pytest.mark.eager("takes gradients in a backward of its own")
 def test_a_checkpoint_that_takes_a_gradient_and_is_differentiated_twice():
     def program(x, w):
         return checkpoint(lambda x, w: torch.autograd.grad((x * w).sin().sum(), x, create_graph=True)[0] * w, x, w, use_reentrant=False)

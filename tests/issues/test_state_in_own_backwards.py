@@ -114,3 +114,36 @@ def test_sizes_of_content(name, results):
         f(x)[-1].backward(torch.tensor([1.0, float(k % 2)]))
         return [round(v, 5) for v in x.grad.tolist()]
     assert told(vitrify.compile(program, fullgraph=True), script) == told(program, script)
+
+
+@pytest.mark.eager("takes gradients in a backward of its own")
+def test_gradients_taken_by_an_edge():
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        with torch.enable_grad():
+            r, = grad(x.pow(3).sum(), [torch.autograd.graph.get_gradient_edge(x)])
+        return r * g
+    apply = function(saved, backward)
+
+    def script(f, x, k):
+        y = f(x)
+        x.register_hook(lambda g: g * 2)
+        y.sum().backward()
+        return x.grad.tolist()
+    assert told(vitrify.compile(lambda x: apply(x)), script) == told(lambda x: apply(x), script)
+
+
+def test_a_write_for_other_gradients_only():
+    """What a backward writes when it is captured later is an error, and nothing is lost silently."""
+    b = torch.zeros(2)
+
+    def backward(ctx, g):
+        if not g.is_contiguous():
+            b.add_(1)
+        return g * 2
+    apply = function(doubled, backward)
+    f = vitrify.compile(lambda x: (apply(x), b * 1)[0])
+    x = torch.ones(2, 2, requires_grad=True)
+    f(x).backward(torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match="writes to input 'b' in a backward"):
+        f(x).backward(torch.ones(2, 2, 2)[..., 0])
