@@ -446,6 +446,8 @@ Shape pointwise_shape(sym::Context& ctx, ArgSpan args, PointwiseDType rule, int 
       if (t == DType::Bool) return {};
       break;
     case P::Addcdiv:
+      if (!is_float(ops[1]->dtype) && !is_float(ops[2]->dtype)) return {};  // eager does not divide integers
+      [[fallthrough]];
     case P::FloatOnly:
       if (!is_float(t) || !is_float(first->dtype)) return {};
       break;

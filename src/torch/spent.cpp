@@ -43,6 +43,28 @@ void Tracer::Impl::refuse_found_behind_another() const {
   for (const Source* s : inputs)
     if (s->fake.defined() && !is_argument(*s) && leads_to(s->edge, found))
       fail(fmt::format("reads '{}', which follows from another tensor that it reads", s->name));
+  if (levels.empty()) return;
+  // A Function may give a gradient to what no op has read: nobody would follow it there.
+  std::unordered_set<const Node*> seen;
+  for (const Source* s : inputs) seen.insert(s->edge.function.get());  // what lies behind is eager's own graph
+  std::vector<Node*> todo;
+  const auto come = [&](const Edge& e) {
+    if (e.function && seen.insert(e.function.get()).second) todo.push_back(e.function.get());
+  };
+  for (const Edge& e : levels.back().from) come(e);
+  while (!todo.empty()) {
+    Node* n = todo.back();
+    todo.pop_back();
+    for (const Edge& e : n->next_edges()) come(e);
+    const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(n);
+    if (!leaf || as_fake(leaf->variable)) continue;
+    const auto known = by_real.find(leaf->variable.unsafeGetTensorImpl());
+    if (known == by_real.end() || !known->second->fake.defined()) fail("gives a gradient to a tensor that no op of it reads");
+  }
+  for (const Source& s : sources) {
+    const auto* meta = s.fake.defined() || !s.real.defined() ? nullptr : torch::autograd::impl::get_autograd_meta(s.real);
+    if (meta && meta->grad_fn_ && seen.contains(meta->grad_fn_.get())) fail(fmt::format("gives a gradient to '{}', which no op of it reads", s.name));
+  }
 }
 
 // A backward() of the program's own frees the graph it goes through. The results it came from keep a grad_fn, which can only say so.
