@@ -586,6 +586,7 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     for (const at::Tensor& saved : capture::saved_behind(level.from))  // views of what lies there now, and none that a backward makes of it
       if (const FakeImpl* f = as_fake(saved); f && f->view->parent && f->view->storage->generation) read(*f->view);
     j.backward = graph->next_id();
+    if (generators_moved()) fail("sets the state of a random number generator");  // before a checkpoint puts it there
     in_backward = true;
     last_forward_states = states();
     std::unordered_map<const StorageState*, uint64_t> writes;

@@ -25,7 +25,7 @@ def leaf():
     return torch.arange(1.0, 5).requires_grad_()
 
 
-@pytest.mark.eager(ALONE, NO_GRADIENT, some=True)
+@pytest.mark.eager(ALONE, NO_GRADIENT, "no op of it reads", some=True)
 @pytest.mark.parametrize("kind", ["closure", "saved", "another result"])
 def test_gradients_of_second_order_come_to_what_it_reads(kind):
     told = []
