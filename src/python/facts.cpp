@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -99,27 +100,22 @@ PyObject* call_method(PyObject* self, PyObject* args, PyObject* kwargs) {
   return m.real.ml_meth(self, args);
 }
 
-// Descriptors are objects; what they point to may be memory that nobody can write.
-void replace_attribute(PyObject* type, const char* name, Fact fact) {
+// Descriptors are objects; what they point to may be memory that nobody can write. Ours are given the real one as their closure; null: there is none.
+PyGetSetDef* replace_getset(PyObject* type, const char* name, getter get, setter set) {
   PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
-  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
-  auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
-  auto* ours = new PyGetSetDef(*descriptor->d_getset);
-  ours->closure = new Attribute{*descriptor->d_getset, fact};
-  ours->get = read_attribute;
-  if (ours->set) ours->set = write_attribute;
-  descriptor->d_getset = ours;
-}
-// Ours are given the real one as their closure.
-void replace_getset(PyObject* type, const char* name, getter get, setter set) {
-  PyObject* o = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(type)->tp_dict, name);
-  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return;
+  if (!o || Py_TYPE(o) != &PyGetSetDescr_Type) return nullptr;
   auto* descriptor = reinterpret_cast<PyGetSetDescrObject*>(o);
   auto* ours = new PyGetSetDef(*descriptor->d_getset);
   ours->closure = new PyGetSetDef(*descriptor->d_getset);
   ours->get = get;
   if (ours->set && set) ours->set = set;
-  descriptor->d_getset = ours;
+  return descriptor->d_getset = ours;
+}
+void replace_attribute(PyObject* type, const char* name, Fact fact) {
+  PyGetSetDef* ours = replace_getset(type, name, read_attribute, write_attribute);
+  if (!ours) return;
+  const std::unique_ptr<PyGetSetDef> real(static_cast<PyGetSetDef*>(ours->closure));
+  ours->closure = new Attribute{*real, fact};
 }
 // What does what the descriptor does; its function is `ours`.
 bool replace_function(PyObject* type, const char* name, PyCFunction ours, PyMethodDef& real) {

@@ -339,13 +339,13 @@ void Tracer::Impl::run_write(const OpInfo& info, Stack* stack) {
       // Of those that compute element by element eager converts the result; others compute in the type of their out argument.
       const bool takes_type = scalar_type_of(r) == scalar_type_of(v.type) || info.op.hasTag(at::Tag::pointwise);
       if (!takes_type || (!real.defined() && !other_size)) fail(fmt::format("{} converts to the type of its out argument", info.name));
-      const auto reads = [&](size_t k) {
-        return std::ranges::find(info.writes, k) == info.writes.end() && fakes[k].isTensor() && fakes[k].toTensor().is_same(targets[i]);
-      };
-      bool read = false;  // mostly eager's to refuse
-      for (size_t k = 0; k < fakes.size(); ++k) read = read || reads(k);
-      if (other_size && (read || !real.defined() || !resize_out(targets[i], made, real))) fail(fmt::format("{} resizes its out argument", info.name));
-      if (other_size) continue;
+      if (other_size) {
+        bool read = false;  // by the op itself: mostly eager's to refuse
+        for (size_t k = 0; k < fakes.size(); ++k)
+          read = read || (std::ranges::find(info.writes, k) == info.writes.end() && fakes[k].isTensor() && fakes[k].toTensor().is_same(targets[i]));
+        if (read || !real.defined() || !resize_out(targets[i], made, real)) fail(fmt::format("{} resizes its out argument", info.name));
+        continue;
+      }
     }
     if (!c10::canCast(scalar_type_of(r), scalar_type_of(v.type)))
       fail(fmt::format("{} cannot store {} in {}", info.name, to_string(r.dtype), to_string(v.type.dtype)));
