@@ -6,6 +6,7 @@ import types
 import torch
 
 from . import _C
+from ._effects import refuse_unfollowed
 from ._sources import Sources, Unready
 
 _VALUES = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
@@ -89,9 +90,10 @@ def _refuse_unmet(own):
         _C.refuse(f"{own.__name__} applies {reads[0].__name__} in its backward, whose own backward reads tensors that it was not given")
 
 
-def kept(function):
-    """Gives what says later whether it still has what it has now."""
-    if hasattr(function, "_forward_cls"):
+def kept(function, in_call):
+    """Gives what says later whether it still has what it has now. `in_call`: the call may still be left to eager."""
+    if in_call and hasattr(function, "_forward_cls"):
+        refuse_unfollowed(function._forward_cls, function.__dict__)
         _refuse_unmet(function._forward_cls)
         if getattr(function._forward_cls, "clear_saved_tensors_on_access", False):
             _C.refuse(f"{function._forward_cls.__name__} lets go of what it has saved when that is read (clear_saved_tensors_on_access)")

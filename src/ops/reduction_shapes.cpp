@@ -38,7 +38,7 @@ Shape reduction_shape(sym::Context& ctx, ArgSpan args, ReductionDType rule, size
       if (!is_float(t)) return {};
       break;
     case R::Float:
-      if (!is_float(t) || (given && (!is_float(*given) || size_of(*given) < size_of(t)))) return {};
+      if (!is_float(t) || (given && *given != t && (!is_float(*given) || size_of(*given) <= size_of(t)))) return {};  // eager raises
       if (given) t = *given;
       break;
     case R::Bool:

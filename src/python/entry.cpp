@@ -14,6 +14,7 @@
 #include "support/eager.h"
 #include "torch/executor.h"
 #include "torch/learned.h"
+#include "torch/mode.h"
 #include "torch/tracer.h"
 #include "torch/training.h"
 
@@ -339,7 +340,7 @@ PyObject* serve_again(State& s, const std::shared_ptr<Entry>& e, const Call& c) 
 PyObject* dispatch(PyObject* self, const Call& c) {
   const Ref alive = Ref::borrow(self);  // other threads may drop it from the function
   State& s = state_of(self);
-  if (s.off || Tracer::current()) return call_target(s.original.get(), c);
+  if (s.off || capture::has_mode()) return call_target(s.original.get(), c);
   std::shared_ptr<Entry> by;
   const struct Here {
     explicit Here(std::shared_ptr<Entry>* by) : before(std::exchange(served_here, by)) {}

@@ -70,19 +70,24 @@ class Finish {
   // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place: no other may have that memory. Eager's node of a
   // view still has the whole gradient when a leaf beside that comes to it, so that the leaf copies it. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
+    for (size_t g = 0; g < grads.size(); ++g)  // others that were given the tangent, or views of it, have its memory
+      if (at::Tensor& t = grads[g]; t.defined() && is_of_tangent(results_[g]) && is_leaf(g) && t.has_storage() && t.is_non_overlapping_and_dense() &&
+                                    t.storage().use_count() > 1)
+        t = copied(t);
     for (const size_t part : parts_)
       for (size_t g = 0; g < grads.size(); ++g) {
         if (g == part || !of_one(g, part) || !grads[g].defined() || !grads[part].defined()) continue;
         if (!grads[g].has_storage() || !grads[part].has_storage() || grads[g].is_same(grads[part]) || !grads[g].is_alias_of(grads[part])) continue;
         const auto views = [&](size_t i) { return results_[i].path.size(); };
         const bool alike = views(g) == views(part), first = views(g) < views(part) || (alike && g < part);
-        const size_t copied = is_leaf(g) && (first || !is_leaf(part)) ? g : part;
-        at::Tensor& t = grads[copied];
-        if (!is_leaf(copied) || !t.is_non_overlapping_and_dense() || at::get_overlap_status(grads[g], grads[part]) == at::MemOverlapStatus::No)
-          continue;
-        t = alike ? at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t) : t.clone();  // eager's leaf would have taken it as it is
+        const size_t one = is_leaf(g) && (first || !is_leaf(part)) ? g : part;
+        at::Tensor& t = grads[one];
+        if (!is_leaf(one) || !t.is_non_overlapping_and_dense() || at::get_overlap_status(grads[g], grads[part]) == at::MemOverlapStatus::No) continue;
+        t = alike ? copied(t) : t.clone();
       }
   }
+  // In its own strides, as eager's leaf would have taken it.
+  static at::Tensor copied(const at::Tensor& t) { return at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t); }
   bool of_one(size_t g, size_t h) const {
     const ResultSpec &r = results_[g], &s = results_[h];
     return r.index == s.index && r.kind != ResultSpec::Kind::Undefined && is_of_tangent(r) == is_of_tangent(s);

@@ -97,7 +97,7 @@ Resumed::Resumed(std::shared_ptr<const Effects> e, void* python_mode) : effects_
 }
 Resumed::~Resumed() {
   unseen_.reset();
-  if (effects_ && !effects_->all.empty()) capture::remove_mode();
+  if (effects_ && !effects_->all.empty()) capture::remove_mode(this);
 }
 
 void Resumed::dispatch(const c10::OperatorHandle& op, compat::Stack* stack) {

@@ -360,7 +360,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
 
 std::shared_ptr<Engine::Entry> Engine::find(const Flat& call, const Trace& trace) {
   Impl& im = *impl_;
-  if (im.spec.disable || Tracer::current() || compat::any_mode_on_stack()) return nullptr;
+  if (im.spec.disable || capture::has_mode() || compat::any_mode_on_stack()) return nullptr;
   std::shared_ptr<const ModuleView> view;
   {
     std::shared_lock lock(im.mutex);

@@ -147,8 +147,10 @@ void restack(const std::shared_ptr<compat::Mode>& bottom) {
 
 }  // namespace
 
-void remove_mode() {
-  if (!handler) return;
+bool has_mode() { return handler; }
+
+void remove_mode(const ModeHandler* h) {
+  if (!handler || handler != h) return;
   restack(nullptr);
   handler = nullptr;
   object = nullptr;

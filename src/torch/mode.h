@@ -21,8 +21,9 @@ struct ModeHandler {
 
 // Puts the mode on this thread's stack. `python_mode`: the TorchDispatchMode instance that stands for it, null in a C++ process.
 void push_mode(ModeHandler*, void* python_mode);
-void remove_mode();  // wherever on the stack it is; does nothing when absent
+void remove_mode(const ModeHandler*);  // wherever on the stack it is; does nothing where it is not that one's
 bool mode_on_top();
+bool has_mode();  // of this thread, seen or not: what is called within belongs to what the mode is for
 
 // Takes the mode off the stack for a scope.
 class Paused {

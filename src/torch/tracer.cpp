@@ -474,7 +474,7 @@ void Tracer::Impl::stop() {
   took_other_sizes = !sizes_now().empty();
   known_now.clear();
   drop_unread_states();
-  capture::remove_mode();
+  capture::remove_mode(this);
   capture::include_composites(false);
   if (current_tracer == owner) current_tracer = nullptr;
   count_versions();
