@@ -18,6 +18,7 @@ _MUTATES = frozenset(
 _WITHOUT_CONTENT = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _BY_NAME = frozenset({"setattr", "delattr", "globals", "vars", "exec", "eval", "__dict__", "__setattr__", "__delattr__"})
 _GENERATORS = frozenset({"manual_seed", "seed", "set_state", "set_rng_state", "fork_rng", "get_state", "get_rng_state", "initial_seed"})
+_OUTPUT = frozenset({"write", "writelines", "debug", "info", "warning", "error", "critical", "environ", "putenv"})  # but for those that tensors have, as log
 _MODES = frozenset({
     "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "get_num_threads", "get_num_interop_threads", "set_num_threads", "get_float32_matmul_precision",
     "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "get_default_dtype", "get_default_device",
@@ -39,17 +40,18 @@ def _is_in_place(name):
 def _of(code):
     """Of a function's code: what it does outside of itself, or None, and whether it writes into objects at all, which may be its own."""
     into, outside = False, None
+    of_others = set(code.co_freevars)  # what a function within it shares with it is its own
     for c in _codes(code):
-        of_others = set(code.co_freevars)  # what a function within it shares with it is its own
         for i in dis.get_instructions(c):
-            if i.opname in _WRITES and not ("DEREF" in i.opname and i.argval not in of_others) and not (i.opname == "STORE_ATTR" and i.argval == "requires_grad"):
+            if i.argval == "requires_grad":
+                if i.opname == "LOAD_ATTR":  # of what it has made itself it may set that
+                    outside = "reads requires_grad of a tensor, which may be set otherwise by then,"
+            elif i.opname in _WRITES and ("DEREF" not in i.opname or i.argval in of_others):
                 outside = f"changes {_WRITES[i.opname]} ({i.argval})"
             elif i.opname in _WRITES_INTO or i.opname == "BINARY_OP" and i.argrepr.endswith("=") or i.opname.startswith("INPLACE_"):
                 into = True
-            elif i.opname in ("LOAD_ATTR", "LOAD_METHOD") and i.argval == "requires_grad":
-                outside = "reads requires_grad of a tensor, which may be set otherwise by then,"
         names = set(c.co_names)
-        for which, does in ((_BY_NAME, "may change attributes"), (_GENERATORS, "sets or reads generators"), (_MODES, "reads a mode, which may be another around a backward")):
+        for which, does in ((_BY_NAME, "may change attributes"), (_GENERATORS, "sets or reads generators"), (_OUTPUT, "writes to a stream, a log or the environment"), (_MODES, "reads a mode, which may be another around a backward")):
             if found := sorted(which & names):
                 outside = f"{does} ({found[0]})"
         into = into or any(map(_is_in_place, names)) or any(isinstance(k, tuple) and "out" in k for k in c.co_consts)
@@ -85,8 +87,7 @@ def refuse_unfollowed(function, attributes):
             sources.todo.popleft()()
     except (_C.CaptureError, Unready):
         return
-    reached = list(sources.seen.values())
-    writes_into = None
+    reached, writes_into = list(sources.seen.values()), False
     for o in reached:
         if isinstance(o, _ITERATORS):
             _C.refuse(f"{function.__name__} may move an iterator on in its backward")

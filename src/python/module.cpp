@@ -170,7 +170,8 @@ struct Session {
   static std::function<bool()> keeps_attributes(const torch::autograd::Node& n, bool in_call) {
     py::gil_scoped_acquire gil;
     auto function = py::reinterpret_borrow<py::object>(object_of(static_cast<const torch::autograd::PyNode&>(n)));
-    auto same = std::shared_ptr<py::object>(new py::object(py::module_::import("vitrify._ctx").attr("kept")(function, in_call)), delete_with_gil<py::object>);
+    auto same =
+        std::shared_ptr<py::object>(new py::object(py::module_::import("vitrify._ctx").attr("kept")(function, in_call)), delete_with_gil<py::object>);
     return [same] {
       py::gil_scoped_acquire gil;
       return (*same)().cast<bool>();

@@ -140,7 +140,8 @@ class Tracer::Impl::Nodes {
           nodes.came_[node].insert(root_of(f->view->storage->base).node->id);
       if (looks_at_values(*node) || capture::checks_values(*node)) nodes.without_hooks_.emplace(*node);
       if (!seen || capture::chooses(*node)) return grads;
-      if (nodes.impl_.options.keeps_attributes && capture::of_python(*node)) nodes.same_ = nodes.impl_.options.keeps_attributes(*node, !nodes.impl_.done);
+      if (nodes.impl_.options.keeps_attributes && capture::of_python(*node))
+        nodes.same_ = nodes.impl_.options.keeps_attributes(*node, !nodes.impl_.done);
       nodes.mode_.emplace();
       if (grads.size() != 1 || !capture::is_replaced(*node)) return grads;
       nodes.held_ = grads[0];

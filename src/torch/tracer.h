@@ -39,8 +39,8 @@ struct TracerOptions {
   std::function<bool()> state_holds;
   // In a Python process: what a node of Python code has saved; undefined: it is not known, or none.
   std::function<std::vector<at::Tensor>(const torch::autograd::Node&)> saved_tensors;
-  // Gives what says later whether the node still has the Python attributes that it has now. `in_call`: the call may still be left to eager, as where the
-  // node's code may do what a derivative taken later cannot.
+  // Gives what says later whether the node still has the Python attributes that it has now. `in_call`: the call may still be left to eager, as where
+  // the node's code may do what a derivative taken later cannot.
   std::function<std::function<bool()>(const torch::autograd::Node&, bool in_call)> keeps_attributes;
   // Gives what raises the same again, and holds nothing else; null: it is no exception of Python's.
   std::function<std::function<void()>(const std::exception_ptr&)> raised_anew;

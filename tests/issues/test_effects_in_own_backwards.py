@@ -1,5 +1,8 @@
 """What the backward of a user's own Function does besides its gradients, as Python values or the gradients that come decide: captures run one path of its
 code, and for gradients that come otherwise they run it when the call is long over. Such Functions run eagerly."""
+import io
+import logging
+
 import pytest
 import torch
 import vitrify
@@ -9,6 +12,7 @@ W = nn.Parameter(torch.full((2, 3), 2.0))
 BUFFER = torch.zeros(2, 3)
 LOG, SEEN, DICT = [], set(), {}
 COUNT, ON = 0, False
+OUT, LOGGER = io.StringIO(), logging.getLogger("own backwards")
 
 
 class Holder:
@@ -70,6 +74,7 @@ EFFECTS = {
     "setattr": (lambda ctx, g: setattr(Holder, "kept", g), "may change attributes"), "a buffer": (lambda ctx, g: BUFFER.add_(1), "may write in its backward"),
     "data": (lambda ctx, g: W.data.mul_(2), "may write in its backward"), "a weight": (without_gradients, "may write in its backward"),
     "augmented": (augmented, "may write in its backward"), "out": (lambda ctx, g: torch.mul(g.detach(), 2, out=BUFFER), "may write in its backward"),
+    "a stream": (lambda ctx, g: OUT.write("w"), "writes to a stream"), "a logger": (lambda ctx, g: LOGGER.info("w"), "writes to a stream"),
     "seed": (lambda ctx, g: torch.manual_seed(3), "sets or reads generators"), "state": (lambda ctx, g: torch.set_rng_state(torch.get_rng_state()), "sets or reads generators"),
 }
 WHEN = {"a value": lambda g: ON, "strides": lambda g: not g.is_contiguous(), "create_graph": lambda g: torch.is_grad_enabled()}
@@ -79,6 +84,7 @@ def reset():
     global COUNT, ON
     COUNT, ON = 0, False
     Holder.count, Holder.kept = 0, None
+    OUT.seek(0), OUT.truncate()
     LOG.clear(), SEEN.clear(), DICT.clear()
     with torch.no_grad():
         W.copy_(torch.full((2, 3), 2.0))
@@ -103,7 +109,7 @@ def test_effects(name, when):
             g, = torch.autograd.grad(y, x, t, create_graph=k == 1)
             ON = False
             seen += [y.detach().clone(), g.detach().clone(), W.detach().clone(), BUFFER.clone(), torch.rand(1)]
-        return seen, [t.detach().clone() for t in LOG], len(SEEN), {k: v.detach().clone() for k, v in DICT.items()}, COUNT, Holder.count, Holder.kept
+        return seen, [t.detach().clone() for t in LOG], len(SEEN), {k: v.detach().clone() for k, v in DICT.items()}, COUNT, Holder.count, Holder.kept, len(OUT.getvalue())
     ours, eager = told(vitrify.compile), told(lambda f: f)
     torch.testing.assert_close(ours, eager)
 
