@@ -343,9 +343,12 @@ def check_leaves(run, pairs, has_value, reference, elementwise):
     return unclear
 
 
+RAN_EAGERLY = ("fallbacks", "eager_calls", "graph_breaks")  # counters that no call of a sample may move
+
+
 def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True) -> dict[str, int]:
-    """Runs fn(*sample) eagerly and compiled on copies of the sample, and again with half its numbers; raises Mismatch. Returns what the second compiled call launched
-    and, as "unclear", how many leaves differ from eager's where the reference says that eager's own mean nothing."""
+    """Runs fn(*sample) eagerly and compiled on copies of the sample, and again with half its numbers; raises Mismatch. Returns what the second compiled call launched,
+    what either ran eagerly, and, as "unclear", how many leaves differ from eager's where the reference says that eager's own mean nothing."""
     compiled = vitrify.compile(fn)
     did: dict[str, int] = {}
     unclear, first = 0, []
@@ -361,7 +364,7 @@ def compare(fn, sample, has_value=True, reference_run=fp64_run, elementwise=True
         before = dict(vitrify.counters)
         ours, our_error = attempt(compiled, *given)
         random = torch.get_rng_state()
-        did = {k: v - before.get(k, 0) for k, v in dict(vitrify.counters).items()}
+        did = {k: v - before.get(k, 0) + (did.get(k, 0) if k in RAN_EAGERLY else 0) for k, v in dict(vitrify.counters).items()}
         if type(our_error) is not type(eager_error) or first_line(our_error) != first_line(eager_error):
             raise Mismatch(f"{run}: raised {our_error!r:.200}, eager {eager_error!r:.200}")
         bumps = [now - then for now, then in zip(versions_of(given), versions)]

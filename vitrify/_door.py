@@ -327,7 +327,7 @@ class Door:
                 session.declare_grad(t, grad)
             elif sources.looks_at_grads():
                 raise _C.CaptureError(f"it may look at the .grad of {name}, which is not a leaf")
-        if "backward" in sources.live and any(t._backward_hooks or t._post_accumulate_grad_hooks for t in (*sources.grads(), *signature.tensors)):
+        if "backward" in sources.live and any(_C.hooks_of(t) for t in (*sources.grads(), *signature.tensors)):
             raise _C.CaptureError("a tensor has gradient hooks, which backward() inside the program would run on placeholders")
         for g in sources.generators:
             session.declare_generator(g)

@@ -7,7 +7,7 @@ import types
 import torch
 
 from . import _C
-from ._sources import _ITERATORS, Sources, Unready
+from ._sources import _ITERATORS, Sources, Unready, is_library
 
 _WRITES = {"STORE_GLOBAL": "a global", "DELETE_GLOBAL": "a global", "STORE_ATTR": "an attribute", "DELETE_ATTR": "an attribute",
            "STORE_DEREF": "a variable of the function around it", "DELETE_DEREF": "a variable of the function around it"}
@@ -46,6 +46,8 @@ def _of(code):
             if i.argval == "requires_grad":
                 if i.opname == "LOAD_ATTR":  # of what it has made itself it may set that
                     outside = "reads requires_grad of a tensor, which may be set otherwise by then,"
+            elif i.opname == "STORE_ATTR" and code.co_name == "__init__":
+                pass  # of an object that is new
             elif i.opname in _WRITES and ("DEREF" not in i.opname or i.argval in of_others):
                 outside = f"changes {_WRITES[i.opname]} ({i.argval})"
             elif i.opname in _WRITES_INTO or i.opname == "BINARY_OP" and i.argrepr.endswith("=") or i.opname.startswith("INPLACE_"):
@@ -80,6 +82,9 @@ def refuse_unfollowed(function, attributes):
     sources = Sources()
     try:
         sources.visit(function.backward, "a backward")
+        if is_library(function.backward.__module__):  # of custom ops torch makes a class of its own around the user's
+            for cell in function.backward.__closure__ or ():
+                sources.visit(getattr(cell.cell_contents, "_backward_fn", None), "a backward")
         for name, o in attributes.items():
             if not isinstance(o, torch.Tensor):
                 sources.visit(o, name)
@@ -90,8 +95,8 @@ def refuse_unfollowed(function, attributes):
     reached, writes_into = list(sources.seen.values()), False
     for o in reached:
         if isinstance(o, _ITERATORS):
-            _C.refuse(f"{function.__name__} may move an iterator on in its backward")
-        if isinstance(o, types.FunctionType):
+            _C.refuse(f"{function.__name__} may move an iterator on in its backward, which may be captured after the call")
+        if isinstance(o, types.FunctionType) and not is_library(o.__globals__.get("__name__")):  # what wraps a function has its __module__
             outside, into = _known(o.__code__)
             if outside:
                 _C.refuse(f"{function.__name__} {outside} in its backward, which may be captured after the call")

@@ -262,9 +262,48 @@ std::vector<std::optional<double>> scales(const Args& a, size_t first, size_t n,
     if (!a.none(first + d)) s[d] = a.scalar(first + d);
   return s;
 }
-float source_scale(std::optional<double> given, int64_t in, int64_t out) {
-  return given && *given > 0 ? static_cast<float>(1.0 / *given) : static_cast<float>(in) / static_cast<float>(out);
-}
+// Where the elements of a nearest resampling come from along one dim. ATen has two ways (UpSampleKernel.cpp): by a scale in the dtype that it
+// computes in, or in float32, unless the sizes are equal or one is twice the other, whatever scale factor was given.
+class Nearest {
+ public:
+  Nearest(std::optional<double> given, int64_t in, int64_t out, bool in_double) : in_(in), out_(out), in_double_(in_double) {
+    const bool has = given && *given > 0;
+    scale_ = has ? static_cast<float>(1.0 / *given) : static_cast<float>(in) / static_cast<float>(out);
+    wide_ = has ? 1.0 / *given : static_cast<double>(in) / static_cast<double>(out);
+  }
+  int64_t by_scale(int64_t k) const { return in_double_ ? floored(static_cast<float>(wide_ * static_cast<double>(k))) : in_float(k); }
+  int64_t by_sizes(int64_t k) const { return out_ == in_ ? k : out_ == 2 * in_ ? k / 2 : in_float(k); }
+  bool alike() const {
+    for (int64_t k = 0; k < out_; ++k)
+      if (by_scale(k) != by_sizes(k)) return false;
+    return true;
+  }
+  // Each element so many times; 0: it is not that simple.
+  int64_t repeats(bool sizes) const {
+    if (out_ % in_) return 0;
+    for (int64_t k = 0; k < out_; ++k)
+      if ((sizes ? by_sizes(k) : by_scale(k)) != k / (out_ / in_)) return 0;
+    return out_ / in_;
+  }
+  Val at(Body& b, Int k, bool sizes) const {
+    const Val f =
+        in_double_ && !sizes ? cast(cast(b.index(k), DType::F64) * wide_, DType::F32) : cast(b.index(k), DType::F32) * static_cast<double>(scale_);
+    return binary(LOp::min, cast(unary(LOp::floor, f), DType::I64), b.index(in_ - 1));
+  }
+
+ private:
+  int64_t in_float(int64_t k) const { return floored(static_cast<float>(k) * scale_); }
+  int64_t floored(float f) const { return std::min(static_cast<int64_t>(std::floor(f)), in_ - 1); }
+  int64_t in_, out_;
+  bool in_double_;
+  float scale_;
+  double wide_;
+};
+
+constexpr int64_t kSmallImage = 128;  // height and width of the result together: ATen goes by sizes there
+constexpr int64_t kFewChannels = 3;   // of these it never does in larger ones; of more where they lie closest
+
+bool is_small_image(const Dims& os) { return os.size() == 4 && os[2].is_const() && os[3].is_const() && os[2].value() + os[3].value() <= kSmallImage; }
 
 template <size_t n, bool vec>
 bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
@@ -273,41 +312,26 @@ bool lower_nearest(const Args& a, std::vector<Tensor>& r) {
   const auto& os = a.out().sizes;
   if (rank != n + 2 || (!is_float(x.dtype) && x.dtype != DType::U8)) return false;  // eager has no others
   auto given = scales(a, 2, n, vec);
-  struct Step {
-    int64_t repeat = 0;  // > 0: source is out / repeat
-    float scale = 0;
-  };
-  std::vector<Step> steps;
+  std::vector<Nearest> from;
+  bool alike = true;
   for (size_t d = 0; d < n; ++d) {
     if (!x.sizes[2 + d].is_const() || !os[2 + d].is_const()) return false;
     const int64_t in = x.sizes[2 + d].value(), out = os[2 + d].value();
     if (in < 1 || out < 1) return false;
-    Step s{0, source_scale(given[d], in, out)};
-    if (out == in)
-      s.repeat = 1;
-    else if (out == 2 * in)
-      s.repeat = 2;
-    else if (out % in == 0) {
-      s.repeat = out / in;
-      for (int64_t k = 0; k < out && s.repeat; ++k)
-        if (std::min(static_cast<int64_t>(std::floor(static_cast<float>(k) * s.scale)), in - 1) != k / (out / in)) s.repeat = 0;
-    }
-    steps.push_back(s);
+    from.emplace_back(given[d], in, out, x.dtype == DType::F64);
+    alike = alike && from.back().alike();
   }
+  const bool few = x.sizes[1].is_const() && x.sizes[1].value() <= kFewChannels;
+  const bool sizes = is_small_image(os);
+  if (!alike && !sizes && n > 1 && !few) return false;  // it looks at strides
+  std::vector<int64_t> repeats;
+  for (const Nearest& f : from) repeats.push_back(f.repeats(sizes));
   r.push_back(a.L.map(
       x.dtype, os,
       [=](Body& b, const Index& i) {
         Index j = i;
-        for (size_t d = 0; d < n; ++d) {
-          const Int in = x.sizes[2 + d];
-          if (steps[d].repeat) {
-            j[2 + d] = sym::floordiv(i[2 + d], steps[d].repeat);
-          } else {
-            Val f = unary(LOp::floor, cast(b.index(i[2 + d]), DType::F32) * static_cast<double>(steps[d].scale));
-            Val k = binary(LOp::min, cast(f, DType::I64), b.index(in - 1));
-            j[2 + d] = b.indirect(k, in);
-          }
-        }
+        for (size_t d = 0; d < n; ++d)
+          j[2 + d] = repeats[d] ? sym::floordiv(i[2 + d], repeats[d]) : b.indirect(from[d].at(b, i[2 + d], sizes), x.sizes[2 + d]);
         return x.at(b, j);
       },
       x.cost + 4, x.reads));
@@ -419,5 +443,26 @@ const OpRow kRows[] = {
 }  // namespace
 
 std::span<const OpRow> pool_rows() { return kRows; }
+
+bool nearest_looks_at_strides(const ir::Node& n) {
+  const auto* x = std::get_if<ir::Value>(&n.args[0]);
+  const Dims& os = n.outs[0].sizes;
+  if (!x || x->type().sizes.size() != 4 || os.size() != 4) return true;
+  if (is_small_image(os)) return false;
+  for (size_t d = 2; d < 4; ++d) {
+    const Int in = x->type().sizes[d], out = os[d];
+    const auto* real = std::get_if<double>(&n.args[d]);
+    if (!real) {
+      if (!std::holds_alternative<ir::None>(n.args[d])) return true;
+      continue;  // by the sizes
+    }
+    if (in.is_const() && out.is_const()) {
+      if (in.value() < 1 || !Nearest(*real, in.value(), out.value(), false).alike()) return true;
+    } else if (*real < 1 || *real != std::floor(*real) || *real > kSmallImage || out != in * static_cast<int64_t>(*real)) {
+      return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace vitrify::ops

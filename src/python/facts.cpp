@@ -194,6 +194,34 @@ PyObject* call_run_backward(PyObject* self, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- hooks on nodes, those of eager's among them: the call that runs eagerly registers them
+
+enum Registers : size_t { Hook, Prehook };
+template <size_t>
+std::array<PyMethodDef, 2> node_methods;  // of nodes of C++ code, and of Python code
+
+template <size_t Python, Registers I>
+PyObject* call_register(PyObject* self, PyObject* hook) {
+  if (Tracer* t = Tracer::current()) {
+    constexpr const char* kWhy = "it registers a gradient hook on a node of autograd's graph";
+    t->note_failure(kWhy);
+    set_python_error(std::make_exception_ptr(CaptureError(kWhy)));
+    return nullptr;
+  }
+  return node_methods<Python>[I].ml_meth(self, hook);
+}
+
+// Of the type that torch shows nodes by which it does not know.
+struct Unnamed final : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
+
+template <size_t Python>
+void hear_of_hooks(PyObject* type) {
+  replace_function(type, "register_hook", &call_register<Python, Hook>, node_methods<Python>[Hook]);
+  replace_function(type, "register_prehook", &call_register<Python, Prehook>, node_methods<Python>[Prehook]);
+}
+
 // --- what a backward of the user's takes of what it has saved
 
 PyObject* read_saved(PyObject* self, void* closure) {
@@ -313,6 +341,7 @@ size_t hooks_of(const at::Tensor& t) {
     auto* v = reinterpret_cast<const THPVariable*>(o);
     n = dicts(v->backward_hooks) + dicts(v->post_accumulate_grad_hooks);
   }
+  if (const auto node = torch::autograd::impl::try_get_grad_accumulator(t)) n += node->pre_hooks().size() + node->post_hooks().size();
   return n;
 }
 
@@ -340,8 +369,17 @@ void hear_of_facts() {
       (replace_function(THPGeneratorClass, generator_methods[I].name, &call_generator<I>, generator_methods[I].real), ...);
     }(std::make_index_sequence<generator_methods.size()>());
   if (const Ref torch_c = Ref::steal(PyImport_ImportModule("torch._C"))) {
-    if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase")))
+    if (const Ref function = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_FunctionBase"))) {
       for (const char* name : {"saved_tensors", "saved_variables"}) replace_getset(function.get(), name, read_saved, nullptr);
+      hear_of_hooks<1>(function.get());
+    }
+    if (const Ref nodes = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_functions"))) {
+      PyObject *name, *type;
+      for (Py_ssize_t at = 0; PyDict_Next(PyModule_GetDict(nodes.get()), &at, &name, &type);)
+        if (PyType_Check(type)) hear_of_hooks<0>(type);
+    }
+    if (const Ref unnamed = Ref::steal(torch::autograd::functionToPyObject(compat::make_node<Unnamed>())))
+      hear_of_hooks<0>(reinterpret_cast<PyObject*>(Py_TYPE(unnamed.get())));
     if (const Ref engine = Ref::steal(PyObject_GetAttrString(torch_c.get(), "_ImperativeEngine")))
       replace_function(engine.get(), "run_backward", as_method(&call_run_backward), run_backward);
   }

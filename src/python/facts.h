@@ -5,7 +5,7 @@
 namespace vitrify::python {
 
 void hear_of_facts();  // from now on
-// How many hooks a tensor has, without the capture's hearing of it.
+// How many hooks a tensor has, and the node that adds to its .grad, without the capture's hearing of it.
 size_t hooks_of(const at::Tensor&);
 
 }  // namespace vitrify::python

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "python/errors.h"
+#include "torch/leaf_gradient.h"
 
 namespace vitrify::python {
 
@@ -14,10 +15,6 @@ namespace {
 const void* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
 const at::Tensor& grad_of(const at::Tensor& t) { return python::grad_of(t.unsafeGetTensorImpl()); }
-
-bool hooked(const at::Tensor& t) {
-  return torch::autograd::impl::get_autograd_meta(t) && (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t));
-}
 
 }  // namespace
 
@@ -77,7 +74,7 @@ bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double
     const at::Tensor& grad = grad_of(t);
     if (grad.defined() != g.defined) return false;
     if (g.read && !g.meta.matches(grad.unsafeGetTensorImpl())) return false;
-    if ((g.written || g.read) && hooked(t)) return false;
+    if ((g.written || g.read) && has_leaf_hooks(t)) return false;
     if (apart_ && g.read) storages.push_back(storage_of(grad));
   }
   if (apart_) {

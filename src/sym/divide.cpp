@@ -241,9 +241,10 @@ Int once(Kind kind, Int a, Int b, Int (*make)(Int, Int)) {
 
 }  // namespace
 
+// By 0 is divided only in indices into what turns out to have no elements, which nobody computes: of programs' own divisions sym_node.cpp raises.
 Int floordiv(Int a, Int b) {
+  if (b.is(0)) return 0;
   if (a.is_const() && b.is_const()) return floordiv_const(a.value(), b.value());
-  VT_CHECK(!b.is(0), "division by zero");
   if (a.is(0) || b.is(1)) return a;
   if (a == b) return 1;
   if (b.is_const() && b.value() < 0) return floordiv(-a, -b);
@@ -251,8 +252,8 @@ Int floordiv(Int a, Int b) {
 }
 
 Int mod(Int a, Int b) {
+  if (b.is(0)) return 0;
   if (a.is_const() && b.is_const()) return mod_const(a.value(), b.value());
-  VT_CHECK(!b.is(0), "division by zero");
   if (a.is(0) || b.is(1) || a == b) return 0;
   if (b.is_const() && b.value() < 0) return -mod(-a, -b);
   return once(Kind::Mod, a, b, make_mod);

@@ -1,7 +1,6 @@
 // Gradients of a compiled call, and the derivatives that are taken when gradients come as none did before.
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/MemoryOverlap.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <ranges>
 #include <unordered_map>
@@ -11,6 +10,7 @@
 #include "support/eager.h"
 #include "torch/absent.h"
 #include "torch/derivatives.h"
+#include "torch/graph_task.h"
 #include "torch/mode.h"
 #include "torch/sym_node.h"
 #include "torch/tangents.h"
@@ -70,9 +70,8 @@ class Finish {
   // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place: no other may have that memory. Eager's node of a
   // view still has the whole gradient when a leaf beside that comes to it, so that the leaf copies it. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
-    for (size_t g = 0; g < grads.size(); ++g)  // others that were given the tangent, or views of it, have its memory
-      if (at::Tensor& t = grads[g]; t.defined() && is_of_tangent(results_[g]) && is_leaf(g) && t.has_storage() && t.is_non_overlapping_and_dense() &&
-                                    t.storage().use_count() > 1)
+    for (size_t g = 0; g < grads.size(); ++g)  // of tangents: others may have the memory
+      if (at::Tensor& t = grads[g]; results_[g].held && is_of_tangent(results_[g]) && t.defined() && is_leaf(g) && t.is_non_overlapping_and_dense())
         t = copied(t);
     for (const size_t part : parts_)
       for (size_t g = 0; g < grads.size(); ++g) {
@@ -92,9 +91,7 @@ class Finish {
     const ResultSpec &r = results_[g], &s = results_[h];
     return r.index == s.index && r.kind != ResultSpec::Kind::Undefined && is_of_tangent(r) == is_of_tangent(s);
   }
-  bool is_leaf(size_t g) const {
-    return node_ && dynamic_cast<const torch::autograd::AccumulateGrad*>(node_->next_edge(gradients_[g]).function.get());
-  }
+  bool is_leaf(size_t g) const { return node_ && adds_to_grad(node_->next_edge(gradients_[g])); }
 
   const std::vector<ResultSpec>& results_;
   const std::vector<uint32_t>& gradients_;
@@ -130,7 +127,7 @@ bool same_results(const std::vector<ResultSpec>& a, const std::vector<ResultSpec
            });
   };
   return std::ranges::equal(a, b, [&](const ResultSpec& r, const ResultSpec& s) {
-    return r.kind == s.kind && r.index == s.index && r.order == s.order && (!is_of_tangent(r) || any_strides(r.path)) &&
+    return r.kind == s.kind && r.index == s.index && r.order == s.order && r.held == s.held && (!is_of_tangent(r) || any_strides(r.path)) &&
            std::ranges::equal(r.path, s.path, same_step);
   });
 }

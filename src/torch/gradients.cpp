@@ -134,6 +134,7 @@ std::vector<Tracer::Impl::Grad> Tracer::Impl::differentiate(const Level& level, 
     }
     if (!how.path.empty()) how.order = 1 + static_cast<uint32_t>(views.try_emplace(&v, k).first->second);
     const bool stopped = k >= level.of.size();
+    how.held = !stopped && held.contains(level.to[k].function.get());
     const bool given = is_of_tangent(how);
     r.push_back({stopped ? Value() : level.of[k], std::move(how), given ? undefined_type() : v.type,
                  batched ? static_cast<int32_t>(batched->bdims()[0].dim()) : -1, stopped ? stops[k - level.of.size()] : -1});

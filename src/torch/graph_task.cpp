@@ -54,6 +54,11 @@ bool is_of_grad() {
 }
 
 bool comes_to(const Edge& e) { return runs(e, task_of(e)); }
+bool adds_to_grad(const Edge& e) {
+  if (!dynamic_cast<const torch::autograd::AccumulateGrad*>(e.function.get())) return false;
+  const Task* task = task_of(e);
+  return task ? task->needed_ : !is_of_grad();
+}
 
 bool comes_to_node(const Node* n) {
   const auto* all = torch::autograd::get_current_graph_task_nodes_in_graph();

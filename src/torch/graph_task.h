@@ -9,6 +9,7 @@ namespace vitrify {
 
 bool is_of_grad();  // it is grad()'s, or one with inputs=: not all nodes run
 bool comes_to(const torch::autograd::Edge&);
+bool adds_to_grad(const torch::autograd::Edge&);  // to that of the leaf it leads to: grad() gives what comes there to its caller
 // From another node, or from several roots: a single one is where it begins.
 bool comes_to_node(const torch::autograd::Node*);
 // Eager never comes to what no gradient leads to: nor does this backward from `node`, which gives `grads`, where someone would notice. Where edges

@@ -16,6 +16,15 @@ inline int gradient_of_leaf(const c10::TensorImpl* t) {
   return m->grad_dtype_ && *m->grad_dtype_ != t->dtype().toScalarType() ? static_cast<int>(*m->grad_dtype_) : kUsualGradient;
 }
 
+// Hooks that run where a backward comes to a leaf: its own, and those of the node that adds to its .grad.
+inline bool has_leaf_hooks(const at::Tensor& t) {
+  namespace impl = torch::autograd::impl;
+  if (!impl::get_autograd_meta(t)) return false;
+  if (!impl::hooks(t).empty() || impl::post_acc_grad_hooks(t)) return true;
+  const auto node = impl::try_get_grad_accumulator(t);
+  return node && (!node->pre_hooks().empty() || !node->post_hooks().empty());
+}
+
 // Hooks run with the gradient of a tensor that needs one, where a program asks for that.
 inline bool hooks_see_gradient(const at::Tensor& t) {
   if (t.is_leaf()) return !torch::autograd::impl::hooks(t).empty();

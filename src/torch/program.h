@@ -47,6 +47,7 @@ struct ResultSpec {
   // Of a view: made once autograd knows so many parts of the program (JointProgram::parts). 0, of an input's: before it hears of the program, so that
   // its gradient is added after the program's. None: at the end.
   std::optional<uint32_t> turn;
+  bool held = false;  // of a gradient: eager's leaf would find that another node still has it, and copy it
 };
 
 // An input written by the program: graph output `output` is its final value.

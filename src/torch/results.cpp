@@ -11,6 +11,7 @@
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
+#include "torch/leaf_gradient.h"
 #include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -71,9 +72,7 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
 std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& outputs, Program& p) {
   std::vector<at::Tensor> all = outputs;
   auto refuse_hooks = [](const at::Tensor& t) {  // they would run once, on placeholders
-    if (!torch::autograd::impl::get_autograd_meta(t)) return;
-    if (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t))
-      fail("sets the .grad of a tensor that has gradient hooks");
+    if (has_leaf_hooks(t)) fail("sets the .grad of a tensor that has gradient hooks");
   };
   for (auto& [of, grad] : new_grads) {
     const auto known = by_real.find(of.unsafeGetTensorImpl());

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "torch/leaf_gradient.h"
 #include "torch/mode.h"
 #include "torch/tracer.h"
 #include "torch/update.h"
@@ -47,10 +48,6 @@ struct Plan {
 
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
-}
-
-bool has_hooks(const at::Tensor& t) {
-  return torch::autograd::impl::get_autograd_meta(t) && (!torch::autograd::impl::hooks(t).empty() || torch::autograd::impl::post_acc_grad_hooks(t));
 }
 
 // backward() would add to the .grad of tensors that no plan knows.
@@ -237,7 +234,7 @@ struct StepEngine::Impl {
     if (std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) return false;
     std::unordered_set<const void*> held;
     for (const Parameter& p : all) {
-      if (!p.tensor.is_leaf() || has_hooks(p.tensor)) return false;
+      if (!p.tensor.is_leaf() || has_leaf_hooks(p.tensor)) return false;
       held.insert(p.tensor.unsafeGetTensorImpl());
     }
     return std::all_of(net_parameters.begin(), net_parameters.end(),

@@ -379,6 +379,7 @@ struct Tracer::Impl final : capture::ModeHandler {
       ends;                                                        // of the last backward: its nodes as they ran, and the id after what each recorded
   std::unordered_map<const torch::autograd::Node*, size_t> ready;  // of it: when the last gradient was given to a node
   std::map<const torch::autograd::Node*, std::set<uint32_t>> came;  // of it: ids of the values that came to a node as gradients
+  std::unordered_set<const torch::autograd::Node*> held;  // of it: of gradients that eager's leaf would copy, since another node still has them too
   std::shared_ptr<const Tape> tape_of(const JointProgram&, const Level&) const;
   std::unordered_set<uint32_t> sums;  // ids of the nodes by which the engine adds gradients
   bool is_sum(const OpInfo&) const;

@@ -111,7 +111,7 @@ HOW = pytest.mark.parametrize("how", [three_times, through_each, again, batched]
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("held", HELD)
 def test_as_eager(held, name, how):
-    expects.eager("changes attributes of its ctx")
+    expects.eager("changes attributes of its ctx", "which may be captured after the call", some=True)
     own = function(*HELD[held])
     f = lambda x, w: PROGRAMS[name](own.apply, x, w)  # noqa: E731
     compiled = vitrify.compile(f)

@@ -132,7 +132,7 @@ def test_hooks_change_and_nothing_is_captured_again():
 
 def test_of_its_parts():
     """Hooks of other modules are of the program."""
-    expects.eager("registers a gradient hook, or retains")
+    expects.eager("registers a gradient hook on a node")
     m, log = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double(), []
     m.register_full_backward_hook(lambda n, gi, go: log.append("all"))
     m[0].register_full_backward_hook(lambda n, gi, go: log.append("first"))

@@ -12,7 +12,7 @@ import numpy
 import torch
 import vitrify
 
-from compare import Mismatch, compare, conditioned_run, fp64_run, internal_errors_raise
+from compare import RAN_EAGERLY, Mismatch, compare, conditioned_run, fp64_run, internal_errors_raise
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "bfloat16": torch.bfloat16}
 COMPLEX = {"complex64": torch.complex64, "complex128": torch.complex128}  # for ops that take none of the others
@@ -89,7 +89,7 @@ def inplace_of(op):
 
 
 def ran_eagerly(did):
-    return bool(did.get("fallbacks", 0) or did.get("eager_calls", 0) or did.get("graph_breaks", 0))
+    return any(did.get(k, 0) for k in RAN_EAGERLY)
 
 
 def without_kernels(result, none):

@@ -8,7 +8,7 @@ import torch
 import vitrify
 
 import opinfo
-from compare import Mismatch, attempt, check_leaves, conditioned_run, copied, flat, fp64_run, halved, tensors_of
+from compare import RAN_EAGERLY, Mismatch, attempt, check_leaves, conditioned_run, copied, flat, fp64_run, halved, tensors_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -47,7 +47,7 @@ def with_gradient(fn, used=None, around=contextlib.nullcontext, order=1):
 
 
 def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=1, open_strides=None):
-    """Raises Mismatch; returns what the second call launched, in both halves. open_strides(i, ours, eager): leaf i differs in strides that torch leaves open."""
+    """Raises Mismatch; returns what the second call launched, in both halves, and what either ran eagerly. open_strides(i, ours, eager): leaf i differs in strides that torch leaves open."""
     plain = with_gradient(fn, used, order=order)
     compiled = with_gradient(vitrify.compile(fn), used, order=order)
     did, unclear = {}, 0
@@ -56,7 +56,7 @@ def compare(fn, sample, has_value, reference_run, elementwise, used=None, order=
         eager, eager_error = attempt(plain, *copied(sample))
         before = dict(vitrify.counters)
         ours, our_error = attempt(compiled, *copied(sample))
-        did = {k: v - before.get(k, 0) for k, v in dict(vitrify.counters).items()}
+        did = {k: v - before.get(k, 0) + (did.get(k, 0) if k in RAN_EAGERLY else 0) for k, v in dict(vitrify.counters).items()}
         if type(our_error) is not type(eager_error):
             raise Mismatch(f"{run}: raised {our_error!r:.200}, eager {eager_error!r:.200}")
         if eager_error is not None:

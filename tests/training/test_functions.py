@@ -168,7 +168,7 @@ def test_autograd_function_whose_backward_raises():
     assert vitrify.counters["compiled_calls"] == 0
 
 
-@pytest.mark.eager("it writes Python state")
+@pytest.mark.eager("Logs may write in its backward")
 def test_autograd_function_with_python_state_in_backward():
     """Eagerly: its Python runs with every backward."""
     log = []

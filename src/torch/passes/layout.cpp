@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "ops/lowering.h"
+#include "ops/pool.h"
 #include "ops/reads.h"
 #include "ops/shapes.h"
 #include "torch/learned.h"
@@ -42,6 +43,7 @@ bool follows_layout(const Node& n) {
                                                         "aten::_native_batch_norm_legit_functional",
                                                         "aten::_native_batch_norm_legit.no_stats",
                                                         "aten::_native_batch_norm_legit_no_training"};
+  if (is(n, "aten::upsample_nearest2d") && ops::nearest_looks_at_strides(n)) return false;
   return ops.contains(n.op->name) && !ops::is_extern(n.op->name);
 }
 bool is_pointwise(const Node& n) {

@@ -1,0 +1,99 @@
+"""Hooks on autograd's nodes rather than on tensors: those of the node that adds to a leaf's .grad run where a program's own backward() comes to it, and a
+program that registers one runs eagerly."""
+import pytest
+import torch
+import vitrify
+
+
+def accumulator(w):
+    return w.view_as(w).grad_fn.next_functions[0][0]
+
+
+def double(g):
+    return (g[0] * 2,)
+
+
+HOW = {"prehook": lambda w: accumulator(w).register_prehook(lambda g: (g[0] * 0,)), "hook": lambda w: accumulator(w).register_hook(lambda a, b: None if w.grad.mul_(0) is w.grad else ()), "tensor": lambda w: w.register_hook(lambda g: g * 0),
+       "accumulated": lambda w: w.register_post_accumulate_grad_hook(lambda w: None if w.grad.mul_(0) is w.grad else 1)}
+
+
+@pytest.mark.eager("gradient hooks", "it makes gradients that are there from the first call on", some=True)
+@pytest.mark.parametrize("before", [False, True], ids=["registered after calls", "before"])
+@pytest.mark.parametrize("how", HOW)
+def test_a_step(how, before):
+    def told(compile):
+        w = torch.ones(3, requires_grad=True)
+        node = accumulator(w)  # alive, as who registers keeps it
+
+        def step(x):
+            w.grad = None
+            (x * w).square().sum().backward()
+            with torch.no_grad():
+                w.sub_(w.grad, alpha=0.1)
+            return w.detach() * 1
+        f, seen = compile(step), []
+        handle = HOW[how](w) if before else None
+        for k in range(7):
+            if k == 2 and not before:
+                handle = HOW[how](w)
+            if k == 5:
+                handle.remove()
+            seen.append(f(torch.ones(3)))
+        del node
+        return seen
+    torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
+
+
+@pytest.mark.eager("gradient hooks")
+def test_what_hooks_keep():
+    """Python state in a hook is that of each backward."""
+    def told(compile):
+        w, seen = torch.ones(3, requires_grad=True), []
+        node, count = accumulator(w), []
+
+        def hook(g):
+            count.append(1)
+            return (g[0] * len(count),)
+        node.register_prehook(hook)
+
+        def program(x):
+            (x * w).sum().backward()
+            return w.grad * 1
+        f = compile(program)
+        for _ in range(4):
+            w.grad = None
+            seen.append(f(torch.ones(3)))
+        return seen, len(count)
+    torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
+
+
+@pytest.mark.eager("registers a gradient hook", some=True)
+@pytest.mark.parametrize("kind", ["leaf", "leaf's hook", "grad_fn", "found", "once", "compiled"])
+def test_registered_by_the_program(kind):
+    def told(compile):
+        w, done = torch.ones(3, requires_grad=True), []
+        h, c = w * 2, compile(lambda w: w * 3)(w)
+        node = accumulator(w)
+
+        def program(x):
+            if kind == "leaf":
+                node.register_prehook(double)
+            if kind == "leaf's hook":
+                node.register_hook(lambda a, b: None if w.grad.mul_(2) is w.grad else ())
+            if kind == "grad_fn":
+                h.grad_fn.register_prehook(double)
+            if kind == "found":
+                accumulator(w).register_prehook(double)
+            if kind == "once" and not done:
+                done.append(1)
+                node.register_prehook(double)
+            if kind == "compiled":
+                c.grad_fn.register_prehook(double)
+            return x * (h if kind == "grad_fn" else c if kind == "compiled" else w)
+        f, seen = compile(program), []
+        for _ in range(3):
+            w.grad = None
+            f(torch.ones(3)).sum().backward(retain_graph=True)
+            seen.append(w.grad[0].item())
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
