@@ -126,7 +126,7 @@ def test_multi_grad_hooks():
 
 # ---- modules with hooks
 
-@pytest.mark.eager("registers a gradient hook, or retains")
+@pytest.mark.eager("registers a gradient hook on a node")
 def test_module_backward_hooks_run_eagerly():
     m = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     log = []
@@ -159,7 +159,7 @@ def test_module_forward_hooks(compiles):
     ("z = x * 2; z.grad_fn.register_hook(lambda a, b: log.append(len(a))); return z.sin() * y", "hook"),
     ("z = x * 2; z.grad_fn.register_prehook(lambda a: log.append(len(a))); return z.sin() * y", "hook"),
 ])
-@pytest.mark.eager("registers a gradient hook, or retains", "it registers a hook on a tensor", some=True)
+@pytest.mark.eager("registers a gradient hook, or retains", "registers a gradient hook on a node", "it registers a hook on a tensor", some=True)
 def test_hooks_registered_inside_run_eagerly(text, reason):
     log, kept = [], []
 
