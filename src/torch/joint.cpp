@@ -1,15 +1,11 @@
 // Captures the derivative: autograd's own formulas run over the placeholders, under the same mode as the program did.
 #include "torch/joint.h"
 
-#include <ATen/LegacyBatchedTensorImpl.h>
-#include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <numeric>
 #include <queue>
 #include <ranges>
 #include <unordered_set>
@@ -34,7 +30,6 @@ namespace vitrify {
 using capture::as_fake;
 using capture::fail;
 using capture::FakeImpl;
-using capture::looks_at_values;
 using capture::refuse_hooks;
 using ir::Value;
 using torch::autograd::Edge;

@@ -149,14 +149,18 @@ class Tracer::Impl::Nodes {
     given_to_.erase(node);
   }
   void hand_on(const Node& node, const variable_list& grads) {
-    const auto impl = [&](size_t i) { return i < grads.size() && grads[i].defined() ? grads[i].unsafeGetTensorImpl() : nullptr; };
-    for (size_t i = 0; i < node.num_outputs(); ++i)
-      if (const Node* to = node.next_edge(i).function.get(); to && impl(i) && !ends_at_.contains(to)) {
-        holders_[impl(i)].push_back(to);
-        given_to_[to].push_back(impl(i));
-      }
-    for (size_t i = 0; i < node.num_outputs(); ++i)
-      if (const Node* to = node.next_edge(i).function.get(); to && impl(i) && ends_at_.contains(to) && !holders_[impl(i)].empty()) shared_.insert(to);
+    const auto each = [&](bool ends, const auto& f) {
+      for (size_t i = 0; i < std::min<size_t>(grads.size(), node.num_outputs()); ++i)
+        if (const Node* to = node.next_edge(i).function.get(); to && grads[i].defined() && ends_at_.contains(to) == ends)
+          f(to, grads[i].unsafeGetTensorImpl());
+    };
+    each(false, [&](const Node* to, const c10::TensorImpl* t) {
+      holders_[t].push_back(to);
+      given_to_[to].push_back(t);
+    });
+    each(true, [&](const Node* to, const c10::TensorImpl* t) {
+      if (const auto at = holders_.find(t); at != holders_.end() && !at->second.empty()) shared_.insert(to);
+    });
   }
   std::vector<std::pair<compat::NodePtr, uintptr_t>> hooks_;
   std::optional<capture::Seen> mode_;
