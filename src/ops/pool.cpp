@@ -428,16 +428,16 @@ const OpRow kRows[] = {
     {"aten::_upsample_bicubic2d_aa", ir::kFaults, shape_upsample, nullptr},
     {"aten::upsample_nearest1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
     {"aten::upsample_nearest2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
-    {"aten::upsample_nearest3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_nearest3d_backward", ir::kFaults, shape_upsample_backward_in_order, nullptr},
     {"aten::upsample_linear1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
     {"aten::upsample_bilinear2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
     {"aten::upsample_trilinear3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
-    {"aten::upsample_bicubic2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::upsample_bicubic2d_backward", ir::kFaults, shape_upsample_backward_in_order, nullptr},
     {"aten::_upsample_nearest_exact1d_backward", ir::kFaults, shape_upsample_backward, nullptr},
     {"aten::_upsample_nearest_exact2d_backward", ir::kFaults, shape_upsample_backward, nullptr},
-    {"aten::_upsample_nearest_exact3d_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_nearest_exact3d_backward", ir::kFaults, shape_upsample_backward_in_order, nullptr},
     {"aten::_upsample_bilinear2d_aa_backward", ir::kFaults, shape_upsample_backward, nullptr},
-    {"aten::_upsample_bicubic2d_aa_backward", ir::kFaults, shape_upsample_backward, nullptr},
+    {"aten::_upsample_bicubic2d_aa_backward", ir::kFaults, shape_upsample_backward_in_order, nullptr},
 };
 
 }  // namespace

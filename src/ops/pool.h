@@ -21,6 +21,7 @@ Shape shape_avg_pool2d(sym::Context&, ArgSpan);
 Shape shape_adaptive_avg_pool2d(sym::Context&, ArgSpan);
 Shape shape_upsample(sym::Context&, ArgSpan);  // to one size for each dim but two
 Shape shape_upsample_backward(sym::Context&, ArgSpan);
+Shape shape_upsample_backward_in_order(sym::Context&, ArgSpan);  // of kernels that know no other layout, whatever Meta says
 
 // Of aten::upsample_nearest2d: whether other strides of the same image may give another result.
 bool nearest_looks_at_strides(const ir::Node&);

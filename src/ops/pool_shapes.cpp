@@ -121,5 +121,11 @@ Shape shape_upsample_backward(sym::Context& ctx, ArgSpan args) {  // gradient, o
     if (ctx.guard_le((*in)[d], 0) || !ctx.guard_eq(g->sizes[d], d < 2 ? (*in)[d] : (*out)[d - 2])) return {};
   return like_image(ctx, *g, Dims(in->begin(), in->end()));
 }
+Shape shape_upsample_backward_in_order(sym::Context& ctx, ArgSpan args) {
+  Shape r = shape_upsample_backward(ctx, args);
+  if (r)
+    for (TensorType& t : *r) t.strides = ir::contiguous_strides(t.sizes);
+  return r;
+}
 
 }  // namespace vitrify::ops

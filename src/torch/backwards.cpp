@@ -1,6 +1,7 @@
 // Gradients of a compiled call, and the derivatives that are taken when gradients come as none did before.
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/MemoryOverlap.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <ranges>
 #include <unordered_map>
@@ -70,9 +71,10 @@ class Finish {
   // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place: no other may have that memory. Eager's node of a
   // view still has the whole gradient when a leaf beside that comes to it, so that the leaf copies it. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
-    for (size_t g = 0; g < grads.size(); ++g)  // of tangents: others may have the memory
-      if (at::Tensor& t = grads[g]; results_[g].held && is_of_tangent(results_[g]) && t.defined() && is_leaf(g) && t.is_non_overlapping_and_dense())
-        t = copied(t);
+    for (size_t g = 0; g < grads.size();
+         ++g)  // of tangents, whose memory others have: the leaf copies what is held for as long as the backward takes
+      if (const at::Tensor& t = grads[g]; results_[g].held && is_of_tangent(results_[g]) && t.defined() && is_leaf(g))
+        torch::autograd::Engine::get_default_engine().queue_callback([t] {});
     for (const size_t part : parts_)
       for (size_t g = 0; g < grads.size(); ++g) {
         if (g == part || !of_one(g, part) || !grads[g].defined() || !grads[part].defined()) continue;

@@ -73,3 +73,22 @@ def test_two_results():
         return *before, torch.nn.utils.clip_grad_norm_([m.pos, m.other], 1.0), m.pos.grad, m.other.grad
     for a, b in zip(told(lambda m: vitrify.compile(m, fullgraph=True)), told(lambda m: m)):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("at", ["leaf", "accumulated"])
+def test_hooks_see_the_tangent(at):
+    """The leaf copies what its hooks have seen, and not before."""
+    def told(compile):
+        a, b, kept = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), []
+        if at == "leaf":
+            a.register_hook(kept.append)
+        else:
+            a.register_post_accumulate_grad_hook(lambda a: kept.append(a.grad))
+        t = torch.ones(3)
+        f = compile(lambda: a + b.exp())
+        f().backward(t)
+        t.mul_(5)
+        f().backward(t)
+        return [*kept, a.grad, b.grad, t]
+    for ours, eager in zip(told(lambda f: vitrify.compile(f, fullgraph=True)), told(lambda f: f)):
+        torch.testing.assert_close(ours, eager)
