@@ -264,10 +264,11 @@ bool raises_for(Node& n, size_t edge, const std::string& says) {
   torch::autograd::edge_list all = n.next_edges();
   for (size_t i = 0; i < all.size(); ++i)
     if (i != edge) n.next_edges()[i] = {};
-  if (const auto* task = torch::autograd::get_current_graph_task_exec_info(); task && !task->empty()) {
-    const auto asked = std::ranges::find_if(*task, [](const auto& t) { return t.second.should_execute(); });
-    if (asked != task->end()) n.next_edges()[edge] = torch::autograd::Edge(asked->first->getptr(), 0);
-  }
+  // The node that runs is asked for; of others that are, its first one among them, nobody knows whether they still live.
+  if (const auto* task = torch::autograd::get_current_graph_task_exec_info(); task && !task->empty())
+    if (const auto running = torch::autograd::get_current_node())
+      if (const auto asked = task->find(running.get()); asked != task->end() && asked->second.should_execute())
+        n.next_edges()[edge] = torch::autograd::Edge(running, 0);
   struct Back {
     ~Back() { n.next_edges() = std::move(all); }
     Node& n;
