@@ -92,8 +92,9 @@ def _refuse_unmet(own):
 
 def kept(function, in_call):
     """Gives what says later whether it still has what it has now. `in_call`: the call may still be left to eager."""
-    if in_call and hasattr(function, "_forward_cls"):
-        refuse_unfollowed(function._forward_cls, function.__dict__)
+    if hasattr(function, "_forward_cls"):
+        if in_call:
+            refuse_unfollowed(function._forward_cls, function.__dict__)
         _refuse_unmet(function._forward_cls)
         if getattr(function._forward_cls, "clear_saved_tensors_on_access", False):
             _C.refuse(f"{function._forward_cls.__name__} lets go of what it has saved when that is read (clear_saved_tensors_on_access)")

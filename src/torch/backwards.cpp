@@ -71,8 +71,8 @@ class Finish {
   // A leaf takes a gradient that nobody else has for its .grad, and adds the next to it in place: no other may have that memory. Eager's node of a
   // view still has the whole gradient when a leaf beside that comes to it, so that the leaf copies it. What is not dense each leaf copies.
   void give_apart(variable_list& grads) const {
-    for (size_t g = 0; g < grads.size();
-         ++g)  // of tangents, whose memory others have: the leaf copies what is held for as long as the backward takes
+    // Of tangents, whose memory others have, the leaf copies what is held for as long as the backward takes.
+    for (size_t g = 0; g < grads.size(); ++g)
       if (const at::Tensor& t = grads[g]; results_[g].held && is_of_tangent(results_[g]) && t.defined() && is_leaf(g))
         torch::autograd::Engine::get_default_engine().queue_callback([t] {});
     for (const size_t part : parts_)

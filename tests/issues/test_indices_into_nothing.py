@@ -1,30 +1,52 @@
-"""A dim that follows from the sizes of the call and has no elements in one: its index is divided by nothing, and nobody computes it."""
+"""An index into a tensor that has no elements is out of range whatever it is: a kernel has no element to go on with."""
+import expects
 import pytest
 import torch
 import vitrify
 
-OPS = {"repeat": lambda y: y.repeat(1, 2) + 1, "rows": lambda y: y.repeat(2, 1) + 1, "tile": lambda y: y.tile(2) + 1, "turned": lambda y: (y * 2).view(-1, 3).t().reshape(-1) * 2,
-       "sum": lambda y: y.repeat(1, 2).sum(1), "cumsum": lambda y: y.repeat(1, 2).cumsum(1), "expanded": lambda y: y.expand(2, *y.shape).reshape(-1) + 1, "roll": lambda y: y.roll(1, 1) * 2,
-       "folded": lambda y: y.reshape(1, 3, -1).repeat(2, 1, 1).flatten(1) + 1, "interleaved": lambda y: y.repeat_interleave(2, 1) + 1}
+INDEX, ONE = torch.tensor([0]), torch.ones(1)
+OPS = {
+    "index_add": lambda x: x.index_add(0, INDEX, ONE), "index_fill": lambda x: x.index_fill(0, INDEX, 1.0), "scatter": lambda x: x.scatter(0, INDEX, 1.0),
+    "scatter_add": lambda x: x.scatter_add(0, INDEX, ONE), "index_put": lambda x: x.index_put((INDEX,), ONE),
+    "accumulated": lambda x: x.index_put((INDEX,), ONE, accumulate=True), "index_select": lambda x: x.index_select(0, INDEX) * 2,
+    "gather": lambda x: x.gather(0, INDEX) * 2, "index": lambda x: x[INDEX] * 2,
+}
 
 
-@pytest.mark.parametrize("dynamic", [True, None])
-@pytest.mark.parametrize("name", OPS)
-def test_sizes(name, dynamic):
-    f = lambda x: OPS[name](x[: x.shape[0] // 3 * 3].view(3, x.shape[0] // 3))
-    compiled = vitrify.compile(f, dynamic=dynamic, fullgraph=True)
-    for n in (6, 9, 2, 12, 1, 0, 7):
-        x = torch.arange(float(n))
-        assert torch.equal(compiled(x), f(x)), n
+def outcome(f, x):
+    try:
+        return f(x)
+    except (IndexError, RuntimeError) as e:
+        return type(e), str(e).partition("\n")[0]
 
 
-def test_a_division_of_the_program():
-    def f(x):
-        return x.sum() * (12 // x.shape[0]) + 12 % x.shape[0]
-    compiled = vitrify.compile(f, dynamic=True)
-    for n in (4, 5):
-        assert compiled(torch.ones(n)) == f(torch.ones(n))
-    with pytest.raises(ZeroDivisionError):
-        f(torch.ones(0))
-    with pytest.raises(ZeroDivisionError):
-        compiled(torch.ones(0))
+def same(a, b):
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+
+
+@pytest.mark.eager("a size that follows from content is not what the plan is for", some=True)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", ["llvm", "interp"])
+def test_of_rows_that_come_and_go(op, backend):
+    found, cut = (lambda x: OPS[op](x[x > 0])), (lambda x: OPS[op]((x + 1)[2:]))
+    for f, dynamic, several in ((found, None, ([1.0, -1.0], [-1.0, -1.0], [2.0, 3.0])), (cut, True, ([1.0] * 4, [1.0] * 2, [1.0] * 5))):
+        compiled, before = vitrify.compile(f, dynamic=dynamic, options={"backend": backend}), dict(vitrify.counters)
+        for numbers in several:
+            x = torch.tensor(numbers)
+            assert same(outcome(compiled, x), outcome(f, x)), numbers
+        assert vitrify.counters["compiled_calls"] > before["compiled_calls"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_of_no_rows_at_all(op):
+    expects.no_kernels("the program raises")
+    compiled = vitrify.compile(OPS[op])
+    for _ in range(2):
+        assert same(outcome(compiled, torch.empty(0)), outcome(OPS[op], torch.empty(0)))
+
+
+def test_where_eager_does_not_look():
+    expects.eager("a compiled call raised what eager does not")
+    for shape, dim, source in (((0, 4), 0, (1, 4)), ((3, 0), 1, (3, 1))):
+        f = lambda x: torch.index_add(x, dim, INDEX, torch.ones(source))  # noqa: E731, B023
+        assert same(outcome(vitrify.compile(f), torch.empty(shape)), outcome(f, torch.empty(shape)))
