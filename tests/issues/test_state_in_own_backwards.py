@@ -3,6 +3,7 @@ import pytest
 import torch
 import vitrify
 from torch.autograd import Function, grad
+from torch.utils.checkpoint import checkpoint
 
 
 def function(forward, backward):
@@ -148,3 +149,21 @@ def test_a_write_for_other_gradients_only():
     f(x).backward(torch.ones(2, 2))
     f(x).backward(torch.ones(2, 2, 2)[..., 0])
     assert b.tolist() == [1, 1]
+
+
+@pytest.mark.eager("gradients are computed op by op")
+def test_a_write_of_a_checkpoint_when_it_is_called_again():
+    """What a derivative that is captured later would have to write is an error, and nothing is lost silently."""
+    b, on = torch.zeros(2), []
+
+    def part(x):
+        if on:
+            b.add_(1)
+        return x.sin()
+    f = vitrify.compile(lambda x: (checkpoint(part, x, use_reentrant=False), b * 1)[0], fullgraph=True)
+    x = torch.ones(2, 2, requires_grad=True)
+    f(x).backward(torch.ones(2, 2))
+    y = f(x)
+    on.append(1)
+    with pytest.raises(RuntimeError, match="writes to input 'b' in a backward"):
+        y.backward(torch.ones(2, 2, 2)[..., 0])
