@@ -183,7 +183,7 @@ class Grower:
 
     def attempt(self, line, new, written, code, owned):
         try:
-            with torch.set_grad_enabled(self.grad):
+            with torch.set_grad_enabled(self.grad), scopes.bounded():
                 if code:
                     values.seed(3)
                     exec(code, self.scope)

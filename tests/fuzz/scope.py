@@ -1,6 +1,9 @@
 """The names that the text of a random program uses."""
 from __future__ import annotations
 
+import contextlib
+import resource
+
 import customs
 import torch
 import torch.nn.functional as F
@@ -8,6 +11,22 @@ import values
 from compare import tensors_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+
+LINE = 2 << 30  # bytes that a line may ask for
+
+
+@contextlib.contextmanager
+def bounded():
+    """What asks for more memory than a small machine has raises on every machine: a large one would make it, and compute for minutes."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as sizes:
+        now = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + LINE, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def copies(grads):

@@ -2,6 +2,7 @@
 import argparse
 import json
 import queue
+import random
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import oracle  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import scope  # noqa: E402
+import values  # noqa: E402
 import worker  # noqa: E402
 import worlds  # noqa: E402
 
@@ -47,6 +50,16 @@ def test_programs(training, block):
 
 def test_same_seed_same_program():
     assert program.Program(7, 12).describe() == program.Program(7, 12).describe()
+
+
+def test_what_asks_for_much_memory_is_no_line():
+    """A machine with memory for it would compute for minutes, and one without it makes another program."""
+    grower = program.Grower(random.Random(0), program.THEMES["large"], [values.Spec((30000,), "F32"), values.Spec((1,), "I64")], False)
+    grower.attempt("v0 = (x0[:, None] - x0).sum()", "v0", "x0", None, "m0")
+    assert grower.body.lines == []
+    grower.attempt("v0 = (x0 - x0).sum()", "v0", "x0", None, "m0")
+    assert grower.body.lines == ["v0 = (x0 - x0).sum()"]
+    torch.empty(scope.LINE + 1, dtype=torch.uint8)  # the bound is a line's
 
 
 def test_programs_vary():
