@@ -327,8 +327,6 @@ class Door:
                 session.declare_grad(t, grad)
             elif sources.looks_at_grads():
                 raise _C.CaptureError(f"it may look at the .grad of {name}, which is not a leaf")
-        if "backward" in sources.live and any(_C.hooks_of(t) for t in (*sources.grads(), *signature.tensors)):
-            raise _C.CaptureError("a tensor has gradient hooks, which backward() inside the program would run on placeholders")
         for g in sources.generators:
             session.declare_generator(g)
         placeholders = Tensors(fakes)

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "python/errors.h"
-#include "torch/leaf_gradient.h"
 
 namespace vitrify::python {
 
@@ -74,7 +73,6 @@ bool Live::check(const c10::SmallVectorImpl<PyObject*>& args, std::vector<double
     const at::Tensor& grad = grad_of(t);
     if (grad.defined() != g.defined) return false;
     if (g.read && !g.meta.matches(grad.unsafeGetTensorImpl())) return false;
-    if ((g.written || g.read) && has_leaf_hooks(t)) return false;
     if (apart_ && g.read) storages.push_back(storage_of(grad));
   }
   if (apart_) {

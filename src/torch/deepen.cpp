@@ -280,8 +280,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       j.was.push_back({v, below.level, was});
       j.given.push_back(was);
     }
-    std::optional<capture::InRound> in_round;
-    if (!m.assigned.empty()) in_round.emplace(++m.round);
+    const capture::InRound in_round(++m.round);
     const std::vector<Value> given = m.tangents_for(below, how);
     std::vector<at::Tensor> tangents(given.size());
     Tracer::Impl::Level& level = m.levels.emplace_back();

@@ -133,19 +133,11 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
       note_failure(fmt::format("takes gradients itself, and those of '{}' have another dtype (grad_dtype), or it is a view that gets none", s->name));
       throw CaptureError(*m.failure);
     }
+  const bool all = to.empty() && to_edges.empty();
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
     if (Edge e = t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge(); e.function) ends.push_back(std::move(e));
-  for (const Impl::Source* s : m.inputs) {  // its hooks are not those of a placeholder, and others by the time of another call
-    if (!s->real.defined() || !s->edge.function || std::ranges::find(ends, s->edge) == ends.end()) continue;
-    if (hooks_see_gradient(s->real)) {
-      note_failure(fmt::format("hooks of {} see gradients that it takes itself", m.is_argument(*s) ? "an argument" : s->name));
-      throw CaptureError(*m.failure);
-    }
-    m.add_fact(s->input, Fact::Sought);
-  }
-  if (!any_history) return;
-  uint64_t shortest = ends.empty() ? 0 : UINT64_MAX;
+  uint64_t shortest = all || ends.empty() ? 0 : UINT64_MAX;
   for (const Edge& e : ends) shortest = std::min(shortest, e.function->topological_nr());
   std::unordered_set<const Node*> come_to;
   std::vector<const Node*> todo;
@@ -158,7 +150,16 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     todo.pop_back();
     for (const Edge& e : n->next_edges()) come(e);
   }
-  const bool all = to.empty() && to_edges.empty();
+  for (const Impl::Source* s : m.inputs) {  // its hooks are not those of a placeholder, and others by the time of another call
+    if (!s->real.defined() || !s->edge.function) continue;
+    if (all ? !come_to.contains(s->edge.function.get()) : std::ranges::find(ends, s->edge) == ends.end()) continue;
+    if (hooks_see_gradient(s->real)) {
+      note_failure(fmt::format("hooks of {} see gradients that it takes itself", m.is_argument(*s) ? "an argument" : s->name));
+      throw CaptureError(*m.failure);
+    }
+    m.add_fact(s->input, Fact::Sought);
+  }
+  if (!any_history) return;
   for (const Impl::Source* crossed : m.inputs) {
     if (!has_history(crossed) || !come_to.contains(crossed->edge.function.get())) continue;
     if (all && !m.is_argument(*crossed)) {  // eager's own nodes would run on placeholders, and be freed

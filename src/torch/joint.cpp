@@ -200,6 +200,7 @@ void Tracer::Impl::require_grad(Source& s) {
   } else {
     torch::autograd::set_history(s.fake, compat::make_node<InputNode>());
   }
+  s.edge = torch::autograd::impl::gradient_edge(seen_by_autograd(s));
 }
 
 // An argument is met as its placeholder, anything else as itself.

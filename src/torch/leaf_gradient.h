@@ -27,7 +27,7 @@ inline bool has_leaf_hooks(const at::Tensor& t) {
 
 // Hooks run with the gradient of a tensor that needs one, where a program asks for that.
 inline bool hooks_see_gradient(const at::Tensor& t) {
-  if (t.is_leaf()) return !torch::autograd::impl::hooks(t).empty();
+  if (t.is_leaf()) return has_leaf_hooks(t);
   torch::autograd::Node& n = *torch::autograd::impl::gradient_edge(t).function;
   return !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty();
 }

@@ -71,9 +71,6 @@ Program Tracer::Impl::finish(const std::vector<at::Tensor>& outputs) {
 // Gradients are found through the tensors they belong to, and set on them: those are inputs as well.
 std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& outputs, Program& p) {
   std::vector<at::Tensor> all = outputs;
-  auto refuse_hooks = [](const at::Tensor& t) {  // they would run once, on placeholders
-    if (has_leaf_hooks(t)) fail("sets the .grad of a tensor that has gradient hooks");
-  };
   for (auto& [of, grad] : new_grads) {
     const auto known = by_real.find(of.unsafeGetTensorImpl());
     const bool argument = known != by_real.end() && is_argument(*known->second);
@@ -85,7 +82,6 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
     if (std::ranges::any_of(sources,
                             [&](const Source& o) { return &o != &owner && o.real.is_same(owner.real) && is_argument(o) != is_argument(owner); }))
       fail("sets the .grad of an argument that it also reaches by itself");
-    refuse_hooks(of);
     if (owner.real.defined() && !owner.real.is_leaf()) fail("sets the .grad of a tensor that is not a leaf");
     if (grad.defined() && grad.requires_grad()) fail("makes gradients that need gradients");
     p.grad_writes.push_back({static_cast<uint32_t>(s.input), grad.defined() ? static_cast<int32_t>(all.size()) : -1});
@@ -94,10 +90,7 @@ std::vector<at::Tensor> Tracer::Impl::with_grads(const std::vector<at::Tensor>& 
   for (const at::Tensor& t : all)
     if (t.defined()) fake_of(t);  // may be a gradient itself
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (Source* s = inputs[i]->grad_of) {
-      if (!s->fake.defined()) fake_of(s->real);  // may add inputs
-      if (as_fake(inputs[i]->fake)->view->storage->generation) refuse_hooks(s->real);
-    }
+    if (Source* s = inputs[i]->grad_of; s && !s->fake.defined()) fake_of(s->real);  // may add inputs
   return all;
 }
 

@@ -253,10 +253,7 @@ at::Tensor Tracer::Impl::make_input(Source& s, const std::vector<DimMark>& dims)
   if (real.is_neg()) keys = keys.add(c10::DispatchKey::Negative);
   s.fake = capture::make_fake(std::move(view), keys);
   if (s.real_version < 0) s.real_version = version_of(real);
-  if (real.requires_grad()) {
-    require_grad(s);
-    s.edge = torch::autograd::impl::gradient_edge(seen_by_autograd(s));
-  }
+  if (real.requires_grad()) require_grad(s);
   return s.fake;
 }
 
@@ -349,6 +346,8 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
     if (!s.fake.defined()) {
       check_in_scope(t);
       make_input(s, {});
+    } else if (!in_backward && !s.edge.function && t.is_leaf() && t.requires_grad()) {  // the program has met it frozen
+      require_grad(s);
     }
     return s.fake;
   }

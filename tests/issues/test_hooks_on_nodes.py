@@ -17,19 +17,28 @@ HOW = {"prehook": lambda w: accumulator(w).register_prehook(lambda g: (g[0] * 0,
        "accumulated": lambda w: w.register_post_accumulate_grad_hook(lambda w: None if w.grad.mul_(0) is w.grad else 1)}
 
 
-@pytest.mark.eager("gradient hooks", "it makes gradients that are there from the first call on", some=True)
+STEPS = {"left": lambda w, g: None, "taken away": lambda w, g: setattr(w, "grad", None), "put back": lambda w, g: setattr(w, "grad", g), "zero": lambda w, g: w.grad.zero_()}
+
+
+@pytest.mark.eager("hooks of what it reaches see gradients", "hooks of w see gradients", "it makes gradients that are there from the first call on", some=True)
+@pytest.mark.parametrize("afterwards", STEPS)
+@pytest.mark.parametrize("inputs", [False, True], ids=["all", "inputs"])
 @pytest.mark.parametrize("before", [False, True], ids=["registered after calls", "before"])
 @pytest.mark.parametrize("how", HOW)
-def test_a_step(how, before):
+def test_a_step(how, before, inputs, afterwards):
+    """Whatever the program does with the gradient after it."""
     def told(compile):
         w = torch.ones(3, requires_grad=True)
         node = accumulator(w)  # alive, as who registers keeps it
 
         def step(x):
-            w.grad = None
-            (x * w).square().sum().backward()
+            old = w.grad
+            if afterwards == "left":
+                w.grad = None
+            (x * w).square().sum().backward(inputs=[w] if inputs else None)
             with torch.no_grad():
                 w.sub_(w.grad, alpha=0.1)
+            STEPS[afterwards](w, old)
             return w.detach() * 1
         f, seen = compile(step), []
         handle = HOW[how](w) if before else None
@@ -44,7 +53,7 @@ def test_a_step(how, before):
     torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
 
 
-@pytest.mark.eager("gradient hooks")
+@pytest.mark.eager("hooks of w see gradients")
 def test_what_hooks_keep():
     """Python state in a hook is that of each backward."""
     def told(compile):

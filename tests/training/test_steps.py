@@ -197,7 +197,7 @@ def test_gradients_of_an_argument():
     assert vitrify.counters["compiled_calls"] >= 2 and vitrify.counters["fallbacks"] == 0
 
 
-@pytest.mark.eager("a tensor has gradient hooks")
+@pytest.mark.eager("hooks of model.a.weight see gradients")
 def test_hooks_of_parameters_run():
     model, seen = Net(), []
     model.a.weight.register_hook(lambda g: seen.append(g.shape))
@@ -213,7 +213,7 @@ def test_hooks_of_parameters_run():
     assert len(seen) == 4 and all(type(g) is torch.Size for g in seen)
 
 
-@pytest.mark.eager("a tensor has gradient hooks")
+@pytest.mark.eager("hooks of what it reaches see gradients")
 def test_a_hook_registered_later_runs():
     model, seen = Net(), []
 
