@@ -57,7 +57,7 @@ class World:
     events: list[str]
     dynamic: bool | None = None
     module: bool = False  # the first program is a module's forward, and what it reaches are parameters and buffers
-    wild: int = 0  # 0: the programs only compute; 1: they write as well, and set gradients and histories; 2: and take gradients themselves
+    wild: int = 0  # 0: the programs only compute; 1: they write as well, and set gradients and histories; 2: and take gradients themselves; 3: often, under hooks that come and go
 
     def of(self, code, is_method=False):
         owner = "self." if is_method else "net."

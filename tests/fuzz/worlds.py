@@ -41,10 +41,13 @@ LINES = {
          "{v} = {a}[0]", "{v}, {u} = {a}.split(1, -1)[:2]", "{v} = {a}.diagonal()", "{v} = {a}.unfold(0, 2, 1)", "{v} = {a}.view_as({b})"],
     10: ["{a}.mul_({b})", "{a}.add_(1)", "{a}[0] = 2", "{a}.copy_({b})", "{a}.zero_()", "{a}.sin_()", "torch.add({b}, 1, out={a})", "{a}.data.mul_(2)", "{a}.detach().add_(1)", "{a}.relu_()", "{a}[1:].mul_(3)", "torch._foreach_mul_([{a}, {b}], 2)",
          "{a}.addcmul_({b}, {b})", "{a}.masked_fill_({b} > 0, 1)", "{a}.index_add_(0, torch.tensor([0]), {b}[:1])", "{a}[{a} > 0.5] = 0.25", "{a}[..., 0] -= 1", "{a}.clamp_(max=0.5)", "Doubled.apply({a})", "{a}.lerp_({b}, 0.1)", "{a}.set_({b}.detach().clone())", "{a}.uniform_()"],
-    4: ["{v} = {a}.grad * 2", "{a}.grad = {b}.detach()", "{a}.grad = None", "{a}.grad.mul_(2)", "{a}.requires_grad_()", "{a}.detach_()", "{a}.unsqueeze_(0)", "{a}.retain_grad()", "{a}.grad.zero_()", "{a}.t_()"],
+    4: ["{v} = {a}.grad * 2", "{a}.grad = {b}.detach()", "{a}.grad = None", "{a}.grad.mul_(2)", "{a}.requires_grad_()", "{a}.detach_()", "{a}.unsqueeze_(0)", "{a}.retain_grad()", "{a}.grad.zero_()", "{a}.t_()", "{a}.requires_grad_(False)"],
     5: ["{v}, = torch.autograd.grad(({a} * {b}).sum(), {a})", "{v}, = torch.autograd.grad({a}.sin().sum(), {b}, create_graph=True)", "{a}.sum().backward()", "{v}, = torch.autograd.grad(({a} * 2).sum(), {a}, create_graph=True)",
-        "({a} * {b}).sum().backward()"],
+        "({a} * {b}).sum().backward()", "({a} * {b}).sum().backward(); {a}.grad = None", "({a} * {b}).sum().backward(inputs=[{a}]); {v} = {a}.grad.clone(); {a}.grad = None",
+        "u{v} = {a}.grad; {a}.grad = None; ({a} * {b}).sin().sum().backward(); {v} = {a}.grad; {a}.grad = u{v}", "({a} * {b}).sin().sum().backward(); {a}.data.sub_({a}.grad); {a}.grad = None",
+        "{a}.requires_grad_(False); {v} = {a} * {b}; {a}.requires_grad_(); {v} = {v} + {a}", "{a}.requires_grad_(False); {v} = {a}.sin(); {a}.requires_grad_()"],
 }
+TAKES_GRADIENTS, HOOKS = 5, 3.5  # more of these where a program steps
 AROUND = {6: "{}", 3: "with torch.no_grad(): {}", 1: "with torch.enable_grad(): {}", 0.3: "with torch.inference_mode(): {}"}
 CALLS = {
     14: ["{r} = {call}"],
@@ -73,11 +76,11 @@ class Maker:
     def __init__(self, seed):
         choose = self.choose = random.Random(seed)
         programs = [Program(i, choose.randrange(0, 3), choose.choice(["positions"] * 6 + ["list", "dict", "keywords", "nested"])) for i in range(choose.choice([1, 1, 1, 2, 3]))]
-        self.world = World(seed, [], programs, [], choose.choice([None, None, True, False]), choose.random() < 0.3, choose.choice([0, 0, 0, 1, 1, 2]))
+        self.world = World(seed, [], programs, [], choose.choice([None, None, True, False]), choose.random() < 0.3, choose.choice([0, 0, 0, 1, 1, 2, 3]))
 
     def make(self):
         choose, w = self.choose, self.world
-        kinds = ["w", *choose.choices(list(MADE), [3, 2, 2, 4], k=choose.randrange(2, 6))]
+        kinds = ["w", *choose.choices(list(MADE), [3, 2, 2, 4] if w.wild < 3 else [3, 2, 0, 0.3], k=choose.randrange(2, 6))]
         for n, kind in enumerate(kinds):
             known = [name for name, _ in w.made]
             for _ in range(5):
@@ -86,7 +89,7 @@ class Maker:
                     w.made.append((f"{kind}{n}", code))
                     break
         names = [name for name, _ in w.made]
-        first = {p.name: [choose.choice(names) if choose.random() < 0.6 else self.fresh(SIZES) for _ in range(p.takes)] for p in w.programs}
+        first = {p.name: [choose.choice(names) if choose.random() < (0.6 if w.wild < 3 else 0.1) else self.fresh(SIZES) for _ in range(p.takes)] for p in w.programs}
         for p in w.programs:
             self.write_body(p, first[p.name])
         self.write_events(first)
@@ -109,11 +112,14 @@ class Maker:
         """Lines that run one after the other in eager, but for some."""
         choose, w = self.choose, self.world
         local = [f"x{i}" for i in range(p.takes)]
+        weights = [name for name, _ in w.made if name[0] == "w"]
         for _ in range(choose.randrange(2, 13)):
             around = pick(choose, AROUND) if w.wild else "{}"
             known = [name for name, _ in w.made] + 2 * local
             v = f"v{len(p.body)}"
-            line = choose.choice(pick(choose, dict(list(LINES.items())[:(4, 6, 7)[w.wild]]))).format(v=v, u="u" + v, a=choose.choice(known), b=choose.choice(known))
+            steps = w.wild == 3 and choose.random() < 0.3
+            templates = LINES[TAKES_GRADIENTS] if steps else pick(choose, dict(list(LINES.items())[:(4, 6, 7, 7)[w.wild]]))
+            line = choose.choice(templates).format(v=v, u="u" + v, a=choose.choice(weights if steps else known), b=choose.choice(known))
             line = around.format(line)
             p.gives = ["None"]
             p.body.append(line)
@@ -131,7 +137,8 @@ class Maker:
         races = any(word in line for p in w.programs for line in p.body for word in ("dropout", "rand", "uniform", "jvp"))  # generators, and levels of dual numbers, are the process's
         for n in range(choose.randrange(3, 14)):
             is_call = not calls or choose.random() < 0.4
-            template = choose.choice(pick(choose, CALLS if is_call else EVENTS)) if calls else "{r} = {call}"
+            happens = EVENTS[HOOKS] if w.wild == 3 and not is_call and choose.random() < 0.5 else pick(choose, CALLS if is_call else EVENTS)
+            template = choose.choice(happens) if calls else "{r} = {call}"
             if "together" in template and (w.wild or races):  # what would come of it follows from which thread is first
                 continue
             if "{r}" in template and not is_call and not results:
