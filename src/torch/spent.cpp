@@ -109,6 +109,7 @@ void Tracer::Impl::find_spent(std::vector<at::Tensor>& tensors, Program& p) {
     }
     if (std::ranges::any_of(p.mutations, [&](const Mutation& m) { return !m.metadata_only && m.output == o; }))
       fail("writes what its backward() went through");
+    capture::refuse_hooks(trial.from, to);  // they run with its gradient, before that is known to be spent
     tensors[o].reset();
     for (uint32_t r = 0; r < p.results.size(); ++r) {
       const ResultSpec& how = p.results[r];

@@ -44,7 +44,7 @@ LINES = {
     4: ["{v} = {a}.grad * 2", "{a}.grad = {b}.detach()", "{a}.grad = None", "{a}.grad.mul_(2)", "{a}.requires_grad_()", "{a}.detach_()", "{a}.unsqueeze_(0)", "{a}.retain_grad()", "{a}.grad.zero_()", "{a}.t_()", "{a}.requires_grad_(False)"],
     5: ["{v}, = torch.autograd.grad(({a} * {b}).sum(), {a})", "{v}, = torch.autograd.grad({a}.sin().sum(), {b}, create_graph=True)", "{a}.sum().backward()", "{v}, = torch.autograd.grad(({a} * 2).sum(), {a}, create_graph=True)",
         "({a} * {b}).sum().backward()", "({a} * {b}).sum().backward(); {a}.grad = None", "({a} * {b}).sum().backward(inputs=[{a}]); {v} = {a}.grad.clone(); {a}.grad = None",
-        "u{v} = {a}.grad; {a}.grad = None; ({a} * {b}).sin().sum().backward(); {v} = {a}.grad; {a}.grad = u{v}", "({a} * {b}).sin().sum().backward(); {a}.data.sub_({a}.grad); {a}.grad = None",
+        "u{v} = {a}.grad; {a}.grad = None; ({a} * {b}).sin().sum().backward(); {v} = {a}.grad; {a}.grad = u{v}", "({a} * {b}).sin().sum().backward(); {a}.data.sub_({a}.grad, alpha=0.01); {a}.grad = None",
         "{a}.requires_grad_(False); {v} = {a} * {b}; {a}.requires_grad_(); {v} = {v} + {a}", "{a}.requires_grad_(False); {v} = {a}.sin(); {a}.requires_grad_()"],
 }
 TAKES_GRADIENTS, HOOKS = 5, 3.5  # more of these where a program steps

@@ -88,3 +88,25 @@ def test_a_gradient_of_another_size():
         for _ in range(3):
             told.append((f().tolist(), h.shape, h.grad.shape))
     assert told[3:] == told[:3]
+
+
+@pytest.mark.eager("retains the gradient of a tensor that is not a leaf")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_what_backward_is_asked_for_retains_its_gradient(checkpointed):
+    """Its graph is freed: a backward that comes to it later has set its .grad before that is known."""
+    told = []
+    for compiles in (False, True):
+        w, u = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+
+        def f():
+            v = torch.utils.checkpoint.checkpoint(lambda a: a * u.sin(), w * 1, use_reentrant=False) if checkpointed else w * u.sin()  # noqa: B023
+            (v * w).sum().backward(inputs=[v])  # noqa: B023
+            g, v.grad = v.grad.clone(), None
+            return v, g
+        f = vitrify.compile(f) if compiles else f
+        for _ in range(3):
+            v, g = f()
+            with pytest.raises(RuntimeError, match="a second time"):
+                (v.sum() + 0).backward()
+            told.append((v.retains_grad, v.grad.tolist(), g.tolist()))
+    assert told[3:] == told[:3]
