@@ -44,6 +44,18 @@ bool noted(PyObject* self, Fact fact, const char* name) {
   END_HANDLE_TH_ERRORS_RET(false)
 }
 
+bool noted_requires_grad(PyObject* self, PyObject* value) {
+  Tracer* t = Tracer::current();
+  if (!t || !THPVariable_Check(self) || (value && !PyBool_Check(value))) return true;
+  try {
+    t->note_requires_grad(THPVariable_Unpack(self), !value || value == Py_True);
+    return true;
+  } catch (...) {
+    set_python_error(std::current_exception());
+    return false;
+  }
+}
+
 struct Attribute {
   PyGetSetDef real;
   Fact fact;
@@ -79,6 +91,21 @@ int write_grad(PyObject* self, PyObject* value, void* closure) {
 
 PyObject* with_keywords(const PyMethodDef& method, PyObject* self, PyObject* args, PyObject* kwargs) {
   return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth))(self, args, kwargs);
+}
+
+PyObject* read_requires_grad(PyObject* self, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  return real.get(self, real.closure);
+}
+int write_requires_grad(PyObject* self, PyObject* value, void* closure) {
+  const auto& real = *static_cast<const PyGetSetDef*>(closure);
+  return noted_requires_grad(self, value) ? real.set(self, value, real.closure) : -1;
+}
+
+PyMethodDef requires_grad;
+PyObject* call_requires_grad(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* value = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : kwargs ? PyDict_GetItemString(kwargs, "requires_grad") : nullptr;
+  return noted_requires_grad(self, value) ? with_keywords(requires_grad, self, args, kwargs) : nullptr;
 }
 
 struct Method {
@@ -362,6 +389,8 @@ void hear_of_facts() {
   for (const char* name : {"grad", "_grad"}) replace_getset(base, name, read_grad, write_grad);
   [&]<size_t... I>(std::index_sequence<I...>) { (replace_method<I>(base), ...); }(std::make_index_sequence<methods.size()>());
   const auto as_method = [](auto* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); };
+  replace_getset(base, "requires_grad", read_requires_grad, write_requires_grad);
+  replace_function(base, "requires_grad_", as_method(&call_requires_grad), requires_grad);
   replace_function(base, "new_tensor", as_method(&call_new_tensor), new_tensor);
   replace_function(base, "new", as_method(&call_new), new_of_old);
   if (THPGeneratorClass)

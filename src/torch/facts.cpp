@@ -95,6 +95,28 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
   m.add_fact(s.input, fact);
 }
 
+// An argument's placeholder and the tensor itself, which the program may find as well, each have a requires_grad of their own.
+void Tracer::note_requires_grad(const at::Tensor& t, bool needed) {
+  Impl& m = *impl_;
+  if (t.requires_grad() == needed) return;
+  const auto refuse = [&](std::string why) {
+    note_failure(std::move(why));
+    throw CaptureError(*m.failure);
+  };
+  const auto itself = std::ranges::find_if(m.sources, [&](const Impl::Source& s) { return (as_fake(t) ? s.fake : s.real).is_same(t); });
+  const bool given = itself != m.sources.end();
+  if ((given || !needed) && (!m.hooked.empty() || !m.saved_arguments.empty()))
+    refuse("freezes or unfreezes a tensor beside a checkpoint, whose function may read it again");
+  if (!given) return;
+  bool argument = false, found = !as_fake(t);
+  for (Impl::Source& s : m.sources) {
+    if (!s.real.is_same(itself->real)) continue;
+    (m.is_argument(s) ? argument : found) = true;
+    s.frozen = true;
+  }
+  if (argument && found) refuse(fmt::format("freezes or unfreezes '{}', an argument that it also reaches by itself", itself->name));
+}
+
 // What the program is given has no history here, but for what it reaches by itself: eager's gradients go on through that.
 void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::Tensor>& to, const std::vector<Edge>& to_edges) {
   Impl& m = *impl_;

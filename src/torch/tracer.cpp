@@ -334,6 +334,8 @@ at::Tensor Tracer::Impl::fake_of(const at::Tensor& t) {
     if (is_argument(*found)) {
       if (auto own = met(t); own != sources.end()) {
         found = &*own;
+      } else if (found->frozen) {
+        fail(fmt::format("freezes or unfreezes '{}', an argument that it also reaches by itself", found->name));
       } else {
         sources.push_back({t, {}, ir::InputKind::Captured, found->name});
         sources.back().real_version = found->real_version;

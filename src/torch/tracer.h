@@ -129,6 +129,8 @@ class Tracer {
 
   // The program reads of a tensor what no op says. What the capture can know holds in every call (Program::facts); else it fails.
   void note_fact(const at::Tensor&, Fact, std::string_view name);
+  // The program is about to set the requires_grad of a tensor.
+  void note_requires_grad(const at::Tensor&, bool);
   // The program is about to take gradients of its own; `to`: with respect to these and to what is at those edges; nothing: to all leaves.
   void note_gradients(const std::vector<torch::autograd::Edge>& of, const std::vector<at::Tensor>& to,
                       const std::vector<torch::autograd::Edge>& to_edges);

@@ -41,6 +41,7 @@ struct Tracer::Impl final : capture::ModeHandler {
     int64_t shared = 0;           // of these, those that another source with the same counter has, too, which tells calls of them
     torch::autograd::Edge edge;   // where its gradient goes, when it needs one
     compat::NodePtr accumulator;  // of a leaf that the program finds: the trace's own, while no capture runs
+    bool frozen = false;          // or unfrozen, by the program
     bool exchanged = false;       // or also while one runs, when the tensor has it in place of `before`
     std::optional<decltype(torch::autograd::AutogradMeta::grad_accumulator_)> before;
     Source* grad_of = nullptr;       // it is the .grad of that one, found anew by every call

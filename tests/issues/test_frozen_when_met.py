@@ -3,6 +3,7 @@ import pytest
 import torch
 import vitrify
 from torch import nn
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 USES = {"an op": lambda w, x: (x * w).sum(), "without gradients": lambda w, x: torch.no_grad()(lambda: (w * 2).sum())(), "detached": lambda w, x: w.detach().sin().sum(), "a view": lambda w, x: (x * w[1:2]).sum()}
 
@@ -67,5 +68,87 @@ def test_a_step_of_two_networks(of):
             f(torch.full((2 + k % 2, 2), 0.5).double(), torch.full((3, 3), 1.0).double()).backward()
             seen += [p.grad.clone() for p in nets.parameters()]
             optimizer.step()
+        return seen
+    torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
+
+
+ALIASES = {"found, given": lambda w, b, x: (w.requires_grad_(False), x * b, w.requires_grad_(True))[1], "given, found": lambda w, b, x: (b.requires_grad_(False), x * w, b.requires_grad_(True))[1],
+           "read": lambda w, b, x: (w.requires_grad_(False), x * (2.0 if b.requires_grad else 3.0) + (x * w).detach(), w.requires_grad_(True))[1],
+           "set": lambda w, b, x: (setattr(w, "requires_grad", False), x * b, setattr(w, "requires_grad", True))[1], "met before": lambda w, b, x: (w * 2, w.requires_grad_(False), x * b, w.requires_grad_(True))[2]}
+
+
+@pytest.mark.eager("an argument that it also reaches by itself")
+@pytest.mark.parametrize("how", ALIASES)
+def test_a_weight_that_is_an_argument_too(how):
+    """The tensor and its placeholder had a requires_grad each."""
+    def told(compile):
+        w, seen = torch.ones(3, requires_grad=True), []
+        f = compile(lambda x, b: ALIASES[how](w, b, x))
+        for k in range(3):
+            w.grad = None
+            y = f(torch.full((3,), 1.0 + k, requires_grad=True), w)
+            y.sum().backward()
+            seen.append((y.tolist(), y.requires_grad, None if w.grad is None else w.grad.tolist()))
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_arguments(same):
+    def told(compile):
+        w, u, seen = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), []
+
+        def program(x, a, b):
+            a.requires_grad_(False)
+            y = x * b + x.sin() * a
+            a.requires_grad_(True)
+            return y
+        f = compile(program)
+        for k in range(3):
+            w.grad = u.grad = None
+            f(torch.full((3,), 1.0 + k, requires_grad=True), w, w if same else u).sum().backward()
+            seen.append([None if t.grad is None else t.grad.tolist() for t in (w, u)])
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
+
+
+@pytest.mark.eager("freezes or unfreezes a tensor beside a checkpoint", some=True)
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_frozen_after_a_checkpoint(given, detached):
+    """Its function saves other tensors when it computes again."""
+    def told(compile):
+        w, seen = torch.ones(3), []
+
+        def program(x, b=None):
+            b = w if b is None else b
+            b.requires_grad_(True)
+            y = checkpoint(lambda q: q * b, (x.detach() if detached else x) * 2, use_reentrant=False)
+            b.requires_grad_(False)
+            return y
+        f = compile(program)
+        for _ in range(3):
+            y = f(torch.ones(2, 3, requires_grad=True), *[torch.ones(3)] * given)
+            with pytest.raises(CheckpointError):
+                y.sum().backward()
+            seen.append(y.tolist())
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
+
+
+def test_what_a_program_makes_needs_gradients_beside_a_checkpoint():
+    def told(compile):
+        w, seen = torch.ones(3, requires_grad=True), []
+
+        def program(x):
+            y = checkpoint(lambda q: (q * w).sin(), x, use_reentrant=False).sum()
+            between = x.detach().requires_grad_()
+            g, = torch.autograd.grad((between * w).sin().sum(), between, create_graph=True)
+            return y + g.square().sum()
+        f = compile(program)
+        for k in range(3):
+            w.grad = None
+            f(torch.full((3,), 1.0 + k)).backward()
+            seen.append(w.grad.clone())
         return seen
     torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
