@@ -207,6 +207,7 @@ PyObject* run_entry(const std::shared_ptr<Entry>& e, const Tensors& tensors, at:
       attempt.effects = take_effects_of_failure();
       if (!attempt.effects) throw;
     }
+    if (PyErr_Occurred()) throw;  // of a hook on what is saved: warnings given before go past it
     failed = true;
     return nullptr;
   }
