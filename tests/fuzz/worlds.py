@@ -141,6 +141,8 @@ class Maker:
             template = choose.choice(happens) if calls else "{r} = {call}"
             if "together" in template and (w.wild or races):  # what would come of it follows from which thread is first
                 continue
+            if "ck(" in template and any("requires_grad_" in line for p in w.programs for line in p.body):  # computed again it stops early, and leaves them frozen (docs/differences.md)
+                continue
             if "{r}" in template and not is_call and not results:
                 continue
             p = choose.choice(w.programs)
