@@ -550,6 +550,8 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       change.path.push_back({q->in_place->name, q->step.args, -1});
       ++metadata;
     }
+    if (metadata && src.real.requires_grad() && src.real.is_leaf())  // its gradient's size is that of the tensor when autograd first met it
+      fail(fmt::format("gives '{}', a leaf that needs gradients, another size or order in place", src.name));
     std::reverse(change.path.begin(), change.path.end());
     if (s->generation) {
       Mutation w;
