@@ -450,7 +450,7 @@ void bind_capture(py::module_& m) {
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<Program>(s.tracer->finish(out));
-             complete(*p, out, s.tracer->declared_generators());
+             complete(*p, s.tracer->declared_generators());
              return p;
            })
       .def("makes_gradients",
@@ -466,7 +466,7 @@ void bind_capture(py::module_& m) {
              std::vector<at::Tensor> out;
              for (auto t : tensors) out.push_back(THPVariable_Unpack(t.ptr()));
              auto p = std::make_shared<JointProgram>(s.tracer->finish_joint(out));
-             complete(p->program, out, s.tracer->declared_generators());
+             complete(p->program, s.tracer->declared_generators());
              if (p->program.inference && !p->roots.empty())
                throw CaptureError("returns what gradients come back through, of another inference mode than the call's");
              return p;

@@ -319,7 +319,7 @@ void Engine::Impl::capture(Entry& e, const ModuleView& view, const Flat& call, c
     else
       joint.program = tracer.finish(out);
     Program& p = joint.program;
-    complete(p, out);
+    complete(p);
     counters().captures++;
     for (auto& t : p.captured)
       if (t.defined() && !view.has(t)) e.held.push_back(t);

@@ -144,19 +144,10 @@ std::vector<char> returned_outputs(const Program& p, size_t count) {
   return r;
 }
 
-void complete(Program& p, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known) {
-  const bool mode = c10::InferenceMode::is_enabled();
-  size_t made = 0, as_mode = 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (p.results[i].kind != ResultSpec::Kind::Value && p.results[i].kind != ResultSpec::Kind::ViewOfOutput) continue;
-    ++made;
-    as_mode += outputs[i].is_inference() == mode;
-  }
+void complete(Program& p, const std::vector<at::Generator>& known) {
   for (ResultSpec& r : p.results)
     for (ResultSpec::ViewOp& v : r.path)
       if (v.mode == view_mode()) v.mode.reset();
-  if (made && !as_mode) p.inference = !mode;
-  if (made && as_mode && as_mode != made) capture::fail("returns both inference tensors and others");
 
   for (const ir::Node* n : p.graph->nodes()) {
     for (const ir::Arg& a : n->args) {

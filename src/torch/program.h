@@ -138,8 +138,8 @@ bool has_side_effects(const ir::Graph&);
 // By graph output, of the first `count`: is a result made from it? Users then see its memory.
 std::vector<char> returned_outputs(const Program&, size_t count);
 
-// Completes a program that returned `outputs` with what only the door knows; CaptureError if it draws from a generator that is none of `known`:
-// one that the program makes is made anew by every eager call.
-void complete(Program&, const std::vector<at::Tensor>& outputs, const std::vector<at::Generator>& known = {});
+// Completes a program with what only the door knows; CaptureError if it draws from a generator that is none of `known`: one that the program makes is
+// made anew by every eager call.
+void complete(Program&, const std::vector<at::Generator>& known = {});
 
 }  // namespace vitrify

@@ -293,6 +293,23 @@ std::unordered_set<const capture::StorageState*> memory_saved(const std::vector<
 }  // namespace
 
 // Graph outputs for what the program returns and for what it wrote.
+namespace {
+
+// A call makes all that it gives in one inference mode.
+void note_inference(Program& p, const std::vector<at::Tensor>& outputs) {
+  const bool mode = c10::InferenceMode::is_enabled();
+  size_t made = 0, as_mode = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (p.results[i].kind != ResultSpec::Kind::Value && p.results[i].kind != ResultSpec::Kind::ViewOfOutput) continue;
+    ++made;
+    as_mode += outputs[i].is_inference() == mode;
+  }
+  if (made && !as_mode) p.inference = !mode;
+  if (made && as_mode && as_mode != made) fail("returns, or sets as a .grad, both inference tensors and others");
+}
+
+}  // namespace
+
 void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
   std::vector<at::Tensor> fakes;
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);
@@ -534,6 +551,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
       if (const auto* meta = torch::autograd::impl::get_autograd_meta(fakes[i])) of_views.emplace_back(meta->grad_fn_, meta->output_nr_);
   capture::refuse_hooks(of_views, to);
   chain_views(fakes, p.results);
+  note_inference(p, fakes);
   for (uint32_t i = 0; i < fakes.size(); ++i)  // no mode says so
     if (auto& path = p.results[i].path; !path.empty() && creation_of(fakes[i]) == CreationMeta::IN_CUSTOM_FUNCTION && fakes[i].is_leaf())
       path.back().creation = static_cast<int8_t>(CreationMeta::IN_CUSTOM_FUNCTION);

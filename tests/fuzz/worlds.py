@@ -51,7 +51,7 @@ TAKES_GRADIENTS, HOOKS = 5, 3.5  # more of these where a program steps
 AROUND = {6: "{}", 3: "with torch.no_grad(): {}", 1: "with torch.enable_grad(): {}", 0.3: "with torch.inference_mode(): {}"}
 CALLS = {
     14: ["{r} = {call}"],
-    4: ["with torch.no_grad(): {r} = {call}", "{r} = elsewhere(lambda: {call})", "with torch.inference_mode(): {r} = {call}", "with saving(): {r} = {call}", "{r} = together(lambda: {call})", "{r} = ck(lambda a: {call}, {a})"],
+    4: ["with torch.no_grad(): {r} = {call}", "{r} = elsewhere(lambda: {call})", "with torch.inference_mode(): {r} = {call}", "with saving(): {r} = {call}", "{r} = together(lambda: {call})", "{r} = ck(lambda a: {call}, {a} * 1)"],
 }
 EVENTS = {
     9: ["{r}.sum().backward()", "elsewhere(lambda: {r}.sum().backward())", "{r}.sum().backward(retain_graph=True)", "{r}.sum().backward(inputs=[{w}])", "torch.autograd.grad({r}.sum(), {w}, allow_unused=True)",
@@ -121,6 +121,8 @@ class Maker:
             templates = LINES[TAKES_GRADIENTS] if steps else pick(choose, dict(list(LINES.items())[:(4, 6, 7, 7)[w.wild]]))
             line = choose.choice(templates).format(v=v, u="u" + v, a=choose.choice(weights if steps else known), b=choose.choice(known))
             line = around.format(line)
+            if "ck(" in line and any(word in code for code in (*p.body, *(code for _, code in w.made)) for word in ("chunk(", "split(", "no_grad")):  # of a view that a write spoils
+                continue
             p.gives = ["None"]
             p.body.append(line)
             if run_quietly(w, [f"r = {p.call(first)}"])[0][1] and choose.random() < 0.97:
@@ -141,7 +143,10 @@ class Maker:
             template = choose.choice(happens) if calls else "{r} = {call}"
             if "together" in template and (w.wild or races):  # what would come of it follows from which thread is first
                 continue
-            if "ck(" in template and any("requires_grad_" in line for p in w.programs for line in p.body):  # computed again it stops early, and leaves them frozen (docs/differences.md)
+            # Documented (docs/differences.md): what a checkpoint's function finds is another tensor by then, or it stops early, and leaves a write or a freeze undone.
+            if "ck(" in template and any(word in line for p in w.programs for line in p.body for word in ("requires_grad_", ".data")):
+                continue
+            if template.startswith(("{a} = ", "{w} = ")) and any("ck(" in line for line in (*w.events, *(line for p in w.programs for line in p.body))):
                 continue
             if "{r}" in template and not is_call and not results:
                 continue

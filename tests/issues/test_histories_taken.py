@@ -14,7 +14,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.eager("reads by detach_() the history", "reads retain_grad", "shares memory with input", "detaches a tensor in place", "requires_grad of a tensor", "one of the variables", "retains the gradient", some=True)
+@pytest.mark.eager("reads by detach_() the history", "reads retain_grad", "shares memory with input", "detaches a tensor in place", "requires_grad of a tensor", "an argument that it also reaches by itself", "one of the variables", "retains the gradient", some=True)
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("way", ["argument", "captured"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -36,7 +36,7 @@ def test_grad_modes(text, more):
     check(program(text), TWO, **more)
 
 
-@pytest.mark.parametrize("text, reason", [("with torch.inference_mode():\n        z = x * 2\n    return x * y, z.shape", None), ("with torch.inference_mode():\n        z = x * 2\n    return z, y * 3", "returns both inference tensors and others"),
+@pytest.mark.parametrize("text, reason", [("with torch.inference_mode():\n        z = x * 2\n    return x * y, z.shape", None), ("with torch.inference_mode():\n        z = x * 2\n    return z, y * 3", "both inference tensors and others"),
                                           ("with torch.inference_mode():\n        z = x * 2\n    return z * y", "")])
 def test_inference_regions(text, reason):
     check(program(text), TWO, reason)
