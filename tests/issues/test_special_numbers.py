@@ -233,6 +233,17 @@ def test_gelu_of_the_largest(dtype, approximate):
         assert torch.equal(ours.isnan(), eager.isnan()) and torch.equal(ours.isinf(), eager.isinf())
 
 
+@pytest.mark.parametrize("program", [lambda x: torch.nn.functional.gelu(x[x > 99]), lambda x: torch.nn.functional.gelu(x)], ids=["found", "given"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_of_one_of_a_size_that_changes(dtype, program):
+    """Eager's is oneDNN's but for a single element."""
+    f = vitrify.compile(program, dynamic=True)
+    for values in ([float("inf"), 1e38, 3.0], [float("inf"), 2.0], [1e38, float("inf"), -1.0, 100.0], [float("inf")], [3.1e38]):
+        x = torch.tensor(values).to(dtype)
+        ours, eager = f(x), program(x)
+        assert torch.equal(ours.isnan(), eager.isnan()) and torch.equal(ours.isinf(), eager.isinf())
+
+
 ALPHAS = [(torch.int64, 1.0), (torch.int64, 2.0), (torch.int8, 1.5), (torch.float32, True), (torch.float32, 2), (torch.bool, 2), (torch.bool, True), (torch.int64, True)]
 
 
