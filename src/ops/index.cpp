@@ -204,6 +204,7 @@ bool lower_index_add(const Args& a, std::vector<Tensor>& r) {
       src.sizes.size() != x.sizes.size())
     return false;
   if (!is_number(alpha) || !number_fits(alpha, t)) return false;
+  if (known_empty(x.sizes) && x.sizes.size() > 1) return false;  // eager looks at no index
   const int64_t d = a.dim(1, x.sizes.size());
   Dims taken = x.sizes;
   taken[d] = i.sizes[0];

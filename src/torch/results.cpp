@@ -11,7 +11,6 @@
 #include "torch/ask_kernel.h"
 #include "torch/convert.h"
 #include "torch/derivatives.h"
-#include "torch/leaf_gradient.h"
 #include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
@@ -290,11 +289,6 @@ std::unordered_set<const capture::StorageState*> memory_saved(const std::vector<
   return r;
 }
 
-}  // namespace
-
-// Graph outputs for what the program returns and for what it wrote.
-namespace {
-
 // A call makes all that it gives in one inference mode.
 void note_inference(Program& p, const std::vector<at::Tensor>& outputs) {
   const bool mode = c10::InferenceMode::is_enabled();
@@ -310,6 +304,7 @@ void note_inference(Program& p, const std::vector<at::Tensor>& outputs) {
 
 }  // namespace
 
+// Graph outputs for what the program returns and for what it wrote.
 void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
   std::vector<at::Tensor> fakes;
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);
