@@ -162,6 +162,14 @@ void Tracer::note_unpacked(const Node& n) {
   if (impl_->running.get() == &n) impl_->read_counted.emplace(&n, Impl::kAllSaved);  // checkpoints have their arguments in nodes that never run
 }
 
+// An argument stays what its tensor was first known as.
+const Tracer::Impl::Source* Tracer::Impl::found_itself(const at::Tensor& real) const {
+  const auto known = by_real.find(real.unsafeGetTensorImpl());
+  if (known == by_real.end() || !is_argument(*known->second)) return known == by_real.end() ? nullptr : known->second;
+  const auto own = std::ranges::find_if(sources, [&](const Source& s) { return s.real.is_same(real) && !is_argument(s); });
+  return own == sources.end() ? known->second : &*own;
+}
+
 // A step has saved what its formula read of the program; a checkpoint's are made again by the first that reads them.
 std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const Level& level) const {
   auto tape = std::make_shared<Tape>();
@@ -323,10 +331,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;
       const auto* f = capture::as_fake(saved);
-      const auto met = by_real.find(saved.unsafeGetTensorImpl());
-      if (met != by_real.end() && !f) f = capture::as_fake(met->second->fake);  // what Python code reaches by itself it saves so
+      const Source* met = f ? nullptr : found_itself(saved);  // what the program reaches by itself it saves so
+      if (met) f = capture::as_fake(met->fake);
       if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
-      const int32_t input = f ? f->view->storage->input : met != by_real.end() ? met->second->input : -1;
+      const int32_t input = f ? f->view->storage->input : met ? met->input : -1;
       const Value memory = input >= 0 ? graph->inputs[static_cast<size_t>(input)].value : f ? root_of(f->view->storage->base) : Value();
       if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)

@@ -142,7 +142,8 @@ struct Tracer::Impl final : capture::ModeHandler {
 
   // --- inputs (tracer.cpp)
   at::Tensor make_input(Source&, const std::vector<DimMark>& dims);
-  void require_grad(Source&);  // joint.cpp
+  void require_grad(Source&);                                // joint.cpp
+  const Source* found_itself(const at::Tensor& real) const;  // tape.cpp
   void check_in_scope(const at::Tensor&) const;
   at::Tensor fake_of(const at::Tensor& t);  // t itself, or the placeholder of a real tensor
   ir::Value value_of_tensor(const at::Tensor&);
