@@ -30,12 +30,14 @@ using torch::autograd::Edge;
 
 namespace {
 
-bool noted(PyObject* self, Fact fact, const char* name) {
+// note(tracer, tensor), while one is captured. False: a Python error is set.
+template <class Note>
+bool noted_by(PyObject* self, Note note) {
   Tracer* t = Tracer::current();
   if (!t || !THPVariable_Check(self)) return true;
   HANDLE_TH_ERRORS  // of what set_python_error() does not know
       try {
-    t->note_fact(THPVariable_Unpack(self), fact, name);
+    note(*t, THPVariable_Unpack(self));
     return true;
   } catch (...) {
     set_python_error(std::current_exception());
@@ -44,16 +46,14 @@ bool noted(PyObject* self, Fact fact, const char* name) {
   END_HANDLE_TH_ERRORS_RET(false)
 }
 
+bool noted(PyObject* self, Fact fact, const char* name) {
+  return noted_by(self, [&](Tracer& t, const at::Tensor& of) { t.note_fact(of, fact, name); });
+}
+
+// `value`: as it was given; null: True. What is no bool torch refuses.
 bool noted_requires_grad(PyObject* self, PyObject* value) {
-  Tracer* t = Tracer::current();
-  if (!t || !THPVariable_Check(self) || (value && !PyBool_Check(value))) return true;
-  try {
-    t->note_requires_grad(THPVariable_Unpack(self), !value || value == Py_True);
-    return true;
-  } catch (...) {
-    set_python_error(std::current_exception());
-    return false;
-  }
+  if (value && !PyBool_Check(value)) return true;
+  return noted_by(self, [&](Tracer& t, const at::Tensor& of) { t.note_requires_grad(of, value != Py_False); });
 }
 
 struct Attribute {

@@ -22,7 +22,7 @@ def bounded():
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as sizes:
         now = int(sizes.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + LINE, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (min([now + LINE, *(limit for limit in before if limit != resource.RLIM_INFINITY)]), before[1]))
     try:
         yield
     finally:

@@ -47,6 +47,7 @@ LINES = {
         "u{v} = {a}.grad; {a}.grad = None; ({a} * {b}).sin().sum().backward(); {v} = {a}.grad; {a}.grad = u{v}", "({a} * {b}).sin().sum().backward(); {a}.data.sub_({a}.grad, alpha=0.01); {a}.grad = None",
         "{a}.requires_grad_(False); {v} = {a} * {b}; {a}.requires_grad_(); {v} = {v} + {a}", "{a}.requires_grad_(False); {v} = {a}.sin(); {a}.requires_grad_()"],
 }
+WRITES = ("_(", "out=", "] = ", "] -= ", "Doubled")
 TAKES_GRADIENTS, HOOKS = 5, 3.5  # more of these where a program steps
 AROUND = {6: "{}", 3: "with torch.no_grad(): {}", 1: "with torch.enable_grad(): {}", 0.3: "with torch.inference_mode(): {}"}
 CALLS = {
@@ -143,8 +144,8 @@ class Maker:
             template = choose.choice(happens) if calls else "{r} = {call}"
             if "together" in template and (w.wild or races):  # what would come of it follows from which thread is first
                 continue
-            # Documented (docs/differences.md): what a checkpoint's function finds is another tensor by then, or it stops early, and leaves a write or a freeze undone.
-            if "ck(" in template and any(word in line for p in w.programs for line in p.body for word in ("requires_grad_", ".data")):
+            # Documented (docs/differences.md): a checkpoint's function that writes over what a gradient needs, or stops early and leaves a write or a freeze undone, or finds another tensor by then.
+            if "ck(" in template and any(word in line for p in w.programs for line in p.body for word in WRITES):
                 continue
             if template.startswith(("{a} = ", "{w} = ")) and any("ck(" in line for line in (*w.events, *(line for p in w.programs for line in p.body))):
                 continue

@@ -45,8 +45,20 @@ def test_of_no_rows_at_all(op):
         assert same(outcome(compiled, torch.empty(0)), outcome(OPS[op], torch.empty(0)))
 
 
-def test_where_eager_does_not_look():
-    expects.compiled("there is nothing to compute")
-    for shape, dim, source in (((0, 4), 0, (1, 4)), ((3, 0), 1, (3, 1))):
-        f = lambda x: torch.index_add(x, dim, INDEX, torch.ones(source))  # noqa: E731, B023
-        assert same(outcome(vitrify.compile(f), torch.empty(shape)), outcome(f, torch.empty(shape)))
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("shape, dim", [((0, 4), 0), ((3, 0), 0), ((3, 0), 1), ((0,), 0)])
+@pytest.mark.parametrize("index", [[0], [0, 1], [5], [-1], []])
+def test_where_eager_does_not_look(index, shape, dim, read):
+    """index_add() looks at indices into what is empty where there is one dim alone."""
+    if len(shape) == 1 and index:
+        expects.no_kernels("eager raises")
+    else:
+        expects.compiled("there is nothing to compute")
+    source = torch.ones([len(index) if d == dim else n for d, n in enumerate(shape)])
+
+    def f(x):
+        y = torch.index_add(x, dim, torch.tensor(index, dtype=torch.int64), source)
+        return y if read else x * 1
+    compiled = vitrify.compile(f)
+    for _ in range(2):
+        assert same(outcome(compiled, torch.empty(shape)), outcome(f, torch.empty(shape)))
