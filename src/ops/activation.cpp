@@ -34,7 +34,7 @@ bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
       const Val x = v[0];
       Val large = (x + x) * (x - x + 1.0);
       if (!numel.is_const()) large = where(b.index(numel) > b.index(1), large, x);
-      return where(x > x.lit(0x1p127), large, x * gelu_gate(x, false));
+      return where(x >= x.lit(0x1p127), large, x * gelu_gate(x, false));
     });
   return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return v[0] * gelu_gate(v[0], tanh_form); });
 }
