@@ -7,7 +7,7 @@ import types
 import torch
 
 from . import _C
-from ._sources import _ITERATORS, Sources, Unready, is_library
+from ._sources import _ITERATORS, Sources, Unready, is_library, is_written_in_library
 
 _WRITES = {"STORE_GLOBAL": "a global", "DELETE_GLOBAL": "a global", "STORE_ATTR": "an attribute", "DELETE_ATTR": "an attribute",
            "STORE_DEREF": "a variable of the function around it", "DELETE_DEREF": "a variable of the function around it"}
@@ -96,7 +96,7 @@ def refuse_unfollowed(function, attributes):
     for o in reached:
         if isinstance(o, _ITERATORS):
             _C.refuse(f"{function.__name__} may move an iterator on in its backward, which may be captured after the call")
-        if isinstance(o, types.FunctionType) and not is_library(o.__globals__.get("__name__")):  # what wraps a function has its __module__
+        if isinstance(o, types.FunctionType) and not is_written_in_library(o):
             outside, into = _known(o.__code__)
             if outside:
                 _C.refuse(f"{function.__name__} {outside} in its backward, which may be captured after the call")

@@ -66,6 +66,15 @@ def is_library(module_name):
     return module_name.partition(".")[0] in _LIBRARY and module_name != "__main__"
 
 
+def is_written_in_library(f):
+    name = f.__globals__.get("__name__")  # what wraps a function has its __module__
+    return name is not None and is_library(name)
+
+
+def is_library_function(f):
+    return is_library(f.__module__) and (type(f) is not types.FunctionType or is_written_in_library(f))
+
+
 def code_names(code, out):
     """Names of globals and attributes that a function mentions, also as strings."""
     out.update(code.co_names)
@@ -528,11 +537,11 @@ class Sources:
                 self.visit(f, name)
 
     def function(self, f, name):
-        while hasattr(f, "__wrapped__") and is_library(f.__module__):
+        while hasattr(f, "__wrapped__") and is_library_function(f):
             f = f.__wrapped__
         if not isinstance(f, types.FunctionType):
             return
-        if is_library(f.__module__):
+        if is_library_function(f):
             if f.__module__ == "functools":  # singledispatch and the like hold functions of the user's
                 self.cells(f)
             return
