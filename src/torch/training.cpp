@@ -77,10 +77,21 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
   for (size_t k = 0; k < before.size(); ++k)
     if (joint_.roots[k].written >= 0 && given[joint_.roots[k].written]->requires_grad())
       before[k] = torch::autograd::impl::gradient_edge(*given[joint_.roots[k].written]);
-  std::vector<RegionCall::Raised> raised;
+  const auto* below = origin ? static_cast<const RegionCall*>(origin->call.get()) : nullptr;
+  std::vector<RegionCall::Raised> raised, raised_below;
+  if (below && !raising_.empty()) {
+    const auto lock = below->lock();
+    raised_below = below->raised;
+  }
   for (size_t s : raising_) {
     const Tape::Step& step = joint_.tape->steps[s];
     raised.push_back({s, {}, {}, 0});
+    const auto same = std::ranges::find(raised_below, step.below, [](const RegionCall::Raised& r) { return static_cast<int32_t>(r.step); });
+    if (same != raised_below.end()) {  // what it has saved is counted from the call's begin
+      raised.back() = *same;
+      raised.back().step = s;
+      continue;
+    }
     if (step.stale < 0) continue;
     const at::Tensor& stale = *given[static_cast<size_t>(step.stale)];
     if (!counts_versions(stale)) continue;
@@ -177,7 +188,6 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
-  const auto* below = origin ? static_cast<const RegionCall*>(origin->call.get()) : nullptr;
   if (below) {
     const auto lock = below->lock();
     const size_t given_below = below->joint.given.size();
