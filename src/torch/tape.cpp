@@ -304,6 +304,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     if (key < -1 && j.level == 0) s.itself_outputs.push_back(static_cast<uint32_t>(result_key(0) - key));
   };
   auto counted = read_counted, uncounted = read_uncounted;
+  std::set<std::pair<const Node*, uint32_t>> said_given, said_outputs;  // what nodes of Python code have said to save
   std::set<uint32_t> views = read_views;
   std::unordered_set<int32_t> itself = read_itself;
   std::unordered_set<const ir::Node*> read;
@@ -336,9 +337,10 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       if (f) (counts_writes(*f->view, 0) ? counted : uncounted).emplace(s.node, memory_key(f->view->storage));
       const int32_t input = f ? f->view->storage->input : met ? met->input : -1;
       const Value memory = input >= 0 ? graph->inputs[static_cast<size_t>(input)].value : f ? root_of(f->view->storage->base) : Value();
-      if (const auto* which = memory ? given.find(memory) : nullptr) s.reads_given.insert(s.reads_given.end(), which->begin(), which->end());
+      if (const auto* which = memory ? given.find(memory) : nullptr)
+        for (uint32_t i : *which) s.reads_given.push_back(i), said_given.emplace(s.node, i);
       if (const auto* which = f ? outputs.find(root_of(f->view->storage->base)) : nullptr)
-        s.reads_outputs.insert(s.reads_outputs.end(), which->begin(), which->end());
+        for (uint32_t o : *which) s.reads_outputs.push_back(o), said_outputs.emplace(s.node, o);
       if (const auto result = f ? result_views.find(f->view) : result_views.end(); result != result_views.end()) views.insert(result->second);
       const View* at = f ? f->view.get() : nullptr;
       while (at && at->in_place) at = at->parent.get();
@@ -391,14 +393,17 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       }
     }
   for (Tape::Step& s : tape->steps) {
-    const auto take_out = [&](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, auto&& key) {
-      const auto rest = std::ranges::stable_partition(
-          reads, [&](uint32_t i) { return counted.contains({s.node, key(i)}) || !uncounted.contains({s.node, key(i)}); });
+    const bool asked = s.saves && options.saved_tensors && capture::of_python(*s.node);  // what else it reads nobody looks at versions of
+    const auto take_out = [&](std::vector<uint32_t>& reads, std::vector<uint32_t>& found, const auto& said, auto&& key) {
+      const auto rest = std::ranges::stable_partition(reads, [&](uint32_t i) {
+        if (asked && !said.contains({s.node, i})) return false;
+        return counted.contains({s.node, key(i)}) || !uncounted.contains({s.node, key(i)});
+      });
       found.insert(found.end(), rest.begin(), rest.end());
       reads.erase(rest.begin(), rest.end());
     };
-    take_out(s.reads_given, s.found_given, key_of);
-    take_out(s.reads_outputs, s.found_outputs, [&](uint32_t o) {
+    take_out(s.reads_given, s.found_given, said_given, key_of);
+    take_out(s.reads_outputs, s.found_outputs, said_outputs, [&](uint32_t o) {
       const auto write = std::ranges::find(j.program.mutations, o, &Mutation::output);
       return write == j.program.mutations.end() ? result_key(o) : key_of(write->input);
     });
