@@ -82,6 +82,10 @@ bool holds_itself(const Entry& e, PyObject* t) {
   return std::ranges::any_of(e.captured, [&](const auto& c) { return c.first.is_same(THPVariable_Unpack(t)); });
 }
 
+bool reaches(const Entry& e, PyObject* t) {
+  return std::ranges::any_of(e.reached, [&](const auto& r) { return r.first._unsafe_get_target() == THPVariable_Unpack(t).unsafeGetTensorImpl(); });
+}
+
 bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
   if (!e.alias_of.empty()) {
     c10::SmallVector<const void*, 16> storages;
@@ -92,7 +96,7 @@ bool aliases_as_captured(const Entry& e, const Tensors& tensors) {
       if (first != e.alias_of[i] || (tensors[first] == tensors[i]) != e.same_object[i]) return false;
       if (e.captured_alias.empty()) continue;
       const int32_t captured = captured_in(e, storages[i]);
-      if (captured != e.captured_alias[i] || (captured >= 0 && holds_itself(e, tensors[i]))) return false;
+      if (captured != e.captured_alias[i] || (captured >= 0 && holds_itself(e, tensors[i])) || (e.freezes && reaches(e, tensors[i]))) return false;
     }
   }
   // Programs, and torch's modules, ask whether one object was given twice.
@@ -583,7 +587,8 @@ std::shared_ptr<Entry> Entry::make(std::shared_ptr<Signature> s, std::shared_ptr
     for (const at::Tensor& t : reached)
       if (!held.contains(t.unsafeGetTensorImpl())) e->reached.emplace_back(t.getIntrusivePtr(), TensorMeta::of(t, nullptr));
     // Without a write, inputs that start to overlap change nothing, but to whom gradients go.
-    const bool aliases_count = !p.mutations.empty() || looks_at_memory || p.goes_back;
+    const bool aliases_count = !p.mutations.empty() || looks_at_memory || p.goes_back || p.freezes;
+    e->freezes = p.freezes;
     if (aliased || aliases_count) e->alias_of = std::move(alias_of);
     if (aliases_count)
       for (const Ref& t : s->tensors)

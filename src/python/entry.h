@@ -54,6 +54,7 @@ struct Entry {
   uint64_t served = 0, refused = 0;     // calls that ran, and that content led another way
   bool settled = false;                 // what it refuses runs eagerly: a plan captured for such a call did not serve it
   bool release_gil = false;
+  bool freezes = false;  // as Program's
 
   // Fixes metadata checks to what the program depends on.
   static std::shared_ptr<Entry> make(std::shared_ptr<Signature>, std::shared_ptr<Guards>, std::shared_ptr<CompiledGraph>, std::shared_ptr<Result>,

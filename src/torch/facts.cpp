@@ -112,7 +112,7 @@ void Tracer::note_requires_grad(const at::Tensor& t, bool needed) {
   for (Impl::Source& s : m.sources) {
     if (!s.real.is_same(itself->real)) continue;
     (m.is_argument(s) ? argument : found) = true;
-    s.frozen = true;
+    s.frozen = m.freezes = true;
   }
   if (argument && found) refuse(fmt::format("freezes or unfreezes '{}', an argument that it also reaches by itself", itself->name));
 }
@@ -136,6 +136,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
       throw CaptureError(*m.failure);
     }
   }
+  m.went_back = true;
   const bool any_history = std::ranges::any_of(m.inputs, has_history);
   for (const at::Tensor& t : to) {  // that no op has met
     if (as_fake(t)) continue;
@@ -148,7 +149,6 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
     if (!any_history && !t.requires_grad()) continue;
     const capture::Paused paused;
     m.fake_of(t);
-    m.went_back = true;  // a call may be given it as an argument
   }
   for (const Impl::Source* s : m.inputs)
     if (s->real.defined() && s->real.requires_grad() && gradient_of_leaf(s->real.unsafeGetTensorImpl()) != kUsualGradient) {
@@ -159,7 +159,7 @@ void Tracer::note_gradients(const std::vector<Edge>& of, const std::vector<at::T
   std::vector<Edge> ends = to_edges;
   for (const at::Tensor& t : to)
     if (Edge e = t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge(); e.function) ends.push_back(std::move(e));
-  uint64_t shortest = all || ends.empty() ? 0 : UINT64_MAX;
+  uint64_t shortest = all || ends.empty() || any_history ? 0 : UINT64_MAX;  // of placeholders with a history the paths are short
   for (const Edge& e : ends) shortest = std::min(shortest, e.function->topological_nr());
   std::unordered_set<const Node*> come_to;
   std::vector<const Node*> todo;

@@ -98,6 +98,10 @@ void check_histories(const Program& p, const at::Tensor* const* inputs) {
 }
 
 void check_own_backward(const Program& p, at::ArrayRef<const at::Tensor*> inputs) {
+  if (p.goes_by_name)
+    for (const at::Tensor* t : inputs.slice(0, p.num_args))
+      if (t && t->requires_grad() && std::ranges::any_of(inputs.slice(p.num_args), [&](const at::Tensor* o) { return o && o->is_same(*t); }))
+        throw capture::CallRefused("may go back to an argument that it also reaches by itself");
   if (!p.goes_back) return;
   if (at::SavedTensorDefaultHooks::get_hooks()) throw capture::CallRefused("hooks on saved tensors are around gradients that it takes itself");
   if (p.mutations.empty()) return;

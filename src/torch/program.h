@@ -47,7 +47,8 @@ struct ResultSpec {
   // Of a view: made once autograd knows so many parts of the program (JointProgram::parts). 0, of an input's: before it hears of the program, so that
   // its gradient is added after the program's. None: at the end.
   std::optional<uint32_t> turn;
-  bool held = false;  // of a gradient: eager's leaf would find that another node still has it, and copy it
+  bool outdated = false;  // a view that was made before a write: once its base needs gradients, autograd makes its history anew
+  bool held = false;      // of a gradient: eager's leaf would find that another node still has it, and copy it
 };
 
 // An input written by the program: graph output `output` is its final value.
@@ -101,7 +102,10 @@ struct Program {
   std::vector<ResultSpec> results;   // one per tensor the user's program returned, then one per new gradient
   std::vector<Mutation> mutations;
   bool goes_back = false;  // it takes gradients itself, and where they look at versions every placeholder has its own
-  bool resumes = false;    // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
+  // To an argument that it also reaches by itself its gradients go by both ways, and here by one. C++ programs may go back where no op shows it.
+  bool goes_by_name = false;
+  bool freezes = false;  // or unfreezes what it is given: an argument that it also reaches by itself is frozen by either name
+  bool resumes = false;  // calls that turn out to be of another program may begin anew: what custom ops gave is known (Effects)
   std::vector<LiveInput> live;
   std::vector<InputFact> facts;
   std::shared_ptr<const Numbers> numbers;  // null: none

@@ -14,6 +14,7 @@
 #include "torch/slice.h"
 #include "torch/sym_node.h"
 #include "torch/tracer_impl.h"
+#include "torch/versions.h"
 
 namespace vitrify {
 
@@ -533,6 +534,7 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
     if (r.kind == ResultSpec::Kind::ViewOfInput || r.kind == ResultSpec::Kind::ViewOfOutput || r.kind == ResultSpec::Kind::ViewOfValue)
       for (const View* q = v.parent.get(); q && q != from; q = q->parent.get())
         if (q->apart && !q->step.results) fail("returns a view of what shares memory with another, by _unsafe_view");
+    r.outdated = r.kind != ResultSpec::Kind::Value && !fakes[i].requires_grad() && is_outdated(fakes[i]);
     note_modes(&v, r.path, detached, view_calls);
     make_apart_last(v, r.path, shapes);
     if (r.kind == ResultSpec::Kind::Value && !r.path.empty() && fakes[i].requires_grad()) r.path[0].mode = ViewMode::Grad;
@@ -609,14 +611,17 @@ void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program&
 }
 
 void Tracer::Impl::take_inputs(Program& p) {
+  const bool goes_by_name = went_back || !options.python_mode;
   for (const Source& s : sources)
-    if (went_back && is_argument(s) && s.real.requires_grad() &&
+    if (goes_by_name && is_argument(s) && s.real.requires_grad() &&
         std::ranges::any_of(sources, [&](const Source& o) { return !is_argument(o) && o.input >= 0 && o.real.is_same(s.real); }))
-      fail("goes back to an argument that it also reaches by itself");
+      fail("may go back to an argument that it also reaches by itself");
   p.graph = graph;
   p.num_args = num_args;
   p.resumes = options.resumes;
   p.goes_back = went_back;
+  p.goes_by_name = goes_by_name;
+  p.freezes = freezes;
   p.gives_ordinary = gives_ordinary;
   for (uint32_t i = num_args; i < inputs.size(); ++i) {
     const Source& s = *inputs[i];

@@ -299,6 +299,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   const torch::autograd::Node* summing = nullptr;  // in a backward: what this node has given is being added to what others gave
   bool gives_ordinary = false;                     // as Program's
   bool went_back = false;                          // the program has run a backward of its own
+  bool freezes = false;                            // as Program's
   const torch::autograd::Node* const outer_node = torch::autograd::get_current_node().get();  // the call is made in a backward
   ir::Node* drawn_before(const std::string& state, const capture::OpInfo&, const std::vector<ir::Arg>&, const Types& outs);
   bool goes_back() const;                    // in one of the program's own, or of what is captured

@@ -24,13 +24,27 @@ inline bool share_versions(const at::Tensor& a, const at::Tensor& b) {
   return counts_versions(a) && counts_versions(b) && counter_of(a) == counter_of(b);
 }
 
-// A view for whose history autograd raises, in grad mode: its count has changed, and how it was made, the history cannot be made anew.
+// Null: it is none, as autograd has it.
+inline torch::autograd::DifferentiableViewMeta* view_meta(const c10::TensorImpl* t) {
+  auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
+  auto* view = meta && meta->is_view_ ? static_cast<torch::autograd::DifferentiableViewMeta*>(meta) : nullptr;
+  return view && view->has_bw_view() && t->version_counter().enabled() ? view : nullptr;
+}
+
+// A view whose count has changed since autograd last looked: where it needs gradients, its history is made anew.
+inline bool is_outdated(const at::Tensor& t) {
+  const auto* view = view_meta(t.unsafeGetTensorImpl());
+  return view && view->get_attr_version() != t.unsafeGetTensorImpl()->version_counter().current_version();
+}
+inline void make_outdated(const at::Tensor& t) {
+  if (auto* view = view_meta(t.unsafeGetTensorImpl())) view->set_attr_version(t.unsafeGetTensorImpl()->version_counter().current_version() - 1);
+}
+
+// One for whose history autograd raises, in grad mode: how it was made, that cannot be made anew.
 inline bool is_spoiled(const c10::TensorImpl* t) {
-  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
-  if (!meta || !meta->is_view_) return false;
-  const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(*meta);
-  return view.has_bw_view() && view.get_creation_meta() != torch::autograd::CreationMeta::DEFAULT && view.requires_grad() &&
-         t->version_counter().enabled() && view.get_attr_version() != t->version_counter().current_version();
+  const auto* view = view_meta(t);
+  return view && view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT && view->requires_grad() &&
+         view->get_attr_version() != t->version_counter().current_version();
 }
 
 }  // namespace vitrify

@@ -137,6 +137,7 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
       case ResultSpec::Kind::Undefined:
         break;
     }
+    if (r.outdated) make_outdated(results[i]);
   }
 }
 

@@ -45,7 +45,9 @@ LINES = {
     5: ["{v}, = torch.autograd.grad(({a} * {b}).sum(), {a})", "{v}, = torch.autograd.grad({a}.sin().sum(), {b}, create_graph=True)", "{a}.sum().backward()", "{v}, = torch.autograd.grad(({a} * 2).sum(), {a}, create_graph=True)",
         "({a} * {b}).sum().backward()", "({a} * {b}).sum().backward(); {a}.grad = None", "({a} * {b}).sum().backward(inputs=[{a}]); {v} = {a}.grad.clone(); {a}.grad = None",
         "u{v} = {a}.grad; {a}.grad = None; ({a} * {b}).sin().sum().backward(); {v} = {a}.grad; {a}.grad = u{v}", "({a} * {b}).sin().sum().backward(); {a}.data.sub_({a}.grad, alpha=0.01); {a}.grad = None",
-        "{a}.requires_grad_(False); {v} = {a} * {b}; {a}.requires_grad_(); {v} = {v} + {a}", "{a}.requires_grad_(False); {v} = {a}.sin(); {a}.requires_grad_()"],
+        "{v} = [g for g in (torch.autograd.grad(({b} * {b}).sum(), {a}, allow_unused=True)[0], {a}) if g is not None][0] * 1", "({b} * {b}).sum().backward(inputs=[{a}])",
+        "{v}, = torch.autograd.grad({b}.square().sum(), {a}, retain_graph=True)",
+        "{a}.requires_grad_(False); {v} = {a} * {b}; {a}.requires_grad_(); {v} = {v} + {a}", "{a}.requires_grad_(False); {v} = {b}.sin() * (2 if {b}.requires_grad else 3); {a}.requires_grad_()", "{a}.requires_grad_(False); {v} = {a}.sin(); {a}.requires_grad_()"],
 }
 WRITES = ("_(", "out=", "] = ", "] -= ", "Doubled")
 TAKES_GRADIENTS, HOOKS = 5, 3.5  # more of these where a program steps
@@ -90,7 +92,7 @@ class Maker:
                     w.made.append((f"{kind}{n}", code))
                     break
         names = [name for name, _ in w.made]
-        first = {p.name: [choose.choice(names) if choose.random() < (0.6 if w.wild < 3 else 0.1) else self.fresh(SIZES) for _ in range(p.takes)] for p in w.programs}
+        first = {p.name: [choose.choice(names) if choose.random() < (0.6 if w.wild < 3 else 0.25) else self.fresh(SIZES) for _ in range(p.takes)] for p in w.programs}
         for p in w.programs:
             self.write_body(p, first[p.name])
         self.write_events(first)
@@ -120,7 +122,7 @@ class Maker:
             v = f"v{len(p.body)}"
             steps = w.wild == 3 and choose.random() < 0.3
             templates = LINES[TAKES_GRADIENTS] if steps else pick(choose, dict(list(LINES.items())[:(4, 6, 7, 7)[w.wild]]))
-            line = choose.choice(templates).format(v=v, u="u" + v, a=choose.choice(weights if steps else known), b=choose.choice(known))
+            line = choose.choice(templates).format(v=v, u="u" + v, a=choose.choice(weights + local[:p.takes] if steps else known), b=choose.choice(known))
             line = around.format(line)
             if "ck(" in line and any(word in code for code in (*p.body, *(code for _, code in w.made)) for word in ("chunk(", "split(", "no_grad")):  # of a view that a write spoils
                 continue

@@ -93,6 +93,25 @@ def test_a_weight_that_is_an_argument_too(how):
     assert told(vitrify.compile) == told(lambda f: f)
 
 
+@pytest.mark.eager("an argument that it also reaches by itself", some=True)
+@pytest.mark.parametrize("order", ["vw", "vwvw", "wv"])
+@pytest.mark.parametrize("how", [*ALIASES, "asked of what it finds"])
+def test_a_weight_that_is_an_argument_of_some_calls(how, order):
+    """A plan of calls that are given another tensor served the one that is given the weight."""
+    program = ALIASES.get(how, lambda w, b, x: (b.requires_grad_(False), x * (2.0 if w.requires_grad else 3.0) + (x * b).detach(), b.requires_grad_(True))[1])
+
+    def told(compile):
+        w, v, seen = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True), []
+        f = compile(lambda x, b: program(w, b, x))
+        for k, which in enumerate(order):
+            w.grad = v.grad = None
+            y = f(torch.full((3,), 1.0 + k, requires_grad=True), w if which == "w" else v)
+            y.sum().backward()
+            seen.append((y.tolist(), [None if t.grad is None else t.grad.tolist() for t in (w, v)]))
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
+
+
 @pytest.mark.parametrize("same", [False, True])
 def test_arguments(same):
     def told(compile):

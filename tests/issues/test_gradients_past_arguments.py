@@ -103,6 +103,29 @@ def test_captured(given):
     same(*results)
 
 
+ASKED_OF_FOUND = {
+    "product": lambda x, h: grad((x * h).sum(), [h], retain_graph=True)[0],
+    "the argument alone": lambda x, h: grad(x.sum() * 2, [h], allow_unused=True, retain_graph=True)[0],
+    "kept graph": lambda x, h: grad((x * x * h).sum(), [h], create_graph=True)[0],
+    "a view": lambda x, h: grad((x.view(4) * h).sum(), [h], retain_graph=True)[0],
+    "an edge": lambda x, h: grad((x * h).sum(), [get_gradient_edge(h)], retain_graph=True)[0],
+}
+GIVEN_BESIDE_FOUND = {"follows": lambda h: h * 2, "follows by a view": lambda h: h.view(2, 2).t().reshape(4), "does not": lambda h: W.sin()}
+
+
+@pytest.mark.eager(GOES_ON, some=True)
+@pytest.mark.parametrize("order", [("follows",) * 2, ("does not", "follows", "follows by a view"), ("follows by a view", "does not")], ids=", ".join)
+@pytest.mark.parametrize("program", ASKED_OF_FOUND)
+def test_what_is_found_has_a_history(program, order):
+    """The path from the argument to what the program finds, whose history is its own, was cut off as too short."""
+    results = []
+    for make in (vitrify.compile, lambda f: f):
+        h = W * 3
+        f = make(lambda x: ASKED_OF_FOUND[program](x, h))  # noqa: B023
+        results.append(plain(tuple(f(GIVEN_BESIDE_FOUND[given](h)) for given in order)))
+    same(*results)
+
+
 @pytest.mark.eager(GOES_ON)
 def test_hooks_and_freed_graphs():
     """Eager runs the hooks on that history, and frees it."""

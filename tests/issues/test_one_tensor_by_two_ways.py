@@ -5,6 +5,7 @@ import pytest
 import torch
 import vitrify
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 CHANGED = "which is of the same memory"
 BOTH = "shares memory with input"
@@ -77,6 +78,63 @@ def test_gradients_within_the_call(name, order):
         f = vitrify.compile(f) if compiles else f
         seen.append([f(w if which == "w" else v) for which in order])
     torch.testing.assert_close(*seen)
+
+
+def asked(program, weights, seen):
+    for w in weights:
+        w.grad = None
+    got = program(torch.full((2, 3), 0.5 + 0.25 * len(seen), dtype=torch.float64))
+    seen.append([None if t is None else t.detach().clone() for t in (*(got if isinstance(got, tuple) else (got,)), *(w.grad for w in weights))])
+
+
+ASKED = {
+    "backward": lambda m, x, ps: m(x).pow(2).sum().backward(inputs=ps),
+    "grad": lambda m, x, ps: torch.autograd.grad(m(x).pow(2).sum(), ps, allow_unused=True),
+    "create_graph": lambda m, x, ps: sum((g.pow(2).sum() for g in torch.autograd.grad(m(x).pow(2).sum(), ps, create_graph=True, allow_unused=True) if g is not None), x.sum() * 0),
+    "edges": lambda m, x, ps: torch.autograd.grad(m(x).sum(), [torch.autograd.graph.get_gradient_edge(p) for p in ps], allow_unused=True),
+    "batched": lambda m, x, ps: torch.autograd.grad(m(x).squeeze(1), ps, torch.eye(2, dtype=x.dtype), is_grads_batched=True, allow_unused=True),
+    "checkpoint": lambda m, x, ps: checkpoint(m, x, use_reentrant=False).pow(2).sum().backward(inputs=ps),
+    "Function": lambda m, x, ps: torch.autograd.grad(Scaled.apply(x @ m.weight.t()).sum(), ps[:1], allow_unused=True),
+    "a step": lambda m, x, ps: (m(x).pow(2).sum().backward(inputs=ps), torch.no_grad()(lambda: [p.sub_(0.1 * p.grad) for p in ps if p.grad is not None])(), m.weight * 1)[2],
+}
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+@pytest.mark.eager("goes back to", "may go back to an argument", "reads or sets a .grad", "is missing in a first call", some=True)
+@pytest.mark.parametrize("order", ["mm", "om", "mom"])
+@pytest.mark.parametrize("name", ASKED)
+def test_gradients_by_what_it_is_given(name, order):
+    """`m(x).sum().backward(inputs=params)`: what the program finds, and what it is given of it, were two leaves, and no gradient came to the second."""
+    told = []
+    for make in (vitrify.compile, lambda f: f):
+        torch.manual_seed(0)
+        m, other, seen = nn.Linear(3, 1).double(), nn.Linear(3, 1).double(), []
+        f = make(lambda x, ps: ASKED[name](m, x, ps))  # noqa: B023
+        for which in order:
+            given = list((m if which == "m" else other).parameters())
+            asked(lambda x: f(x, given), [*m.parameters(), *other.parameters()], seen)  # noqa: B023
+        told.append(seen)
+    assert [[t is None for t in c] for c in told[0]] == [[t is None for t in c] for c in told[1]]
+    torch.testing.assert_close(*[[t for c in seen for t in c if t is not None] for seen in told])
+
+
+@pytest.mark.eager("may go back to an argument")
+@pytest.mark.parametrize("program", [lambda w, b, x: (lambda y: (y.sum().backward(inputs=[b]), y)[1])((x * w).exp()), lambda w, b, x: (lambda y: (torch.autograd.grad(y.sum(), [b], allow_unused=True), y)[1])((x * w).exp())])
+def test_its_own_backward_frees_the_graph(program):
+    w = torch.ones(3, requires_grad=True)
+    for f in (vitrify.compile(lambda x, b: program(w, b, x)), lambda x, b: program(w, b, x)):
+        y = f(torch.ones(3), w)
+        with pytest.raises(RuntimeError, match="second time"):
+            y.sum().backward()
 
 
 def owner(n=3):
