@@ -408,3 +408,20 @@ def test_numbers_of_constants_where_gradients_come_back(name):
     for call, x in zip((f, vitrify.compile(f, fullgraph=True)), given):
         call(x).sin().sum().backward()
     torch.testing.assert_close(given[1].grad, given[0].grad)
+
+
+ORDERS = {"<=": torch.le, "<": torch.lt, ">=": torch.ge, ">": torch.gt}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("outer", ORDERS)
+@pytest.mark.parametrize("inner", ORDERS)
+def test_nan_between_two_choices(inner, outer, dtype):
+    """LLVM folded the second choice of two by one number away, also where the first had let NaN through."""
+    x = torch.tensor([float("nan"), 0.5, 2.0, 1.0, float("inf"), -0.0] * 7, dtype=dtype)
+    for swapped in (False, True):
+        def f(x):
+            v = torch.where(ORDERS[inner](x, 1.0), 1.0, x)
+            return torch.where(ORDERS[outer](v, 1.0), *((1.0, v) if swapped else (v, 1.0)))  # noqa: B023
+        with torch.no_grad():
+            torch.testing.assert_close(vitrify.compile(f)(x), f(x), equal_nan=True, rtol=0, atol=0)

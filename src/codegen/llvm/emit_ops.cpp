@@ -372,8 +372,10 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
       if (in.type == DType::Bool) return b_.CreateICmpNE(a, Constant::getNullValue(a->getType()));
       return b_.CreateBitCast(a, vec(compute_llvm(in.type), lanes));
     }
-    case Op::where:
-      return b_.CreateSelect(a, b, c);
+    case Op::where: {
+      Value* r = b_.CreateSelect(a, b, c);
+      return llvm::isa<llvm::FCmpInst>(a) && r->getType()->isFPOrFPVectorTy() ? fenced(r) : r;
+    }
     case Op::fma:
       return fma(a, b, c);
     case Op::and_:
