@@ -69,7 +69,7 @@ class Node final : public c10::SymNodeImpl {
   static std::optional<sym::Int> integer_in(const SymNode& n) {
     auto* o = dynamic_cast<Node*>(n.get());
     if (!o || o->is_bool()) return {};
-    if (o->kind == Kind::Int) return counts(o->a, 52) ? std::optional(o->a) : std::nullopt;
+    if (o->kind == Kind::Int) return o->stays(o->a, 52) ? std::optional(o->a) : std::nullopt;
     if (o->is_quotient()) return o->b.is(1) ? std::optional(o->a) : std::nullopt;
     const double x = o->number;
     return std::floor(x) == x && std::abs(x) < 0x1p52 && !(x == 0 && std::signbit(x)) ? std::optional(sym::Int(static_cast<int64_t>(x)))
@@ -103,8 +103,8 @@ class Node final : public c10::SymNodeImpl {
   }
   SymNode int_floordiv(const SymNode& o) override { return floordiv(o); }
   SymNode truediv(const SymNode& o) override {
-    if (const auto i = integers(o); i && counts(i->first, 52) && counts(i->second, 52) && !(i->first.is_const() && i->second.is_const()))
-      if (!ctx->guard_eq(i->second, 0)) return quotient(i->first, i->second);
+    if (const auto i = integers(o); i && !(i->first.is_const() && i->second.is_const()))
+      if (stays(i->first, 52) && stays(i->second, 52) && !ctx->guard_eq(i->second, 0)) return quotient(i->first, i->second);
     const double x = real(), y = real(o), limit = 0x1p53;  // of larger integers Python rounds the quotient only
     if (is_int() && integral(o) && (std::abs(x) > limit || std::abs(y) > limit)) refuse("divides integers that no float holds");
     return make(compute(Numbers::Op::Div, x, y), compute(Numbers::Op::FloorDiv, x, y));
@@ -121,13 +121,22 @@ class Node final : public c10::SymNodeImpl {
     for (int64_t i = 0; i < n; ++i) r = product(r, base);
     return make(r);
   }
-  // Python's integers have no end, these have 64 bits. Sums and products of what counts elements stay far below; where other numbers take part, the
-  // result is computed for these sizes only.
+  // Python's integers have no end, these have 64 bits. Sums and products of what counts elements stay far below, also in later calls: a product is
+  // guarded to be of two that have half of them. Where other numbers take part, the result is computed for these sizes only.
   sym::Int sum(sym::Int x, sym::Int y) const { return counts(x, 62) && counts(y, 62) ? x + y : exact(x, y, std::plus()); }
-  sym::Int product(sym::Int x, sym::Int y) const { return counts(x, 31) && counts(y, 31) ? x * y : exact(x, y, std::multiplies()); }
+  sym::Int product(sym::Int x, sym::Int y) const { return stays(x, 31) && stays(y, 31) ? x * y : exact(x, y, std::multiplies()); }
   static bool counts(sym::Int i, int bits) {
     const int64_t v = i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 0;
     return (v < 0 ? ~v : v) >> bits == 0;
+  }
+  bool stays(sym::Int i, int bits) const {
+    if (!counts(i, bits)) return false;
+    if (i.is_const() || !sym::has_hint(i)) return true;
+    const int64_t end = int64_t{1} << bits;
+    const sym::Range r = sym::bounds(i).value_or(sym::Range{});
+    if (r.hi >= end) ctx->guard_lt(i, end);
+    if (r.lo < -end) ctx->guard_le(-end, i);
+    return true;
   }
   template <class F>
   sym::Int exact(sym::Int x, sym::Int y, F f) const {
