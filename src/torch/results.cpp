@@ -306,6 +306,17 @@ void note_inference(Program& p, const std::vector<at::Tensor>& outputs) {
 }  // namespace
 
 // Graph outputs for what the program returns and for what it wrote.
+// By what its base counts as the program leaves it.
+bool Tracer::Impl::is_outdated(const at::Tensor& view) const {
+  const auto* meta = view_meta(view.unsafeGetTensorImpl());
+  if (!meta) return false;
+  int64_t now = version_of(view);
+  for (const Source& s : sources)
+    if (s.fake.defined() && s.real.defined() && s.input >= static_cast<int32_t>(num_args) && share_versions(s.real, view))
+      now = s.real_version + s.bumps - version_of(s.fake);
+  return meta->get_attr_version() != now;
+}
+
 void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
   std::vector<at::Tensor> fakes;
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);

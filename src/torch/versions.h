@@ -32,10 +32,6 @@ inline torch::autograd::DifferentiableViewMeta* view_meta(const c10::TensorImpl*
 }
 
 // A view whose count has changed since autograd last looked: where it needs gradients, its history is made anew.
-inline bool is_outdated(const at::Tensor& t) {
-  const auto* view = view_meta(t.unsafeGetTensorImpl());
-  return view && view->get_attr_version() != t.unsafeGetTensorImpl()->version_counter().current_version();
-}
 inline void make_outdated(const at::Tensor& t) {
   if (auto* view = view_meta(t.unsafeGetTensorImpl())) view->set_attr_version(t.unsafeGetTensorImpl()->version_counter().current_version() - 1);
 }

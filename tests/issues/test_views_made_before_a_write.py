@@ -21,15 +21,17 @@ def seen(t, bases):
         return str(e)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_as_eager(program, given):
+def test_as_eager(program, given, mode):
     told = []
     for make in (vitrify.compile, lambda f: f):
         h, states = H.clone(), []
         f = make(lambda x, h: PROGRAMS[program](h, x)) if given else make(lambda x: PROGRAMS[program](h, x))  # noqa: B023
         for _ in range(2):
-            r = f(H + 1, h) if given else f(H + 1)
+            with mode():
+                r = f(H + 1, h) if given else f(H + 1)
         states += [seen(t, [h]) for t in r]
         for base in (h, *r):
             if base._base is None:
