@@ -300,7 +300,9 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       if (given >= below.given.size()) continue;  // a result, which has its gradients by way of its place
       const Value v = below.given[given];
       if (!needed || !is_input(*v.node) || std::ranges::find(level.of, v) != level.of.end()) continue;
-      level.to.push_back(torch::autograd::impl::gradient_edge(m.seen_by_autograd(*m.inputs[input_index(*v.node)])));
+      Edge edge = torch::autograd::impl::gradient_edge(m.seen_by_autograd(*m.inputs[input_index(*v.node)]));
+      if (!edge.function) continue;  // a view of a leaf, which gets none
+      level.to.push_back(std::move(edge));
       level.of.push_back(v);
     }
     j.begin = m.graph->next_id();

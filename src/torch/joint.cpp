@@ -402,7 +402,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     if (!j.program.grad_writes.empty() || std::ranges::any_of(numbers->steps, changes) ||
         std::any_of(inputs.begin(), inputs.end(), [](Source* s) { return s->grad_of; }))
       fail("returns what gradients can still come back through, and reads or sets a .grad or numbers of an optimizer");
+    // What a node has saved of what no op reads is an input too, whose version it looks at.
+    for (const at::Tensor& t : capture::saved_behind(level.from, options.saved_tensors))
+      if (t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number()) fake_of(t);
     for (Source* s : inputs) {
+      if (s->fake.defined() && s->frozen && !s->edge.function && seen_by_autograd(*s).requires_grad()) require_grad(*s);
       if (!s->fake.defined() || !s->edge.function) continue;
       level.to.push_back(s->edge);
       level.of.push_back(graph->inputs[s->input].value);
@@ -462,13 +466,16 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
   for (const Tape::Step& step : j.tape->steps) {
     if (!capture::of_python(*step.node)) continue;
     const Edge node(const_cast<Node*>(step.node)->getptr(), 0);
-    for (const auto* reads : {&step.reads_given, &step.found_given})
-      for (uint32_t g : *reads) {
-        const Source* s = is_input(*j.given[g].node) ? inputs[input_index(*j.given[g].node)] : nullptr;
-        if (!s || s->input < static_cast<int32_t>(num_args) || !s->edge.function) continue;
-        if (!leads_to(node, {s->edge}) || std::ranges::find(j.gradients, g, &Gradient::given) == j.gradients.end())
-          fail(fmt::format("reads '{}' in a backward of its own that gives it no gradient", s->name));
-      }
+    const auto refuse = [&](uint32_t g) {
+      const Source* s = is_input(*j.given[g].node) ? inputs[input_index(*j.given[g].node)] : nullptr;
+      if (!s || s->input < static_cast<int32_t>(num_args) || !s->edge.function) return;
+      if (!leads_to(node, {s->edge}) || std::ranges::find(j.gradients, g, &Gradient::given) == j.gradients.end())
+        fail(fmt::format("reads '{}' in a backward of its own that gives it no gradient", s->name));
+    };
+    for (const auto* reads : {&step.reads_given, &step.found_given}) std::ranges::for_each(*reads, refuse);
+    for (const auto* reads : {&step.reads_outputs, &step.found_outputs})  // or what it is once the program has written to it
+      for (const Mutation& w : j.program.mutations)
+        if (std::ranges::find(*reads, w.output) != reads->end()) refuse(j.place_of(graph->inputs[w.input].value));
   }
   find_added(j, sums);
   for (uint32_t i = 0; i < num_args; ++i) {  // the trace lives as long as the plan: the caller's tensors need not

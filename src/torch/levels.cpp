@@ -167,10 +167,13 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const size_t gradients = below.joint_.gradients.size();
   for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
   for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
+  const auto find_edge = [&](size_t i) {
+    const at::Tensor now = i < own && !o.edges[i].function ? call->given[i].tensor_now() : at::Tensor();
+    if (now.defined() && now.requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(now);
+  };
   for (const auto& [i, needed] : needs_now(*call, node))
-    if (const at::Tensor now = i < own ? call->given[i].tensor_now() : at::Tensor();
-        needed && !o.edges[i].function && now.defined() && now.requires_grad())
-      o.edges[i] = torch::autograd::impl::gradient_edge(now);
+    if (needed) find_edge(i);
+  for (const Gradient& g : joint_.gradients) find_edge(g.given);  // to which the derivative below does not lead: it was frozen where it was read
   o.places = node.call().places();
   for (size_t s = 0; s < below.saved_.size(); ++s) {
     const auto at = static_cast<size_t>(std::ranges::find(wanted, below.saved_[s].value) - wanted.begin());

@@ -317,6 +317,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
     const bool made = v.node->id < j.backward && !is_input(*v.node) && !ir::is_constant(*v.node) && v.node->op->name != "aten::scalar_tensor";
     if (made && !given.find(v) && !outputs.find(v) && read.insert(v.node).second) tape->unread.push_back(v);
   };
+  const auto is_come_to = [&](const Tape::Step& s) { return std::ranges::find(ends, s.node, [](const auto& e) { return e.first; }) != ends.end(); };
   // What leads to a leaf of the program's own alone has not run.
   const auto has_run = [&](const Tape::Step& s) {
     return std::ranges::any_of(ends, [&](const auto& e) { return e.first == s.node && e.second > j.backward; });
@@ -328,7 +329,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       std::ranges::for_each(capture::of_python(*s.node) && options.saved_tensors ? options.saved_tensors(*s.node) : all, note_unread);
     else
       s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
-    const bool unpacks = read_counted.contains({s.node, kAllSaved}) || (!has_run(s) && capture::of_python(*s.node));
+    const bool unpacks = read_counted.contains({s.node, kAllSaved}) || (!is_come_to(s) && capture::of_python(*s.node));
     if (unpacks && options.saved_tensors) all = options.saved_tensors(*s.node);
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;
@@ -385,8 +386,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
   for (Tape::Step& s : tape->steps)
     if (options.saved_tensors && capture::of_python(*s.node)) {
       const bool reads = s.saves;
-      s.saves = !options.saved_tensors(*s.node).empty() &&
-                (std::ranges::find(ends, s.node, [](const auto& e) { return e.first; }) == ends.end() || read_counted.contains({s.node, kAllSaved}));
+      s.saves = !options.saved_tensors(*s.node).empty() && (!is_come_to(s) || read_counted.contains({s.node, kAllSaved}));
       s.holds = reads && !s.saves;
       if (s.holds) {  // nobody looks at versions of attributes
         s.found_given = std::exchange(s.reads_given, {});

@@ -171,3 +171,37 @@ def test_what_a_program_makes_needs_gradients_beside_a_checkpoint():
             seen.append(w.grad.clone())
         return seen
     torch.testing.assert_close(told(vitrify.compile), told(lambda f: f))
+
+
+READS_IT = {
+    "product": lambda x, w: x * w, "matrix": lambda x, w: (x @ w).exp(), "power": lambda x, w: x.abs() ** w, "division": lambda x, w: x / w, "lerp": lambda x, w: torch.lerp(x, x * x, w), "norm": lambda x, w: nn.functional.layer_norm(x, (3,), w[0]),
+    "twice": lambda x, w: (x * w).sin() * w, "through a view": lambda x, w: x * x * w.t(),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("how", READS_IT)
+def test_frozen_only_where_it_is_read(how, own, given):
+    """A penalty through a frozen critic: by the time of the gradient it needs one again, which the second order has and the first does not lead to."""
+    def told(compile):
+        w, seen = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(3, 3).requires_grad_(), []
+
+        def score(x, w):
+            w.requires_grad_(False)
+            y = READS_IT[how](x, w)
+            w.requires_grad_(True)
+            return torch.autograd.grad(y.sum(), x, create_graph=True)[0] if own else y
+        f = compile(score if given else lambda x: score(x, w))
+        for k in range(2):
+            x = torch.linspace(1, 2 + k, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+            w.grad = None
+            g = f(x, w) if given else f(x)
+            if not own:
+                g, = torch.autograd.grad(g.sin().sum(), x, create_graph=True)
+            g.square().sum().backward()
+            seen += [g.detach(), x.grad, w.grad]
+        return seen
+    ours, eager = told(vitrify.compile), told(lambda f: f)
+    assert [t is None for t in ours] == [t is None for t in eager]
+    torch.testing.assert_close([t for t in ours if t is not None], [t for t in eager if t is not None])

@@ -1,4 +1,5 @@
 """A Function that is given a captured tensor which no op reads, and gives it a gradient: nobody followed it there, and the weight did not train."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -41,10 +42,12 @@ def told(compile, program, w, step=lambda: None):
     return seen
 
 
-@pytest.mark.eager("no op of it reads")
 @pytest.mark.parametrize("of", ["leaf", "made of a leaf", "module"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_captured(name, of):
+    if name != "shape":  # which has saved it
+        expects.eager("no op of it reads")
+
     def both(compile):
         w = nn.Parameter(torch.ones(2))
         if of == "module":
@@ -53,7 +56,8 @@ def test_captured(name, of):
             return told(compile, lambda x: PROGRAMS[name](x, m.w), w)
         h = w * 2 if of == "made of a leaf" else w
         return told(compile, lambda x: PROGRAMS[name](x, h), w)
-    assert both(vitrify.compile) == both(lambda f: f)
+    for ours, eager in zip(both(vitrify.compile), both(lambda f: f), strict=True):
+        torch.testing.assert_close([torch.tensor(t) for t in ours], [torch.tensor(t) for t in eager])
 
 
 @pytest.mark.parametrize("of", ["leaf", "made of a leaf"])
