@@ -419,9 +419,10 @@ ORDERS = {"<=": torch.le, "<": torch.lt, ">=": torch.ge, ">": torch.gt}
 def test_nan_between_two_choices(inner, outer, dtype):
     """LLVM folded the second choice of two by one number away, also where the first had let NaN through."""
     x = torch.tensor([float("nan"), 0.5, 2.0, 1.0, float("inf"), -0.0] * 7, dtype=dtype)
-    for swapped in (False, True):
+    for swapped, negated in itertools.product((False, True), repeat=2):
         def f(x):
-            v = torch.where(ORDERS[inner](x, 1.0), 1.0, x)
+            m = ~ORDERS[inner](x, 1.0) if negated else ORDERS[inner](x, 1.0)  # noqa: B023
+            v = torch.where(m, *((x, 1.0) if negated else (1.0, x)))  # noqa: B023
             return torch.where(ORDERS[outer](v, 1.0), *((1.0, v) if swapped else (v, 1.0)))  # noqa: B023
         with torch.no_grad():
             torch.testing.assert_close(vitrify.compile(f)(x), f(x), equal_nan=True, rtol=0, atol=0)

@@ -374,7 +374,7 @@ Value* KernelEmitter::op_value(const Instr& in, Value* a, Value* b, Value* c, DT
     }
     case Op::where: {
       Value* r = b_.CreateSelect(a, b, c);
-      return llvm::isa<llvm::FCmpInst>(a) && r->getType()->isFPOrFPVectorTy() ? fenced(r) : r;
+      return r->getType()->isFPOrFPVectorTy() ? fenced(r) : r;
     }
     case Op::fma:
       return fma(a, b, c);
