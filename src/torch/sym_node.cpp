@@ -1,6 +1,9 @@
 #include "torch/sym_node.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <string_view>
 
 #include "torch/composite_state.h"
 #include "torch/convert.h"
@@ -123,15 +126,38 @@ class Node final : public c10::SymNodeImpl {
   }
   // Python's integers have no end, these have 64 bits. Sums and products of what counts elements stay far below, also in later calls: a product is
   // guarded to be of two that have half of them. Where other numbers take part, the result is computed for these sizes only.
-  sym::Int sum(sym::Int x, sym::Int y) const { return counts(x, 62) && counts(y, 62) ? x + y : exact(x, y, std::plus()); }
-  sym::Int product(sym::Int x, sym::Int y) const { return stays(x, 31) && stays(y, 31) ? x * y : exact(x, y, std::multiplies()); }
+  sym::Int sum(sym::Int x, sym::Int y) const { return stays(x, 62) && stays(y, 62) ? x + y : exact(x, y, std::plus()); }
+  sym::Int product(sym::Int x, sym::Int y) const {
+    const bool fits = counts(x, 31) && counts(y, 31) && bits_of(x) + bits_of(y) <= 62;
+    return fits || (stays(x, 31) && stays(y, 31)) ? x * y : exact(x, y, std::multiplies());
+  }
+  // At most, where sizes count what has an address.
+  static int bits_of(sym::Int i, int depth = 0) {
+    const sym::View v = sym::view(i);
+    if (v.op == sym::ExprOp::Const) return std::bit_width(static_cast<uint64_t>(v.value < 0 ? ~v.value : v.value));
+    if (v.op == sym::ExprOp::Symbol) return 47;
+    if (depth == 8) return 63;
+    int most = 0, all = 0;
+    for (sym::Int arg : v.args) {
+      const int bits = bits_of(arg, depth + 1);
+      most = std::max(most, bits), all += bits;
+    }
+    switch (v.op) {
+      case sym::ExprOp::Mul:
+        return std::min(all, 63);
+      case sym::ExprOp::Add:
+        return std::min(most + static_cast<int>(std::bit_width(v.args.size())), 63);
+      default:
+        return most;
+    }
+  }
   static bool counts(sym::Int i, int bits) {
     const int64_t v = i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 0;
     return (v < 0 ? ~v : v) >> bits == 0;
   }
   bool stays(sym::Int i, int bits) const {
     if (!counts(i, bits)) return false;
-    if (i.is_const() || !sym::has_hint(i)) return true;
+    if (bits_of(i) <= bits || !sym::has_hint(i)) return true;
     const int64_t end = int64_t{1} << bits;
     const sym::Range r = sym::bounds(i).value_or(sym::Range{});
     if (r.hi >= end) ctx->guard_lt(i, end);
@@ -230,7 +256,13 @@ class Node final : public c10::SymNodeImpl {
         return r;
     }
   }
-  int64_t guard_int(const char*, int64_t) override { return is_int() ? ctx->specialize(a) : integer(real()).value(); }
+  int64_t guard_int(const char* file, int64_t) override {
+    const int64_t r = is_int() ? ctx->specialize(a) : integer(real()).value();
+    // torch.tensor() and the like put 32 bits of it into the tensor.
+    if (r != static_cast<int32_t>(r) && std::string_view(file).find("tensor_new") != std::string_view::npos)
+      refuse("makes a tensor of an integer of more than 32 bits");
+    return r;
+  }
   bool guard_bool(const char*, int64_t) override { return decide(); }
   double guard_float(const char*, int64_t) override { return real(); }
   bool statically_known_true(const char*, int64_t) override { return proved().value_or(false); }

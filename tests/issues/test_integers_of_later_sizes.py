@@ -19,6 +19,29 @@ FNS = {
 }
 
 
+def fourth(n):
+    q = n * n
+    return q * q
+
+
+SUMS = {
+    "three": (lambda x: x + (-fourth(x.shape[0]) - fourth(x.shape[0]) - fourth(x.shape[0])) % 7, (3, 4, 5, 46339)), "nine": (lambda x: x + sum([fourth(x.shape[0]) + i for i in range(9)]) % 17, (3, 4, 5, 46339)),
+    "a tensor": (lambda x: x + torch.tensor(x.shape[0] * x.shape[0]), (3, 4, 5, 100000)), "a tensor of floats": (lambda x: x + torch.tensor([x.shape[0] * x.shape[0], 1], dtype=torch.float64).sum(), (3, 4, 5, 100000)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", SUMS)
+def test_sums_and_tensors(fn, dynamic):
+    f, sizes = SUMS[fn]
+    expects.eager("of more than 32 bits" if "tensor" in fn else "of more than 64 bits", some=True)
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    with torch.no_grad():
+        for n in sizes:
+            x = torch.ones(n, dtype=torch.float64)
+            assert torch.equal(compiled(x), f(x)), n
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("fn", FNS)
 def test_large(fn, dynamic):
