@@ -260,7 +260,8 @@ void Tracer::Impl::write(View& v, Value value, std::string_view op) {
   if (in_backward && s.input < 0) {  // the caller has it, or the next backward of the call would find it as it was
     const View* root = &v;
     while (root->parent) root = root->parent.get();
-    if (root->round != round || tangent_memory.contains(v.storage)) fail(fmt::format("{} writes in a backward to what was there before", op));
+    if (root->round != round || tangent_memory.contains(v.storage) || std::ranges::find(given_now, v.storage) != given_now.end())
+      fail(fmt::format("{} writes in a backward to what was there before", op));
   }
   Value current = value;
   for (View* p = &v; p->parent;) {

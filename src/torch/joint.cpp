@@ -406,7 +406,11 @@ JointProgram Tracer::Impl::finish_joint(const std::vector<at::Tensor>& outputs) 
     for (const at::Tensor& t : capture::saved_behind(level.from, options.saved_tensors))
       if (t.defined() && !t.unsafeGetTensorImpl()->is_wrapped_number()) fake_of(t);
     for (Source* s : inputs) {
-      if (s->fake.defined() && s->frozen && !s->edge.function && seen_by_autograd(*s).requires_grad()) require_grad(*s);
+      if (s->fake.defined() && s->frozen && seen_by_autograd(*s).requires_grad()) {
+        const auto writes = [&](const Mutation& m) { return m.input == static_cast<uint32_t>(s->input) && !m.metadata_only; };
+        if (std::ranges::any_of(j.program.mutations, writes)) fail(fmt::format("freezes '{}' for a part, and writes to it", s->name));
+        if (!s->edge.function) require_grad(*s);
+      }
       if (!s->fake.defined() || !s->edge.function) continue;
       level.to.push_back(s->edge);
       level.of.push_back(graph->inputs[s->input].value);

@@ -88,6 +88,7 @@ struct RegionCall : Call {
   Tracer::Needs needs_now() const;
   const JointProgram& joint;          // of what the nodes hold
   std::vector<Given> computed_again;  // a checkpoint's function may read it
+  std::vector<Seen> written_frozen;   // what the program has written, and did not need gradients
   std::vector<Watched> watched;
   std::vector<Raised> raised;
   std::vector<View> views;

@@ -86,6 +86,7 @@ class Tracer::Impl::Nodes {
       std::erase_if(node->pre_hooks(), [](const auto& h) { return dynamic_cast<Before*>(h.get()); });
     }
     impl_.summing = nullptr;
+    impl_.given_now.clear();
     impl_.ends = std::move(ends_);
     impl_.ready = std::move(ready_);
     impl_.came = std::move(came_);
@@ -101,9 +102,12 @@ class Tracer::Impl::Nodes {
     variable_list operator()(const variable_list& grads) override {
       nodes.impl_.running = node->getptr();
       nodes.let_go(node);
+      nodes.impl_.given_now.clear();
       for (const at::Tensor& g : grads)
-        if (const auto* f = g.defined() ? capture::as_fake(g) : nullptr; f && f->view->storage->base)
+        if (const auto* f = g.defined() ? capture::as_fake(g) : nullptr; f && f->view->storage->base) {
           nodes.came_[node].insert(root_of(f->view->storage->base).node->id);
+          if (capture::of_python(*node)) nodes.impl_.given_now.push_back(f->view->storage);
+        }
       if (looks_at_values(*node) || capture::checks_values(*node)) nodes.without_hooks_.emplace(*node);
       if (!seen || capture::chooses(*node)) return grads;
       if (nodes.impl_.options.keeps_attributes && capture::of_python(*node))

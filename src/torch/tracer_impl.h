@@ -381,6 +381,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::vector<std::pair<const torch::autograd::Node*, uint32_t>>
       ends;                                                        // of the last backward: its nodes as they ran, and the id after what each recorded
   std::unordered_map<const torch::autograd::Node*, size_t> ready;  // of it: when the last gradient was given to a node
+  std::vector<std::shared_ptr<capture::StorageState>> given_now;   // the gradients of a user's own node that runs: it may not write to them
   std::map<const torch::autograd::Node*, std::set<uint32_t>> came;  // of it: ids of the values that came to a node as gradients
   std::unordered_set<const torch::autograd::Node*> held;  // of it: of gradients that eager's leaf would copy, since another node still has them too
   std::shared_ptr<const Tape> tape_of(const JointProgram&, const Level&) const;

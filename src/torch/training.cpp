@@ -188,8 +188,14 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
+  if (!origin)
+    for (const Mutation& m : joint_.program.mutations)
+      if (const at::Tensor& t = *given[m.input];
+          !m.metadata_only && t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
+        call->written_frozen.emplace_back(t.getIntrusivePtr());
   if (below) {
     const auto lock = below->lock();
+    call->written_frozen = below->written_frozen;
     const size_t given_below = below->joint.given.size();
     for (RegionCall::Given found : below->computed_again) {
       if (found.index >= given_below) found.index += static_cast<uint32_t>(joint_.given.size() - given_below);  // a result

@@ -1,4 +1,5 @@
 """A program that freezes a weight, uses it, and uses it again unfrozen, as a step of a GAN does with its discriminator: a weight that it met frozen had no gradient."""
+import expects
 import pytest
 import torch
 import vitrify
@@ -205,3 +206,48 @@ def test_frozen_only_where_it_is_read(how, own, given):
     ours, eager = told(vitrify.compile), told(lambda f: f)
     assert [t is None for t in ours] == [t is None for t in eager]
     torch.testing.assert_close([t for t in ours if t is not None], [t for t in eager if t is not None])
+
+
+WRITTEN = {"before": lambda x, w: (torch.no_grad()(w.clamp_)(-0.8, 0.8), x * w)[1].sin(), "by its data": lambda x, w: (w.data.clamp_(-0.8, 0.8), x * w)[1].sin(), "after": lambda x, w: ((x * w).sin(), w.data.mul_(0.5))[0]}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", WRITTEN)
+def test_written_while_it_is_frozen(how, inside, given):
+    """Clipped by the program itself. What is frozen around the call is known to need a gradient when it is too late for the call."""
+    if inside:
+        expects.eager("and writes to it" if given else "writes to 'w' in a way that gradients must follow, and they read it")
+    else:
+        expects.eager("a tensor that the program has written begins to need gradients")
+
+    def told(compile):
+        w = torch.linspace(0.5, 1.5, 3, dtype=torch.float64).requires_grad_()
+
+        def program(x, w):
+            if inside:
+                w.requires_grad_(False)
+            y = WRITTEN[how](x, w)
+            if inside:
+                w.requires_grad_(True)
+            return y
+        f, seen = compile(program if given else lambda x: program(x, w)), []
+        for _ in range(2):
+            w.data.copy_(torch.linspace(0.5, 1.5, 3))
+            w.grad, x = None, torch.linspace(1, 2, 3, dtype=torch.float64).requires_grad_()
+            w.requires_grad_(inside)
+            y = f(x, w) if given else f(x)
+            w.requires_grad_(True)
+            try:
+                g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+                g.square().sum().backward()
+                seen.append((g.detach(), x.grad, w.grad))
+            except RuntimeError as e:
+                assert "begins to need gradients" in str(e) and not inside
+                seen.append(None)
+        return seen
+    ours, eager = told(vitrify.compile), told(lambda f: f)
+    assert (ours[0] is None) == (not inside)
+    for a, b in zip(ours, eager, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b)

@@ -110,6 +110,23 @@ def test_a_backward_writes_into_its_gradient(program):
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.eager("writes in a backward to what was there before")
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_backward_through_one_result_brings_it_the_tangent(hooked):
+    """Through both it is given a sum, to which it may write: which of them come is known when the call is long over."""
+    told = []
+    for make in (lambda f: f, vitrify.compile):
+        f = make(lambda x: (y := WritesItsGradient.apply(x * 1), y.sum()))
+        for _ in range(2):
+            x = torch.linspace(-1, 1, 12).requires_grad_()
+            y, s = f(x)
+            if hooked:
+                y.register_hook(lambda g: g * 2)
+            ((y * y.detach()).sum() + (s if hooked else 0)).backward()
+            told.append(x.grad)
+    torch.testing.assert_close(told[2:], told[:2])
+
+
 class GivesNone(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y):
