@@ -305,7 +305,6 @@ void note_inference(Program& p, const std::vector<at::Tensor>& outputs) {
 
 }  // namespace
 
-// Graph outputs for what the program returns and for what it wrote.
 // By what its base counts as the program leaves it.
 bool Tracer::Impl::is_outdated(const at::Tensor& view) const {
   const auto* meta = view_meta(view.unsafeGetTensorImpl());
@@ -317,6 +316,7 @@ bool Tracer::Impl::is_outdated(const at::Tensor& view) const {
   return meta->get_attr_version() != now;
 }
 
+// Graph outputs for what the program returns and for what it wrote.
 void Tracer::Impl::emit_outputs(const std::vector<at::Tensor>& outputs, Program& p, std::vector<at::Tensor>* root_tensors) {
   std::vector<at::Tensor> fakes;
   for (const at::Tensor& t : outputs) fakes.push_back(t.defined() ? fake_of(t) : t);

@@ -131,15 +131,19 @@ class Node final : public c10::SymNodeImpl {
     const bool fits = counts(x, 31) && counts(y, 31) && bits_of(x) + bits_of(y) <= 62;
     return fits || (stays(x, 31) && stays(y, 31)) ? x * y : exact(x, y, std::multiplies());
   }
-  // At most, where sizes count what has an address.
-  static int bits_of(sym::Int i, int depth = 0) {
+  // At most, where sizes count what has an address. An expression is a tree here and may be a graph: of a large one nothing is known.
+  static int bits_of(sym::Int i) {
+    int left = 64;
+    return bits_of(i, left);
+  }
+  static int bits_of(sym::Int i, int& left) {
+    if (--left < 0) return 63;
     const sym::View v = sym::view(i);
     if (v.op == sym::ExprOp::Const) return std::bit_width(static_cast<uint64_t>(v.value < 0 ? ~v.value : v.value));
-    if (v.op == sym::ExprOp::Symbol) return 47;
-    if (depth == 8) return 63;
+    if (v.op == sym::ExprOp::Symbol) return v.symbol->range.lo < 0 ? 63 : 47;
     int most = 0, all = 0;
     for (sym::Int arg : v.args) {
-      const int bits = bits_of(arg, depth + 1);
+      const int bits = bits_of(arg, left);
       most = std::max(most, bits), all += bits;
     }
     switch (v.op) {

@@ -329,7 +329,7 @@ std::shared_ptr<const Tape> Tracer::Impl::tape_of(const JointProgram& j, const L
       std::ranges::for_each(capture::of_python(*s.node) && options.saved_tensors ? options.saved_tensors(*s.node) : all, note_unread);
     else
       s.saves = s.saves || std::ranges::any_of(all, [](const at::Tensor& t) { return t.defined(); });
-    const bool unpacks = read_counted.contains({s.node, kAllSaved}) || (!is_come_to(s) && capture::of_python(*s.node));
+    const bool unpacks = read_counted.contains({s.node, kAllSaved}) || (capture::of_python(*s.node) && !is_come_to(s));
     if (unpacks && options.saved_tensors) all = options.saved_tensors(*s.node);
     for (const at::Tensor& saved : all) {
       if (!saved.defined()) continue;

@@ -422,8 +422,8 @@ struct Tracer::Impl final : capture::ModeHandler {
   void refuse_torn_apart(const StorageState&);
   void refuse_found_behind_another() const;
   void find_spent(std::vector<at::Tensor>& roots, Program&);
-  // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   bool is_outdated(const at::Tensor& view) const;
+  // `roots`, if asked for: per graph output made, the tensor through which gradients come back.
   void emit_outputs(const std::vector<at::Tensor>& outputs, Program&, std::vector<at::Tensor>* roots = nullptr);
   void chain_views(const std::vector<at::Tensor>& results, std::vector<ResultSpec>&) const;
   void take_inputs(Program&);

@@ -111,6 +111,22 @@ def test_a_backward_writes_into_its_gradient(program):
 
 
 @pytest.mark.eager("writes in a backward to what was there before")
+@pytest.mark.parametrize("given", [False, True])
+def test_it_writes_into_its_gradient_at_second_order(given):
+    told = []
+    for make in (lambda f: f, vitrify.compile):
+        f = make(lambda x: WritesItsGradient.apply(x.sin()).exp())
+        for _ in range(2):
+            x = torch.linspace(-1, 1, 12, dtype=torch.float64).requires_grad_()
+            y = f(x)
+            g = torch.ones_like(y) if given else None
+            dx, = torch.autograd.grad(y if given else y.sum(), x, g, create_graph=True)
+            ddx, = torch.autograd.grad(dx.square().sum(), x)
+            told.append((dx.detach(), ddx, *([g] if given else [])))
+    torch.testing.assert_close(told[2:], told[:2])
+
+
+@pytest.mark.eager("writes in a backward to what was there before")
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_backward_through_one_result_brings_it_the_tangent(hooked):
     """Through both it is given a sum, to which it may write: which of them come is known when the call is long over."""

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "expects.h"
 #include "net.h"
 
 using namespace torch;
@@ -162,6 +163,29 @@ TEST_F(Training, WritesThatGradientsFollow) {
     return std::vector<Tensor>{b.grad(), w.grad()};
   };
   expect_same(run(f), run(program));
+}
+
+// What is found and what is given of it are two inputs of the program: no gradient came to the second.
+TEST_F(Training, GradientsByAnArgumentThatIsFoundToo) {
+  native = false;
+  expects::eager("may go back to an argument that it also reaches by itself");
+  const auto run = [](bool compiles) {
+    Tensor w = torch::arange(3.0).set_requires_grad(true), other = torch::ones({3}, torch::requires_grad());
+    auto program = [w](Tensor x, Tensor b) {
+      (x * w).sum().backward({}, std::nullopt, false, std::vector<Tensor>{b});
+      return x * 2;
+    };
+    auto f = vitrify::compile(program);
+    std::vector<Tensor> r;
+    for (const Tensor& b : {other, w, other, w}) {
+      w.mutable_grad() = Tensor();
+      Tensor x = torch::full({3}, 2.0);
+      r.push_back(compiles ? f(x, b) : program(x, b));
+      r.push_back(w.grad().defined() ? w.grad().clone() : Tensor());
+    }
+    return r;
+  };
+  expect_same(run(true), run(false));
 }
 
 TEST_F(Training, MemoryStaysFlat) {
