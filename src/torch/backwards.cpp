@@ -195,8 +195,8 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
       no_batch.reset();
       return one_by_one(unpack, tangents, node);
     }
-    const bool last = b->proven || (b->certain && !strides_show(node, node.edges_shown()));  // it will not be run again
-    Finish finish(b->program, b->tangents, tangents, joint_, sizes, &node);                  // sizes are let go of with what is kept
+    const bool seen = strides_show(node, node.edges_shown()), last = b->proven || (b->certain && !seen);  // last: it will not be run again
+    Finish finish(b->program, b->tangents, tangents, joint_, sizes, &node);                               // sizes are let go of with what is kept
     auto [saved, fit] = unpack(b->program, last);
     for (size_t k = 0; k < tangents.size(); ++k)
       if (tangents[k].defined()) saved.push_back(laid_out(tangents[k], type_of_tangent(k), b->tangents[k]));
@@ -210,12 +210,12 @@ variable_list Training::backward(const Unpack& unpack, variable_list tangents, c
     try {
       if (last) {
         tangents.clear();
-        b->plan->run_consuming(saved, grads);
+        b->plan->run_consuming(saved, grads, !seen);
       } else {
         b->plan->run(saved, grads);
       }
       finish.take(grads);
-      if (last || !b->plan->learned() || draws(*b->program.graph) || !strides_show(node, node.edges_shown()) || refused++ == kMaxRenewals) break;
+      if (last || !b->plan->learned() || draws(*b->program.graph) || !seen || refused++ == kMaxRenewals) break;
       forget(b);
     } catch (const capture::PlanRefused&) {  // a kernel gave something else than was recorded: what it gives is known now
       if (last || refused++ == kMaxRenewals) throw;

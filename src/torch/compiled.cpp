@@ -183,11 +183,12 @@ class Compiled final : public CompiledGraph {
   }
 
   void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) override { run(args, out, nullptr, {}); }
-  void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) override { run(args, out, &args, {}); }
+  void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, bool unseen) override { run(args, out, &args, {}, unseen); }
   void run_live(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, at::ArrayRef<double> live) override { run(args, out, nullptr, live); }
   bool learned() const override { return learned_; }
 
-  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, std::vector<at::Tensor>* owned, at::ArrayRef<double> live) {
+  void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, std::vector<at::Tensor>* owned, at::ArrayRef<double> live,
+           bool unseen = false) {
     VT_CHECK(args.size() == program_.num_args, "{} arguments, {} expected", args.size(), program_.num_args);
     out.clear();
     struct Lease {
@@ -221,7 +222,7 @@ class Compiled final : public CompiledGraph {
       write_back(c);
     }
     mode.reset();
-    results_.make(c.outputs, c.inputs, out);
+    results_.make(c.outputs, c.inputs, out, {}, unseen);
     if (reshapes_) change_shapes(c);
     if (!program_.grad_writes.empty() || !program_.spent.empty()) take_grads(program_, c.inputs.data(), out);
     counters().compiled_calls.fetch_add(1, std::memory_order_relaxed);

@@ -31,8 +31,9 @@ class CompiledGraph {
   // The same, results into `out` (cleared first): no allocation when its capacity suffices.
   virtual void run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out) = 0;
 
-  // The same where the caller owns the arguments: each is dropped as soon as nothing reads it any more.
-  virtual void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out) { run(args, out); }
+  // The same where the caller owns the arguments: each is dropped as soon as nothing reads it any more. `unseen`: nobody sees of what the results are
+  // views.
+  virtual void run_consuming(std::vector<at::Tensor>& args, std::vector<at::Tensor>& out, bool /*unseen*/) { run(args, out); }
   virtual bool learned() const { return false; }  // a layout was not as recorded: see Program::lenient
 
   // The same with the Python floats that the program reads anew.

@@ -179,8 +179,8 @@ void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, co
   for (const auto& [given, needed] : needs)
     if (given >= j.given.size())
       f(may_be_found.at(given - j.given.size()), needed);
-    else if (const ir::Node& n = *j.given[given].node; is_input(n) && is_argument(*inputs[input_index(n)]) && inputs[input_index(n)]->fake.defined())
-      f(inputs[input_index(n)]->fake, needed);
+    else if (const ir::Node& n = *j.given[given].node; is_input(n) && (given_tangents.contains(&n) || is_argument(*inputs[input_index(n)])))
+      if (const at::Tensor& t = seen_by_autograd(n); t.defined()) f(t, needed);
 }
 
 // For a backward: results whose .data is another tensor. `made`: what stands for those of now.
@@ -290,6 +290,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       if (!given[k]) continue;
       tangents[k] = as_it_comes(m.new_tensor(given[k]), below.tangent(k).type(), how[k], m.graph->shared_ctx());
       m.tangent_memory[as_fake(m.fake_of(tangents[k]))->view->storage] = static_cast<int32_t>(input_index(*given[k].node));
+      m.given_tangents.emplace(given[k].node, tangents[k]);
       j.given.push_back(given[k]);
       if (!how[k].needs_grad) continue;
       tangents[k].set_requires_grad(true);
@@ -300,7 +301,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       if (given >= below.given.size()) continue;  // a result, which has its gradients by way of its place
       const Value v = below.given[given];
       if (!needed || !is_input(*v.node) || std::ranges::find(level.of, v) != level.of.end()) continue;
-      Edge edge = torch::autograd::impl::gradient_edge(m.seen_by_autograd(*m.inputs[input_index(*v.node)]));
+      Edge edge = torch::autograd::impl::gradient_edge(m.seen_by_autograd(*v.node));
       if (!edge.function) continue;  // a view of a leaf, which gets none
       level.to.push_back(std::move(edge));
       level.of.push_back(v);

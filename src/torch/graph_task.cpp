@@ -148,7 +148,9 @@ bool strides_show(const Node& node, size_t edges) {
     const Task* task = task_of(e);
     if (!runs(e, task)) continue;
     if (task && task->captures_) return true;
-    if (!dynamic_cast<torch::autograd::AccumulateGrad*>(e.function.get()) || !e.function->tensor_pre_hooks().empty()) return true;
+    Node& next = *e.function;
+    if (!dynamic_cast<const torch::autograd::AccumulateGrad*>(&next) || !next.tensor_pre_hooks().empty()) return true;
+    if (!next.pre_hooks().empty() || !next.post_hooks().empty()) return true;
   }
   return false;
 }

@@ -21,50 +21,6 @@ using ir::Value;
 
 namespace {
 
-// By what is kept: whether gradients through those roots need it.
-std::vector<char> needed_through(const std::vector<char>& live, const ir::Graph& derivative, size_t kept) {
-  ir::NodeSet of_live(derivative), of_others(derivative), needed(derivative);
-  for (size_t k = 0; k < live.size(); ++k) (live[k] ? of_live : of_others).insert(derivative.inputs[kept + k].value.node);
-  auto reads = [](const ir::Node* n, const ir::NodeSet& set) {
-    bool any = false;
-    ir::for_each_input(const_cast<ir::Node&>(*n), [&](Value& v) { any = any || set.contains(v.node); });
-    return any;
-  };
-  const auto& nodes = derivative.nodes();
-  const auto follow = [&] {
-    for (const ir::Node* n : nodes) {
-      if (reads(n, of_live))
-        of_live.insert(n);
-      else if (reads(n, of_others))
-        of_others.insert(n);
-    }
-  };
-  follow();
-  // Some formulas give zeros, or what they have saved, whatever they are given: gradients that follow from no root, as they are or added to others.
-  bool any = false;
-  const auto add_if_of_none = [&](Value v) {
-    if (!v || of_live.contains(v.node) || of_others.contains(v.node)) return;
-    if (is_input(*v.node))
-      needed.insert(v.node);
-    else
-      any = of_live.insert(v.node);
-  };
-  for (Value v : derivative.outputs) add_if_of_none(v);
-  for (const ir::Node* n : nodes)
-    if (n->op->name == "aten::add.Tensor" && (of_live.contains(n) || of_others.contains(n)))
-      for (size_t i : {0, 1})
-        if (const auto* v = std::get_if<Value>(&n->args[i])) add_if_of_none(*v);
-  if (any) follow();
-  for (size_t i = nodes.size(); i-- > 0;)  // what keeps its order runs whether gradients follow from it or not
-    if (of_live.contains(nodes[i]) || needed.contains(nodes[i]) || (nodes[i]->op->flags & (ir::kRandom | ir::kEffect)))
-      ir::for_each_input(*nodes[i], [&](Value& v) {
-        if (!of_others.contains(v.node)) needed.insert(v.node);
-      });
-  std::vector<char> r(kept);
-  for (size_t k = 0; k < kept; ++k) r[k] = needed.contains(derivative.inputs[k].value.node);
-  return r;
-}
-
 bool is_symbolic(const ir::TensorType& t) {
   return std::ranges::any_of(t.sizes, [](sym::Int i) { return !i.is_const(); });
 }
@@ -400,17 +356,12 @@ void Call::let_go() {
   if (any && ends_between()) {
     needed.assign(needed.size(), 1);
   } else if (any) {
-    const ir::Graph& g = *derivative_->graph;
-    needed = needed_through(live, g, kept.size());
-    const auto uses = ir::count_uses(g);  // what that does not read was kept for others
-    for (size_t k = 0; k < kept.size(); ++k) needed[k] = needed[k] || !uses.at(g.inputs[k].value.node)[0];
-    for (const auto& [snapshot, now] : derivative_->now)
-      if (needed[snapshot]) needed[now] = 1;
+    needed = derivative_->needed_through(live, kept.size());
   }
   for (size_t k = 0; k < kept.size(); ++k) {
     if (needed[k] || kept[k].hollow) continue;
     const bool has_sizes =
-        kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->graph->inputs[k].value.type());
+        kept[k].tensor.defined() && kept[k].tensor.layout() == at::kStrided && is_symbolic(derivative_->graph().inputs[k].value.type());
     kept[k] = has_sizes ? Kept::sizes_of(kept[k].tensor) : k < behind_hooks.size() ? behind_hooks[k] : Kept();
     kept[k].freed = true;
     if (!hooked.empty()) hooked[k].reset_data();

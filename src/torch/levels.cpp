@@ -167,9 +167,9 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
   const size_t gradients = below.joint_.gradients.size();
   for (size_t g = 0; g < gradients; ++g) o.edges[below.joint_.gradients[g].given] = node.next_edge(g);
   for (size_t p = 0; p < below.joint_.past_raising.size(); ++p) o.edges[below.joint_.past_raising[p]] = node.next_edge(gradients + p);
-  for (const RegionCall::Seen& s : node.call().written_frozen)  // eager has saved it itself, and would come to it
+  for (const RegionCall::Seen& s : node.call().saved_leaves)  // eager would come to it
     if (const at::Tensor now(s.lock()); now.defined() && now.requires_grad())
-      give_up("a tensor that the program has written begins to need gradients");
+      give_up("a tensor that the program has written or made begins to need gradients");
   const auto find_edge = [&](size_t i) {
     const at::Tensor now = i < own && !o.edges[i].function ? call->given[i].tensor_now() : at::Tensor();
     if (now.defined() && now.requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(now);

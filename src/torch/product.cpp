@@ -9,8 +9,9 @@ namespace vitrify {
 
 namespace {
 
-// Rows are dense and do not overlap.
+// They do not overlap.
 bool has_dense_rows(const at::Tensor& t) { return t.stride(1) == 1 && t.stride(0) >= t.size(1); }
+bool has_dense_columns(const at::Tensor& t) { return t.stride(0) == 1 && t.stride(1) >= t.size(0); }
 
 at::Tensor product(const at::Tensor& a_, const at::Tensor& b_, const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(a_.dim() == 2 && b_.dim() == 2 && a_.size(1) == b_.size(0), "vitrify::product: cannot multiply ", a_.sizes(), " and ", b_.sizes());
@@ -19,14 +20,14 @@ at::Tensor product(const at::Tensor& a_, const at::Tensor& b_, const std::option
               "vitrify::product: bias must be float32 [", b_.size(1), "]");
   if (!runtime::can_multiply() || a_.numel() == 0 || b_.numel() == 0) return bias ? at::addmm(*bias, a_, b_) : at::mm(a_, b_);
   const at::Tensor a = has_dense_rows(a_) ? a_ : a_.contiguous();
-  const bool transposed = !has_dense_rows(b_) && has_dense_rows(b_.t());
-  const at::Tensor b = transposed ? b_.t() : has_dense_rows(b_) ? b_ : b_.contiguous();
+  const bool transposed = !has_dense_rows(b_) && has_dense_columns(b_);
+  const at::Tensor b = transposed || has_dense_rows(b_) ? b_ : b_.contiguous();
   const at::Tensor dense_bias = bias ? bias->contiguous() : at::Tensor();
   at::Tensor c = at::empty({a.size(0), b_.size(1)}, a.options());
   const runtime::Product p{a.const_data_ptr<float>(),
                            a.stride(0),
                            b.const_data_ptr<float>(),
-                           b.stride(0),
+                           b.stride(transposed ? 1 : 0),
                            transposed,
                            bias ? dense_bias.const_data_ptr<float>() : nullptr,
                            c.data_ptr<float>(),

@@ -88,7 +88,8 @@ struct RegionCall : Call {
   Tracer::Needs needs_now() const;
   const JointProgram& joint;          // of what the nodes hold
   std::vector<Given> computed_again;  // a checkpoint's function may read it
-  std::vector<Seen> written_frozen;   // what the program has written, and did not need gradients
+  std::vector<Seen>
+      saved_leaves;  // what it has written or made, as eager has saved it: they needed no gradients, and derivatives do not lead to them
   std::vector<Watched> watched;
   std::vector<Raised> raised;
   std::vector<View> views;

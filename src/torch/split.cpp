@@ -182,7 +182,7 @@ struct Splitter {
   ir::ValueMap<Value> memories;   // of what is given, where eager reads it as it is by then and by way of views of what it was: those
   passes::Partition parts;
   std::vector<Value> forward_outputs, saved_values;
-  std::vector<std::pair<uint32_t, uint32_t>> now;  // Whole::now
+  std::vector<std::pair<uint32_t, uint32_t>> now;  // Whole::Snapshots
   std::vector<Value> others;                       // of the trace: what the derivative through all does not need, and others may
 
   size_t num_given() const { return j.given.size(); }

@@ -1,11 +1,11 @@
 // Cuts a joint program into what runs forward, what runs backward, and what the one keeps for the other.
 #pragma once
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "support/options.h"
 #include "torch/joint.h"
+#include "torch/whole.h"
 
 namespace vitrify {
 
@@ -30,12 +30,6 @@ struct BackwardProgram {
   std::vector<uint32_t> saved;        // which of Split::saved its inputs are; from its size on, which of JointProgram::given
   // What eager would have saved for these gradients, whether we keep it or not: indices of JointProgram::given, and of the forward's outputs.
   std::vector<uint32_t> reads_given, reads_outputs;
-};
-
-// The derivative through all results, of all that is kept: also what comes to places behind which nothing reads it.
-struct Whole {
-  std::shared_ptr<const ir::Graph> graph;
-  std::vector<std::pair<uint32_t, uint32_t>> now;  // of Split::saved: a snapshot, and what users have in its place, which its own derivatives read
 };
 
 struct Split {

@@ -72,8 +72,8 @@ class Node final : public c10::SymNodeImpl {
   static std::optional<sym::Int> integer_in(const SymNode& n) {
     auto* o = dynamic_cast<Node*>(n.get());
     if (!o || o->is_bool()) return {};
-    if (o->kind == Kind::Int) return o->stays(o->a, 52) ? std::optional(o->a) : std::nullopt;
-    if (o->is_quotient()) return o->b.is(1) ? std::optional(o->a) : std::nullopt;
+    if (o->kind == Kind::Int || (o->is_quotient() && o->b.is(1))) return o->stays(o->a, 52) ? std::optional(o->a) : std::nullopt;
+    if (o->is_quotient()) return {};
     const double x = o->number;
     return std::floor(x) == x && std::abs(x) < 0x1p52 && !(x == 0 && std::signbit(x)) ? std::optional(sym::Int(static_cast<int64_t>(x)))
                                                                                       : std::nullopt;
@@ -188,7 +188,7 @@ class Node final : public c10::SymNodeImpl {
       refuse("divides floats that sizes make, rounding down");
     return make(integer(r));
   }
-  SymNode sym_float() override { return is_quotient() ? clone() : is_int() && counts(a, 52) ? quotient(a, 1) : make(real()); }
+  SymNode sym_float() override { return is_quotient() ? clone() : is_int() && stays(a, 52) ? quotient(a, 1) : make(real()); }
 
 #define COMPARE(name, integer, op)                 \
   SymNode name(const SymNode& o) override {        \

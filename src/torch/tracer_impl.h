@@ -350,6 +350,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
   std::unordered_map<std::shared_ptr<StorageState>, int32_t>
       tangent_memory;                                                // of what derivatives that are differentiated again are given: which input
+  std::unordered_map<const ir::Node*, at::Tensor> given_tangents;    // which tensor such a one was, by its input
   std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;  // of results that are views: which
   std::set<uint32_t> read_views;                                     // of those, what a backward has read
   std::map<const View*, ir::Value> assigned;                         // and, in a backward, other memory that some have by now
@@ -409,6 +410,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void take_gradients(JointProgram&, std::vector<Grad>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;
+  const at::Tensor& seen_by_autograd(const ir::Node& input) const;  // also what a derivative is given
   // accumulators.cpp
   void let_accumulators_go();
   void take_accumulators();

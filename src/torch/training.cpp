@@ -192,10 +192,10 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     for (const Mutation& m : joint_.program.mutations)
       if (const at::Tensor& t = *given[m.input];
           !m.metadata_only && t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
-        call->written_frozen.emplace_back(t.getIntrusivePtr());
+        call->saved_leaves.emplace_back(t.getIntrusivePtr());
   if (below) {
     const auto lock = below->lock();
-    call->written_frozen = below->written_frozen;
+    call->saved_leaves = below->saved_leaves;
     const size_t given_below = below->joint.given.size();
     for (RegionCall::Given found : below->computed_again) {
       if (found.index >= given_below) found.index += static_cast<uint32_t>(joint_.given.size() - given_below);  // a result
@@ -239,6 +239,12 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     if (joint_.program.results[i].kind == ResultSpec::Kind::Value)
       call->computed_again.push_back(
           {RegionCall::Seen(out[i].getIntrusivePtr()), static_cast<uint32_t>(joint_.given.size()) + i, out[i].requires_grad()});
+  for (uint32_t i : saved_results_) {
+    if (hooked) break;  // hooks keep what it was
+    const at::Tensor& t = out[i];
+    if (t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
+      call->saved_leaves.emplace_back(t.getIntrusivePtr());
+  }
   if (!hooked && !origin)
     for (uint32_t i : tape().views) {
       const ResultSpec& r = joint_.program.results[i];
@@ -314,6 +320,11 @@ void Training::find_read(const ir::Graph& forward) {
     if (given[i]) read_given_.push_back(i);
   for (uint32_t o = 0; o < outputs.size(); ++o)
     if (outputs[o]) read_outputs_.push_back(o);
+  for (uint32_t i = 0; i < joint_.program.results.size(); ++i) {
+    const ResultSpec& r = joint_.program.results[i];
+    const bool value = r.kind == ResultSpec::Kind::Value && r.path.empty();
+    if (value ? r.index < outputs.size() && outputs[r.index] : std::ranges::find(tape().views, i) != tape().views.end()) saved_results_.push_back(i);
+  }
   // A checkpoint's hooks end the recomputation with the last tensor that they were given in the forward: what comes behind it happens once.
   const bool saves = std::ranges::any_of(saved_, [](const Saved& s) { return s.kind != Saved::Kind::Sizes; });
   const auto draws = [&](const ir::Node* n) { return n->id < joint_.backward && (n->op->flags & (ir::kRandom | ir::kEffect)); };

@@ -74,6 +74,7 @@ ResultMaker::ResultMaker(const std::vector<ResultSpec>& specs) : specs_(specs) {
   };
   for (uint32_t i : by_age) make_after(make_after, i);
   keep_calls();
+  find_alone();
 }
 
 void ResultMaker::keep_calls() {
@@ -95,6 +96,47 @@ void ResultMaker::keep_calls() {
   });
 }
 
+void ResultMaker::find_alone() {
+  const auto is_of_output = [](const ResultSpec& r) { return r.kind == ResultSpec::Kind::Value || r.kind == ResultSpec::Kind::ViewOfOutput; };
+  std::map<uint32_t, int> users;
+  for (const ResultSpec& r : specs_)
+    if (is_of_output(r)) ++users[r.index];
+  alone_.resize(specs_.size());
+  for (size_t i = 0; i < specs_.size(); ++i)
+    alone_[i] = is_of_output(specs_[i]) && !paths_[i].empty() && users[specs_[i].index] == 1 && !specs_[i].outdated && !specs_[i].turn;
+  for (const ResultSpec& r : specs_)
+    if (r.kind == ResultSpec::Kind::ViewOfValue) alone_[r.index] = 0;
+  if (std::ranges::find(alone_, 1) == alone_.end()) return;
+  memo_ = std::make_shared<Memo>();
+  memo_->laid.resize(specs_.size());
+}
+
+bool ResultMaker::Laid::Layout::is_of(const at::Tensor& t) const {
+  return t.storage_offset() == offset && t.sizes() == sizes && t.strides() == strides;
+}
+
+// Null: it makes more of it than another layout.
+std::shared_ptr<const ResultMaker::Laid> ResultMaker::laid_of(size_t result, const at::Tensor& output) const {
+  if (typeid(*output.unsafeGetTensorImpl()) != typeid(c10::TensorImpl) || output.layout() != at::kStrided || output.is_conj() || output.is_neg())
+    return nullptr;
+  std::lock_guard lock(memo_->mutex);
+  std::shared_ptr<const Laid>& known = memo_->laid[result];
+  if (known && known->of.is_of(output)) return known;
+  const at::Tensor t = follow(paths_[result], output);
+  if (!t.is_alias_of(output) || t.scalar_type() != output.scalar_type() || t.is_conj() || t.is_neg()) return nullptr;
+  const auto layout = [](const at::Tensor& t) { return Laid::Layout{t.sizes().vec(), t.strides().vec(), t.storage_offset()}; };
+  return known = std::make_shared<Laid>(Laid{layout(output), layout(t)});
+}
+
+at::Tensor ResultMaker::memory_of(size_t result, const at::Tensor& output) const {
+  const auto laid = laid_of(result, output);
+  if (!laid) return follow(paths_[result], output);
+  if (laid->of == laid->to) return output;
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(output.storage()), output.key_set(), output.dtype());
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(laid->to.sizes, laid->to.strides, laid->to.offset);
+  return t;
+}
+
 at::Tensor ResultMaker::view(size_t result, at::Tensor t, std::vector<std::vector<at::Tensor>>& calls) const {
   const ViewPath& path = paths_[result];
   if (kept_.empty() || kept_[result].empty()) return follow(path, std::move(t));
@@ -114,7 +156,7 @@ at::Tensor ResultMaker::view(size_t result, at::Tensor t, std::vector<std::vecto
 }
 
 void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
-                       std::optional<uint32_t> turn) const {
+                       std::optional<uint32_t> turn, bool unseen) const {
   results.resize(specs_.size());
   std::vector<std::vector<at::Tensor>> calls(kept_calls_);
   for (uint32_t i : order_) {
@@ -123,7 +165,7 @@ void ResultMaker::make(const std::vector<at::Tensor>& outputs, const std::vector
     switch (r.kind) {
       case ResultSpec::Kind::Value:
       case ResultSpec::Kind::ViewOfOutput:
-        results[i] = view(i, outputs[r.index], calls);
+        results[i] = unseen && alone_[i] ? memory_of(i, outputs[r.index]) : view(i, outputs[r.index], calls);
         break;
       case ResultSpec::Kind::Input:
       case ResultSpec::Kind::ViewOfInput:

@@ -1,5 +1,7 @@
 // View ops of a program, run for real around its compiled part.
 #pragma once
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "torch/compat.h"
@@ -40,12 +42,25 @@ class ResultMaker {
  public:
   explicit ResultMaker(const std::vector<ResultSpec>&);
   // In the mode of the call: views are made in it, unless the program made them in another.
-  // turn: those of that ResultSpec::turn, which are not made again.
+  // turn: those of that ResultSpec::turn, which are not made again. unseen: nobody sees of what they are views, and memory at which one looks alone
+  // is taken as it is.
   void make(const std::vector<at::Tensor>& outputs, const std::vector<const at::Tensor*>& inputs, std::vector<at::Tensor>& results,
-            std::optional<uint32_t> turn = {}) const;
+            std::optional<uint32_t> turn = {}, bool unseen = false) const;
 
  private:
+  // What a path makes of an output that lies as `of`.
+  struct Laid {
+    struct Layout {
+      std::vector<int64_t> sizes, strides;
+      int64_t offset = 0;
+      bool operator==(const Layout&) const = default;
+      bool is_of(const at::Tensor&) const;
+    } of, to;
+  };
+  std::shared_ptr<const Laid> laid_of(size_t result, const at::Tensor& output) const;
+  at::Tensor memory_of(size_t result, const at::Tensor& output) const;
   void keep_calls();
+  void find_alone();
   at::Tensor view(size_t result, at::Tensor of, std::vector<std::vector<at::Tensor>>& calls) const;
 
   std::vector<ResultSpec> specs_;
@@ -55,6 +70,12 @@ class ResultMaker {
   // of its path: where the results of that call are kept meanwhile, or -1.
   std::vector<std::vector<int32_t>> kept_;
   size_t kept_calls_ = 0;
+  std::vector<char> alone_;  // by result: a view of an output that no other is made of
+  struct Memo {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<const Laid>> laid;  // by result, as it was last
+  };
+  std::shared_ptr<Memo> memo_;
 };
 
 }  // namespace vitrify

@@ -219,7 +219,7 @@ def test_written_while_it_is_frozen(how, inside, given):
     if inside:
         expects.eager("and writes to it" if given else "writes to 'w' in a way that gradients must follow, and they read it")
     else:
-        expects.eager("a tensor that the program has written begins to need gradients")
+        expects.eager("a tensor that the program has written or made begins to need gradients")
 
     def told(compile):
         w = torch.linspace(0.5, 1.5, 3, dtype=torch.float64).requires_grad_()

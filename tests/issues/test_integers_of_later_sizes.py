@@ -53,3 +53,20 @@ def test_large(fn, dynamic):
         for n in sizes:
             x = torch.ones(n, dtype=torch.float64)
             assert torch.equal(compiled(x), f(x)), n
+
+
+FLOATS = {
+    "a sum": lambda x, e: x * ((torch.sym_float(e.shape[0] * e.shape[0]) + 1.0) - torch.sym_float(e.shape[0] * e.shape[0])),
+    "compared": lambda x, e: x + (1 if torch.sym_float(e.shape[0] * e.shape[0]) > torch.sym_float(e.shape[0] * e.shape[0] - 1) else 2),
+    "a sum of sums": lambda x, e: x * ((torch.sym_float(e.shape[0]) + e.shape[0] * 2.0**51 + 2.0**52) - e.shape[0] * 2.0**51),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", FLOATS)
+def test_floats_that_are_rounded_in_a_later_call(fn, dynamic):
+    compiled = vitrify.compile(FLOATS[fn], dynamic=dynamic)
+    with torch.no_grad():
+        for n in (3, 5, 7, 100000001):
+            x, e = torch.ones(1, dtype=torch.float64), torch.zeros(1).expand(n)
+            assert torch.equal(compiled(x, e), FLOATS[fn](x, e)), n

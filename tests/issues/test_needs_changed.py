@@ -1,4 +1,5 @@
 """What eager has saved needs a gradient, or needs none, as it does by the time of a backward that is differentiated again."""
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,4 +92,93 @@ def test_a_compiled_step_of_what_is_frozen_and_thawed(optimizer, first, then):
             step()
         return p.detach(), q.detach()
     for a, b in zip(outcome(vitrify.compile), outcome(lambda f: f), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, t):
+        ctx.save_for_backward(x, t)
+        return x * x * t
+
+    @staticmethod
+    def backward(ctx, g):
+        x, t = ctx.saved_tensors
+        return g * 2 * x * t, None
+
+
+MADE = {"computed": lambda x, c: c * 2, "detached": lambda x, c: x.detach() * 2, "drawn": lambda x, c: torch.rand_like(c) + c, "a view of an argument": lambda x, c: c[:], "a view": lambda x, c: (c * 2).t()}
+READS = {"an op": lambda x, t: x * x * t, "a Function": Product.apply}
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("made", MADE)
+def test_a_result_that_begins_to_need_gradients(made, reads, order):
+    """It had none, and its .grad lacked a summand."""
+    expects.eager("a tensor that the program has written or made begins to need gradients", some=True)
+
+    def program(x, c):
+        t = MADE[made](x, c)
+        return READS[reads](x, t), t
+
+    def told(f):
+        torch.manual_seed(1)
+        x, c = leaf(0.1), leaf(0.7, False)
+        y, t = f(x, c)
+        t.requires_grad_()
+        g = y.sum()
+        for _ in range(order - 1):
+            g, = torch.autograd.grad(g.sum(), x, create_graph=True)
+        dt = torch.autograd.grad(g.sum(), t, retain_graph=True, allow_unused=True)[0]
+        (g.sum() + (t * t).sum()).backward()
+        return dt, t.grad, x.grad
+    f = vitrify.compile(program)
+    with pytest.raises(RuntimeError, match="a tensor that the program has written or made begins to need gradients"):
+        told(f)
+    for _ in range(2):
+        for a, b in zip(told(f), told(program), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("toggled", [True, False])
+def test_a_result_that_nothing_reads_begins_to_need_gradients(toggled):
+    def told(f):
+        x, c = leaf(0.1), leaf(0.7, False)
+        y, t, read = f(x, c)
+        t.requires_grad_()
+        if toggled:
+            read.requires_grad_()
+            read.requires_grad_(False)
+        g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (g.sum() + (t * t).sum()).backward()
+        return t.grad, x.grad
+
+    def program(x, c):
+        read = c + 1
+        return x * x * read, c * 2, read
+    f = vitrify.compile(program, fullgraph=True)
+    for _ in range(3):
+        for a, b in zip(told(f), told(program), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("order", [3, 4])
+@pytest.mark.parametrize("before, after", [(False, True), (True, False), (True, True)])
+def test_an_incoming_gradient_that_begins_to_need_gradients(before, after, order):
+    """A derivative of third order raised."""
+    def told(f):
+        results = []
+        for _ in range(2):
+            x, v = leaf(0.1), leaf(0.7, before)
+            g, = torch.autograd.grad(f(x), x, v, create_graph=True)
+            v.requires_grad_(after)
+            for _ in range(order - 2):
+                g, = torch.autograd.grad(g.sum(), x, create_graph=True)
+            results += torch.autograd.grad(g.sum(), [x, v] if after else [x], allow_unused=True)
+        return results
+    f = vitrify.compile(lambda x: x.sin().exp(), fullgraph=True)
+    for a, b in zip(told(f), told(lambda x: x.sin().exp()), strict=True):
         torch.testing.assert_close(a, b)
