@@ -29,12 +29,11 @@ bool lower_gelu(const Args& a, std::vector<Tensor>& r) {
   if (!tanh_form && a.string(1) != "none") return false;
   const ir::TensorType& type = std::get<ir::Value>(a.n.args[0]).type();
   if (!tanh_form && has_onednn_gelu(type.dtype) && (a.n.as_contiguous || type.is_contiguous()) && !type.numel().is(1))
-    return activation<1>(a, r, 22, [numel = type.numel()](Body& b, Val* v) {
-      // oneDNN's, which eager runs but for one element, adds x to |x|: that overflows, and is NaN where x is infinite
-      const Val x = v[0];
-      Val large = (x + x) * (x - x + 1.0);
-      if (!numel.is_const()) large = where(b.index(numel) > b.index(1), large, x);
-      return where(x >= x.lit(0x1p127), large, x * gelu_gate(x, false));
+    return activation<1>(a, r, 21, [numel = type.numel()](Body& b, Val* v) {
+      // oneDNN's, which eager runs but for one element, doubles what it halves: that overflows, and is NaN where x is infinite
+      const Val x = v[0], gate = gelu_gate(x, false);
+      const Val doubled = x * (2.0 * gate + (x - x)) * 0.5;
+      return numel.is_const() ? doubled : where(b.index(numel) > b.index(1), doubled, x * gate);
     });
   return activation<1>(a, r, 18, [tanh_form](Body&, Val* v) { return v[0] * gelu_gate(v[0], tanh_form); });
 }

@@ -216,7 +216,8 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
   if (!is_float(out) || !is_float(x.dtype) || dims.empty()) return false;
   const DType acc = compute_type(out);
   if (x.dtype != out || p == 0) x = exact(a.L, x);
-  if (product(x.sizes, dims).is(1)) {  // nothing is squared, and nothing overflows
+  const Int count = product(x.sizes, dims);
+  if (count.is(1)) {  // nothing is squared, and nothing overflows
     Tensor kept = x;
     for (size_t d = x.sizes.size(); !keepdim && d-- > 0;)
       if (std::find(dims.begin(), dims.end(), static_cast<int64_t>(d)) != dims.end()) kept = a.L.squeeze(kept, static_cast<int64_t>(d));
@@ -233,17 +234,21 @@ bool vector_norm(const Args& a, std::vector<Tensor>& r, double p, const std::vec
     return true;
   }
   if (p < 0 && !has_elements(x, dims)) return false;  // eager raises
-  Tensor s = reduce_sum(a.L, x, dims, keepdim, acc, acc, [p](Val v) {
+  // Of a count that calls differ in, each finds whether it is of one.
+  const auto of_one = [count](Val one, Val more) {
+    Body& b = *more.body;
+    return count.is_const() ? more : where(eq(b.index(count), b.index(1)), one, more);
+  };
+  Tensor s = reduce_sum(a.L, x, dims, keepdim, acc, acc, [p, of_one](Val v) {
     if (p == 0) return where(ne(v, v.lit(0)), v.lit(1), v.lit(0));
-    if (p == 2) return v * v;
-    v = unary(LOp::abs, v);
-    return p == 1 ? v : binary(LOp::pow, v, v.lit(p));
+    const Val positive = unary(LOp::abs, v);
+    return p == 1 ? positive : of_one(positive, p == 2 ? v * v : binary(LOp::pow, positive, v.lit(p)));
   });
   r.push_back(map1(
       a.L, s, out,
-      [p](Body&, Val v) {
+      [p, of_one](Body&, Val v) {
         if (p == 0 || p == 1) return v;
-        return p == 2 ? unary(LOp::sqrt, v) : binary(LOp::pow, v, v.lit(1 / p));
+        return of_one(v, p == 2 ? unary(LOp::sqrt, v) : binary(LOp::pow, v, v.lit(1 / p)));
       },
       3));
   return true;

@@ -176,11 +176,12 @@ void Tracer::Impl::again(const std::function<void()>& f) {
 
 // Captured tensors are met as themselves.
 void Tracer::Impl::placeholders_of(const JointProgram& j, const Needs& needs, const std::function<void(const at::Tensor&, bool)>& f) const {
+  const Level& level = levels.at(j.level);
   for (const auto& [given, needed] : needs)
     if (given >= j.given.size())
       f(may_be_found.at(given - j.given.size()), needed);
-    else if (const ir::Node& n = *j.given[given].node; is_input(n) && (given_tangents.contains(&n) || is_argument(*inputs[input_index(n)])))
-      if (const at::Tensor& t = seen_by_autograd(n); t.defined()) f(t, needed);
+    else if (const ir::Node& n = *j.given[given].node; is_input(n) && (level.given.contains(&n) || is_argument(*inputs[input_index(n)])))
+      if (const at::Tensor& t = seen_by_autograd(n, level); t.defined()) f(t, needed);
 }
 
 // For a backward: results whose .data is another tensor. `made`: what stands for those of now.
@@ -286,11 +287,12 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
     Tracer::Impl::Level& level = m.levels.emplace_back();
     level.to = base.to;
     level.of = base.of;
+    level.given = base.given;
     for (size_t k = 0; k < tangents.size(); ++k) {
       if (!given[k]) continue;
       tangents[k] = as_it_comes(m.new_tensor(given[k]), below.tangent(k).type(), how[k], m.graph->shared_ctx());
       m.tangent_memory[as_fake(m.fake_of(tangents[k]))->view->storage] = static_cast<int32_t>(input_index(*given[k].node));
-      m.given_tangents.emplace(given[k].node, tangents[k]);
+      level.given.insert_or_assign(given[k].node, tangents[k]);
       j.given.push_back(given[k]);
       if (!how[k].needs_grad) continue;
       tangents[k].set_requires_grad(true);
@@ -301,7 +303,7 @@ JointProgram Tracer::deepen(const JointProgram& below, const std::vector<Tangent
       if (given >= below.given.size()) continue;  // a result, which has its gradients by way of its place
       const Value v = below.given[given];
       if (!needed || !is_input(*v.node) || std::ranges::find(level.of, v) != level.of.end()) continue;
-      Edge edge = torch::autograd::impl::gradient_edge(m.seen_by_autograd(*v.node));
+      Edge edge = torch::autograd::impl::gradient_edge(m.seen_by_autograd(*v.node, base));
       if (!edge.function) continue;  // a view of a leaf, which gets none
       level.to.push_back(std::move(edge));
       level.of.push_back(v);

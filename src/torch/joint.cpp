@@ -206,9 +206,9 @@ void Tracer::Impl::require_grad(Source& s) {
 // An argument is met as its placeholder, anything else as itself.
 const at::Tensor& Tracer::Impl::seen_by_autograd(const Source& s) const { return s.input < static_cast<int32_t>(num_args) ? s.fake : s.real; }
 
-const at::Tensor& Tracer::Impl::seen_by_autograd(const ir::Node& input) const {
-  const auto tangent = given_tangents.find(&input);
-  return tangent != given_tangents.end() ? tangent->second : seen_by_autograd(*inputs[input_index(input)]);
+const at::Tensor& Tracer::Impl::seen_by_autograd(const ir::Node& input, const Level& level) const {
+  const auto tangent = level.given.find(&input);
+  return tangent != level.given.end() ? tangent->second : seen_by_autograd(*inputs[input_index(input)]);
 }
 
 // Gradients of an input are added in the order in which they arrive: those of a view made before autograd hears of the program come last.

@@ -282,7 +282,8 @@ struct Tracer::Impl final : capture::ModeHandler {
     std::vector<std::vector<capture::Chain>> views;  // per root: those of JointProgram::Root::views
     std::vector<torch::autograd::Edge> inner;        // by JointProgram::inner
     std::vector<at::Tensor> inner_tangents;
-    std::vector<Raising> raising;  // beside those of all levels
+    std::vector<Raising> raising;                           // beside those of all levels
+    std::unordered_map<const ir::Node*, at::Tensor> given;  // by input: the tangents that this level and those below were given
     const torch::autograd::Edge& at(size_t place) const { return place < from.size() ? from[place] : inner[place - from.size()]; }
     const at::Tensor& tangent(size_t place) const { return place < from.size() ? tangents[place] : inner_tangents[place - from.size()]; }
   };
@@ -350,7 +351,6 @@ struct Tracer::Impl final : capture::ModeHandler {
   std::unordered_map<std::shared_ptr<StorageState>, uint32_t> result_memory;  // of results that are all of it: which graph outputs
   std::unordered_map<std::shared_ptr<StorageState>, int32_t>
       tangent_memory;                                                // of what derivatives that are differentiated again are given: which input
-  std::unordered_map<const ir::Node*, at::Tensor> given_tangents;    // which tensor such a one was, by its input
   std::unordered_map<std::shared_ptr<View>, uint32_t> result_views;  // of results that are views: which
   std::set<uint32_t> read_views;                                     // of those, what a backward has read
   std::map<const View*, ir::Value> assigned;                         // and, in a backward, other memory that some have by now
@@ -410,7 +410,7 @@ struct Tracer::Impl final : capture::ModeHandler {
   void take_gradients(JointProgram&, std::vector<Grad>, const std::vector<ir::Value>& values);
   void place_inputs(JointProgram&);
   const at::Tensor& seen_by_autograd(const Source&) const;
-  const at::Tensor& seen_by_autograd(const ir::Node& input) const;  // also what a derivative is given
+  const at::Tensor& seen_by_autograd(const ir::Node& input, const Level&) const;  // also what its derivatives are given
   // accumulators.cpp
   void let_accumulators_go();
   void take_accumulators();

@@ -320,10 +320,10 @@ void Training::find_read(const ir::Graph& forward) {
     if (given[i]) read_given_.push_back(i);
   for (uint32_t o = 0; o < outputs.size(); ++o)
     if (outputs[o]) read_outputs_.push_back(o);
-  for (uint32_t i = 0; i < joint_.program.results.size(); ++i) {
+  saved_results_ = tape().views;
+  for (uint32_t i = 0; i < joint_.program.results.size() && joint_.level > 0; ++i) {
     const ResultSpec& r = joint_.program.results[i];
-    const bool value = r.kind == ResultSpec::Kind::Value && r.path.empty();
-    if (value ? r.index < outputs.size() && outputs[r.index] : std::ranges::find(tape().views, i) != tape().views.end()) saved_results_.push_back(i);
+    if (r.kind == ResultSpec::Kind::Value && r.path.empty() && r.index < outputs.size() && outputs[r.index]) saved_results_.push_back(i);
   }
   // A checkpoint's hooks end the recomputation with the last tensor that they were given in the forward: what comes behind it happens once.
   const bool saves = std::ranges::any_of(saved_, [](const Saved& s) { return s.kind != Saved::Kind::Sizes; });

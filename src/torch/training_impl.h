@@ -379,7 +379,7 @@ class Training final : public CompiledGraph, public std::enable_shared_from_this
   std::map<size_t, std::pair<uint32_t, uint32_t>> input_of_;  // by place: the part whose node has it, and as which input
   std::map<size_t, uint32_t> viewed_;                         // by place to which others lead: the result by which users have a view of what is there
   std::vector<uint32_t> read_given_, read_outputs_;           // that steps of eager's backward have saved and users can change
-  std::vector<uint32_t> saved_results_;                       // the same, of JointProgram::program.results
+  std::vector<uint32_t> saved_results_;                       // of JointProgram::program.results: eager has saved the tensor itself
   std::vector<int32_t> written_;                              // by output of the forward: which of `given` it is written to, or -1
   std::vector<std::pair<uint32_t, uint32_t>> written_beside_;  // of given: one that is written, and one that gradients have to do with
   std::vector<size_t> raising_;                                // steps of eager's backward that raise

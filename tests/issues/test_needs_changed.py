@@ -142,8 +142,9 @@ def test_a_result_that_begins_to_need_gradients(made, reads, order):
 
 
 @pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("made", ["beside", "detached of what is read"])
 @pytest.mark.parametrize("toggled", [True, False])
-def test_a_result_that_nothing_reads_begins_to_need_gradients(toggled):
+def test_a_result_that_nothing_reads_begins_to_need_gradients(toggled, made):
     def told(f):
         x, c = leaf(0.1), leaf(0.7, False)
         y, t, read = f(x, c)
@@ -157,7 +158,7 @@ def test_a_result_that_nothing_reads_begins_to_need_gradients(toggled):
 
     def program(x, c):
         read = c + 1
-        return x * x * read, c * 2, read
+        return x * x * read, c * 2 if made == "beside" else read.detach(), read
     f = vitrify.compile(program, fullgraph=True)
     for _ in range(3):
         for a, b in zip(told(f), told(program), strict=True):
@@ -181,4 +182,21 @@ def test_an_incoming_gradient_that_begins_to_need_gradients(before, after, order
         return results
     f = vitrify.compile(lambda x: x.sin().exp(), fullgraph=True)
     for a, b in zip(told(f), told(lambda x: x.sin().exp()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("error::vitrify.VitrifyWarning")
+def test_an_incoming_gradient_that_begins_to_need_gradients_after_one_that_did():
+    """Its gradient was None: the derivative asked for that of the other one."""
+    def told(f):
+        results = []
+        for needs in (True, False, True, False):
+            x, v = leaf(0.1), leaf(0.7, needs)
+            g, = torch.autograd.grad(f(x), x, v, create_graph=True)
+            v.requires_grad_()
+            h, = torch.autograd.grad(g.sum(), x, create_graph=True)
+            h.pow(2).sum().backward()
+            results += [x.grad, v.grad]
+        return results
+    for a, b in zip(told(vitrify.compile(lambda x: x * x * x, fullgraph=True)), told(lambda x: x * x * x), strict=True):
         torch.testing.assert_close(a, b)

@@ -426,3 +426,20 @@ def test_nan_between_two_choices(inner, outer, dtype):
             return torch.where(ORDERS[outer](v, 1.0), *((1.0, v) if swapped else (v, 1.0)))  # noqa: B023
         with torch.no_grad():
             torch.testing.assert_close(vitrify.compile(f)(x), f(x), equal_nan=True, rtol=0, atol=0)
+
+
+PARTS = {"less": lambda x: x[:x.shape[0] - 3], "a quotient": lambda x: x[:x.shape[0] // 4], "steps": lambda x: x[::6]}
+NORMS = {"vector_norm": torch.linalg.vector_norm, "norm": lambda x: x.norm(), "of power 3": lambda x: x.norm(3, 0), "of power 2.5": lambda x: torch.linalg.vector_norm(x, 2.5), "foreach": lambda x: torch._foreach_norm([x])[0]}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("part", PARTS)
+def test_norms_of_one_number_in_a_later_call(part, norm, dynamic):
+    """Of one number eager takes the absolute value: its square would overflow."""
+    compiled = vitrify.compile(lambda x: NORMS[norm](PARTS[part](x)), dynamic=dynamic)
+    with torch.no_grad():
+        for n in (9, 13, 7, 4, 5, 6):
+            for number in (1e30, -1e-30, 2.0, float("nan")):
+                x = torch.full((n,), number)
+                torch.testing.assert_close(compiled(x), NORMS[norm](PARTS[part](x)), equal_nan=True)
