@@ -162,6 +162,9 @@ def test_what_eager_means_where_nothing_watches():
     for other in (nan.double(), eager.double() * 2):
         reference.bare = run(other)
         assert reference.leaf(0, 0, eager) == (None, None)
+    raised = [(RuntimeError("not a number"), [("in[0]", torch.zeros(3))])]  # where a mode watches
+    reference.plain, reference.wide, reference.bare = raised, raised, run(eager.double())
+    assert reference.leaf(0, 0, eager) == (None, None)
 
 
 @torch.library.custom_op("vt_judge::reads_memory", mutates_args=())
@@ -384,12 +387,13 @@ def test_what_a_norm_leaves_of_a_mean():
         assert not torch.layer_norm(x, [1]).any() and torch.layer_norm(torch.tensor([[1.0, 2.0, 4.0]]).half(), [3]).all()
 
 
-def test_nobody_says_which_sign_a_nan_has():
-    signs = []
-    for seed in (1, 2):
+@pytest.mark.parametrize("came", [1, -1])
+def test_nobody_says_which_sign_a_nan_has(came):
+    """Runs that are moved have both, whichever it came with: that of one that is moved may be another already."""
+    nan, signs = torch.copysign(torch.tensor(float("nan")), torch.tensor(came)).item(), []
+    for seed in (2, 3):
         with oracle.Jolts(seed):
-            signs.append([torch.copysign(torch.ones(2), torch.tensor([float("nan"), -2.0])).tolist(), torch.signbit(torch.tensor([float("nan"), 3.0])).tolist(),
-                          (torch.tensor([float("nan"), 3.0]).view(torch.int32) < 0).tolist()])
+            signs.append([torch.copysign(torch.ones(2), torch.tensor([nan, -2.0])).tolist(), torch.signbit(torch.tensor([nan, 3.0])).tolist(), (torch.tensor([nan, 3.0]).view(torch.int32) < 0).tolist()])
     assert signs[0][0][0] == -signs[1][0][0] and signs[0][0][1] == signs[1][0][1] == -1
     for first, second in (signs[0][1:], signs[1][1:]):
         assert first == second
