@@ -8,9 +8,12 @@ import argparse
 import datetime
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-import provenance
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # ./x forbids Python to look there by itself
+
+import provenance  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {

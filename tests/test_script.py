@@ -87,7 +87,7 @@ def tree(tmp_path):
 
 def report(tree, *args):
     without = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}  # the path of who runs the tests would find what the tree lacks
-    return subprocess.run([sys.executable, str(tree / "tests" / "report.py"), *map(str, args)], cwd=tree, env={**without, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True)
+    return subprocess.run([sys.executable, str(tree / "tests" / "report.py"), *map(str, args)], cwd=tree, env={**without, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
 
 
 def test_a_report(tree):
