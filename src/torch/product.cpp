@@ -9,7 +9,7 @@ namespace vitrify {
 
 namespace {
 
-// They do not overlap.
+// Its rows, or columns, lie one after the other and do not overlap.
 bool has_dense_rows(const at::Tensor& t) { return t.stride(1) == 1 && t.stride(0) >= t.size(1); }
 bool has_dense_columns(const at::Tensor& t) { return t.stride(0) == 1 && t.stride(1) >= t.size(0); }
 

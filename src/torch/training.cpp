@@ -188,11 +188,13 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
         call->computed_again.push_back({RegionCall::Seen(given[i]->getIntrusivePtr()), i, given[i]->requires_grad()});
   keep(*call, as_given, values, hooked, origin);
   call->raised = std::move(raised);
+  const auto note_leaf = [&](const at::Tensor& t) {
+    if (t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
+      call->saved_leaves.emplace_back(t.getIntrusivePtr());
+  };
   if (!origin)
     for (const Mutation& m : joint_.program.mutations)
-      if (const at::Tensor& t = *given[m.input];
-          !m.metadata_only && t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
-        call->saved_leaves.emplace_back(t.getIntrusivePtr());
+      if (!m.metadata_only) note_leaf(*given[m.input]);
   if (below) {
     const auto lock = below->lock();
     call->saved_leaves = below->saved_leaves;
@@ -239,12 +241,8 @@ void Training::run(at::ArrayRef<at::Tensor> args, std::vector<at::Tensor>& out, 
     if (joint_.program.results[i].kind == ResultSpec::Kind::Value)
       call->computed_again.push_back(
           {RegionCall::Seen(out[i].getIntrusivePtr()), static_cast<uint32_t>(joint_.given.size()) + i, out[i].requires_grad()});
-  for (uint32_t i : saved_results_) {
-    if (hooked) break;  // hooks keep what it was
-    const at::Tensor& t = out[i];
-    if (t.defined() && t.is_leaf() && !t.requires_grad() && torch::autograd::isDifferentiableType(t.scalar_type()))
-      call->saved_leaves.emplace_back(t.getIntrusivePtr());
-  }
+  if (!hooked)  // hooks keep what it was
+    for (uint32_t i : saved_results_) note_leaf(out[i]);
   if (!hooked && !origin)
     for (uint32_t i : tape().views) {
       const ResultSpec& r = joint_.program.results[i];
@@ -321,7 +319,8 @@ void Training::find_read(const ir::Graph& forward) {
   for (uint32_t o = 0; o < outputs.size(); ++o)
     if (outputs[o]) read_outputs_.push_back(o);
   saved_results_ = tape().views;
-  for (uint32_t i = 0; i < joint_.program.results.size() && joint_.level > 0; ++i) {
+  const size_t derived = joint_.level > 0 ? joint_.program.results.size() : 0;  // gradients: which of them are views is not known
+  for (uint32_t i = 0; i < derived; ++i) {
     const ResultSpec& r = joint_.program.results[i];
     if (r.kind == ResultSpec::Kind::Value && r.path.empty() && r.index < outputs.size() && outputs[r.index]) saved_results_.push_back(i);
   }

@@ -106,3 +106,24 @@ def test_registered_by_the_program(kind):
             seen.append(w.grad[0].item())
         return seen
     assert told(vitrify.compile) == told(lambda f: f)
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_hooks_of_a_leafs_node_see_of_what_a_gradient_is_a_view(how):
+    """Where nobody looks, leaves are given the memory without the views."""
+    def told(compile):
+        torch.manual_seed(0)
+        net, seen = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double(), []
+        nodes = [accumulator(p) for p in net.parameters()]
+
+        def see(g):
+            seen.append((g.shape, g.stride(), g._is_view(), g.clone()))
+        for node in nodes:
+            node.register_prehook(lambda given: see(given[0])) if how == "before" else node.register_hook(lambda _, given: see(given[0]))
+        f = compile(net)
+        for k in range(3):
+            f(torch.full((5, 3), 1.0 + k, dtype=torch.float64)).sum().backward()
+        return seen
+    ours, eager = told(vitrify.compile), told(lambda f: f)
+    assert len(ours) == len(eager) == 12 and [t[:3] for t in ours] == [t[:3] for t in eager] and all(t[2] for t in ours)
+    torch.testing.assert_close([t[3] for t in ours], [t[3] for t in eager])
