@@ -28,7 +28,7 @@ PARTS = {
     "docs": "code in README and docs, Python and C++",
 }
 NOT_ENDED = "it has not ended"
-ROW = re.compile(r"^\| (\w+) \| [^|]+ \| (\d+) \| (\d+) \| (\d+) \| (\S+) \| ([^|]+) \|$", re.M)
+ROW = re.compile(r"^\| (\w+) \| [^|]+ \| (\d+) \| (\d+) \| (\d+) \| (\S+) \| ([^|]+) \| ([^|]+) \|$", re.M)
 
 
 def git(*args):
@@ -42,9 +42,9 @@ def commit():
 
 
 def read(path):
-    """part -> (passed, failed, seconds, commit, when), and part -> names of failures."""
+    """part -> (passed, failed, seconds, commit, when, machine), and part -> names of failures."""
     text = path.read_text() if path.exists() else ""
-    rows = {m[1]: (int(m[2]), int(m[3]), int(m[4]), m[5], m[6]) for m in ROW.finditer(text)}
+    rows = {m[1]: (int(m[2]), int(m[3]), int(m[4]), m[5], m[6], m[7]) for m in ROW.finditer(text)}
     failures = {}
     for part, name in re.findall(r"^\* (\w+): (.*)$", text, re.M):
         failures.setdefault(part, []).append(name)
@@ -56,10 +56,10 @@ def text_of(rows, failures):
     missing = [p for p in PARTS if p not in rows]
     failed = sum(row[1] for row in rows.values())
     state = [f"not run: {', '.join(missing)}"] * bool(missing) + [f"parts of {len(commits)} commits"] * (len(commits) > 1) + [f"{failed} failed"] * bool(failed)
-    lines = ["# Everything that can be tested, run", "", f"Written by `./x test --all` (its parts may run one by one: `--part slow,asan`). Machine: {provenance.processor()}.", "",
+    lines = ["# Everything that can be tested, run", "", "Written by `./x test --all` (its parts may run one by one: `--part slow,asan`).", "",
              f"**Commit {', '.join(sorted(commits))}: {sum(row[0] for row in rows.values())} passed, {failed} failed{' (' + '; '.join(state) + ')' if state else ''}.** A + after a commit: the tree had changes on top of it.",
-             "", "| part | what | passed | failed | seconds | commit | when (UTC) |", "|---|---|--:|--:|--:|---|---|"]
-    lines += [f"| {p} | {PARTS[p]} | {rows[p][0]} | {rows[p][1]} | {rows[p][2]} | {rows[p][3]} | {rows[p][4]} |" for p in PARTS if p in rows]
+             "", "| part | what | passed | failed | seconds | commit | when (UTC) | machine |", "|---|---|--:|--:|--:|---|---|---|"]
+    lines += [f"| {p} | {PARTS[p]} | {rows[p][0]} | {rows[p][1]} | {rows[p][2]} | {rows[p][3]} | {rows[p][4]} | {rows[p][5]} |" for p in PARTS if p in rows]
     named = [f"* {p}: {name}" for p in PARTS for name in failures.get(p, [])]
     if named:
         lines += ["", "Failures:", "", *named]
@@ -70,7 +70,7 @@ def finish(args, rows, failures, ran_on):
     names = args.failures.read_text().splitlines() if args.failures and args.failures.exists() else []
     if not args.passed + args.failed:
         args.failed, names = 1, ["nothing ran"]
-    rows[args.part] = args.passed, args.failed, args.seconds, ran_on, datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
+    rows[args.part] = args.passed, args.failed, args.seconds, ran_on, datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"), provenance.processor()
     failures[args.part] = list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
@@ -95,7 +95,7 @@ def main():
     if not args.part:
         parser.error("which part?")
     if args.begin:
-        rows[args.part], failures[args.part] = (0, 1, 0, commit(), "not yet"), [NOT_ENDED]
+        rows[args.part], failures[args.part] = (0, 1, 0, commit(), "not yet", provenance.processor()), [NOT_ENDED]
     else:
         ran_on = commit()
         if failures.get(args.part) == [NOT_ENDED] and rows[args.part][3] != ran_on:  # changed while it ran
