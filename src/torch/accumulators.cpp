@@ -100,7 +100,7 @@ void Tracer::Impl::let_accumulators_go() {
     if (s.input < static_cast<int32_t>(num_args) || !s.fake.defined() || !is_accumulator(s.edge)) continue;
     if (s.edge.function != s.accumulator) {
       s.exchanged = !hooked.empty();  // what hooks were given is found by way of the node that the tensor had: the trace keeps that
-      s.accumulator = s.exchanged ? s.edge.function : compat::make_node<AccumulateGrad>(s.real);
+      s.accumulator = s.exchanged ? s.edge.function : compat::NodePtr(compat::make_node<AccumulateGrad>(s.real));
       if (!s.exchanged) to.emplace(s.edge.function.get(), Edge(s.accumulator, 0));
     }
     if (s.exchanged) kept.insert(s.accumulator.get());
@@ -111,7 +111,7 @@ void Tracer::Impl::let_accumulators_go() {
   for (const Edge* e : edges_to(kept)) ++ours[e->function.get()];
   for (const Source& s : sources)  // the tensor gets another, where nobody else leads to this one
     if (s.exchanged && has(s.real, s.accumulator) && static_cast<size_t>(s.accumulator.use_count()) <= ours[s.accumulator.get()] + 1)
-      put(s.real, Weak());
+      put(s.real, Weak(compat::NodePtr()));
 }
 
 void Tracer::Impl::take_accumulators() {
