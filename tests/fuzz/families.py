@@ -49,7 +49,7 @@ REDUCE = """
     torch.log_softmax({a}, {d})         torch.cumsum({a}, {d})             {a}.var({d})                       {a}.std({d}, keepdim=True)
     torch.any({a}, {d})                 torch.all({a} > -2, {d})           {a}.narrow({d}, 0, min({a}.shape[{d}], 999)).prod({d})             torch.logsumexp({a}, {d})
     {a} - {a}.mean({d}, keepdim=True)   {a}.sum()                          {a}.max()                          {a}.min()
-    {a}.flip({d})                       torch.roll({a}, 1, {d})            torch.var_mean({a}, {d})[1]        torch.cumprod({a}.narrow({d}, 0, min({a}.shape[{d}], 99)), {d})
+    {a}.flip({d})                       torch.roll({a}, 1, {d})            torch.var_mean({a}, {d})[1]        torch.cumprod({a}.narrow({d}, 0, min({a}.shape[{d}], 40)), {d})
     {a}.max({d}).values                 {a}.min({d}).indices               torch.norm({a}, dim={d})           torch.linalg.vector_norm({a}, 1, {d})
     torch.median({a} * 1, {d}).values   {a}.sum(({d}, {e}))                {a}.mean()                         torch.count_nonzero({a}, {d})
     torch.cummax({a}, {d}).values       torch.logcumsumexp({a}, {d})       torch.aminmax({a}).max             {a}.nansum({d})

@@ -11,6 +11,7 @@ import torch
 import torch._decomp
 import vitrify
 from vitrify import _C
+import scope
 from calls import Side
 from compare import Mismatch, alias_pattern, bits_equal, changed, check_meta, check_value, containers, distances, first_line, held, largest_spread, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +54,7 @@ class Watch(TorchDispatchMode):
             name = "" if any(t.is_complex() for _, t in tensors_of([args, kwargs or {}, out])) else short(func)
             self.made |= {storage(t): (name, t) for _, t in tensors_of(out) if t.layout is torch.strided}
             self.beyond = self.beyond or beyond_halves(out) > beyond_halves([args, kwargs or {}])
-            self.largest = max([self.largest, *(float(t.detach().nan_to_num(0, 0, 0).abs().max()) for _, t in tensors_of(out) if t.dtype in HALVES and t.numel())])
+            self.largest = max([self.largest, *(float(t.detach().nan_to_num(0, 0, 0).abs().max()) for _, t in tensors_of(out) if t.dtype in HALVES and t.numel() and not t._is_zerotensor())])
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws.append(out.detach().clone() if isinstance(out, torch.Tensor) else None)
         return out
@@ -61,7 +62,7 @@ class Watch(TorchDispatchMode):
 
 def beyond_halves(value):
     """How many elements of a tensor of halves are infinite or NaN, at most."""
-    return max((int((~t.isfinite()).sum()) for _, t in tensors_of(value) if t.dtype in HALVES), default=0)
+    return max((int((~t.isfinite()).sum()) for _, t in tensors_of(value) if t.dtype in HALVES and not t._is_zerotensor()), default=0)
 
 
 class Replay(TorchDispatchMode):
@@ -432,9 +433,10 @@ def meaning(plain, others, wide):
 
 
 def errors_of(program):
-    """Of its calls, run eagerly."""
-    side = Side(program)
-    return [side.make(call, i).error for i, call in enumerate(program.calls)]
+    """Of its calls, run eagerly in as much memory as a line may ask for: arguments of other sizes can make more of it."""
+    with scope.bounded():
+        side = Side(program)
+        return [side.make(call, i).error for i, call in enumerate(program.calls)]
 
 
 MIXED = ("_norm(", "softmax(", "logsumexp(", ".mean(", ".var(", ".std(", "self.m", "_loss", "checkpoint(")

@@ -1,5 +1,6 @@
 """Random programs of fixed seeds on every run; ./x fuzz runs as many as asked for. And the generators, the judge and the script themselves."""
 import argparse
+import dataclasses
 import json
 import queue
 import random
@@ -60,6 +61,22 @@ def test_what_asks_for_much_memory_is_no_line():
     grower.attempt("v0 = (x0 - x0).sum()", "v0", "x0", None, "m0")
     assert grower.body.lines == ["v0 = (x0 - x0).sum()"]
     torch.empty(scope.LINE + 1, dtype=torch.uint8)  # the bound is a line's
+
+
+def test_a_call_that_asks_for_much_memory_is_no_call():
+    """Arguments of other sizes can make a small line a large one."""
+    p = program.Program(7, 12)
+    p.calls = [p.calls[0], dataclasses.replace(p.calls[0], driver=f"out = torch.zeros({2 * scope.LINE}, dtype=torch.bool)")]
+    p.seed, p.raises = 11, False  # of such seeds some of what raises is kept
+    assert p.settle(oracle.errors_of)
+    assert len(p.calls) == 1
+
+
+def test_zeros_without_memory_are_not_read():
+    """Some derivatives make them, with no numbers to look at."""
+    with oracle.Watch() as watch:
+        torch._efficientzerotensor((64, 40, 100), dtype=torch.bfloat16).detach()
+    assert watch.largest == 0 and not watch.beyond
 
 
 def test_programs_vary():
