@@ -1,5 +1,6 @@
 """torch.utils.checkpoint while a program is captured, and hooks on saved tensors that forget."""
 import contextlib
+import inspect
 import threading
 
 import torch
@@ -10,6 +11,9 @@ from . import _C
 
 # What of torch saves the arguments of checkpoints that are not reentrant: from 2.15 on each one's frame does.
 _SAVES = "_NoopSaveInputs" if hasattr(checkpoint, "_NoopSaveInputs") else "_CheckpointFrame"
+# What of torch runs them: from 2.15 on this takes all but the function's arguments by name, and the one without _impl calls it.
+_NAMED = hasattr(checkpoint, "_checkpoint_without_reentrant_generator_impl")
+_RUNS = "_checkpoint_without_reentrant_generator" + "_impl" * _NAMED
 
 
 def _noting(real):
@@ -44,6 +48,7 @@ def turn(pack, program):
     it, and whether the function is called again. None: it is not known which checkpoint that is, or what has served it.
 
     Calls of other programs do not count: the function may find what those gave, and call fewer of them, or more, or in another order."""
+    pack = inspect.unwrap(pack)  # 2.15 keeps Dynamo out of it
     free = dict(zip(pack.__code__.co_freevars, pack.__closure__ or ()))
     again = "target_frame_ref" in free
     if not again and "frame" not in free:
@@ -67,14 +72,20 @@ def _enters_again(context):
 
 def _entering(real):
     """A checkpoint that is not reentrant, by the contexts that it enters in the forward and in the backward."""
-    def run(function, preserve, context_fn=checkpoint.noop_context_fn, *args, **kwargs):
+    def checked(context_fn):
         def contexts():
             made = context_fn()
             if _C.capturing() and not all(_enters_again(c) for c in made):
                 _C.refuse("a checkpoint enters contexts that are none of torch's (context_fn), in each backward")
             return made
-        return real(function, preserve, context_fn if context_fn is checkpoint.noop_context_fn else contexts, *args, **kwargs)
-    return run
+        return context_fn if context_fn is checkpoint.noop_context_fn else contexts
+
+    def run(function, preserve, context_fn, /, *args, **kwargs):
+        return real(function, preserve, checked(context_fn), *args, **kwargs)
+
+    def run_named(*args, context_fn, **kwargs):
+        return real(*args, context_fn=checked(context_fn), **kwargs)
+    return run_named if _NAMED else run
 
 
 def _caching(real):
@@ -155,7 +166,7 @@ def _remembering(real):
 class _Replaced:
     """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
-    MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, "_checkpoint_without_reentrant_generator"): _entering,
+    MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, _RUNS): _entering,
             (checkpoint, _SAVES): _noting, (checkpoint, "_CachingTorchDispatchMode"): _caching,
             (checkpoint, "_CachedTorchDispatchMode"): _cached, (torch.autograd.graph.saved_tensors_hooks, "__enter__"): _remembering}
 

@@ -1,6 +1,7 @@
 // Pooling and resampling over the last n dims. Small windows are unrolled, large ones are reductions over a window view.
 #include "ops/pool.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -358,6 +359,9 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
       s = given[d] && *given[d] > 0 ? 1.0 / *given[d] : static_cast<double>(in) / static_cast<double>(out);
     scale.push_back(t == DType::F32 ? static_cast<float>(s) : s);
   }
+  const auto asks = place_rounds_once.load();
+  std::array<bool, n> once;
+  for (size_t d = 0; d < n; ++d) once[d] = !asks || a.out().device.kind != DeviceKind::CPU || asks(x.dtype, n, d);
   if (x.cost > 4) x = a.L.realize(x);
   r.push_back(a.L.map(
       a.out().dtype, os,
@@ -373,7 +377,8 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
           }
           Val o = cast(b.index(i[2 + d]), t);
           // As eager's kernels round it: whether a weight is zero decides whether an infinity becomes NaN. The element is that of a float32.
-          Val s = align ? o * scale[d] : maximum(fma(o + 0.5, o.lit(scale[d]), o.lit(-0.5)), o.lit(0));
+          Val place = once[d] ? fma(o + 0.5, o.lit(scale[d]), o.lit(-0.5)) : (o + 0.5) * scale[d] - 0.5;
+          Val s = align ? o * scale[d] : maximum(place, o.lit(0));
           Val base = binary(LOp::min, cast(cast(s, DType::F32), DType::I64), b.index(in - 1));
           Val next = binary(LOp::min, base + b.constant_int(DType::I64, 1), b.index(in - 1));
           w[d] = minimum(maximum(s - cast(base, t), s.lit(0)), s.lit(1));

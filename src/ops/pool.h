@@ -1,5 +1,7 @@
 // Shape rules of pooling and resampling (pool_shapes.cpp), and the rows of their gradients.
 #pragma once
+#include <atomic>
+
 #include "ops/shapes.h"
 
 namespace vitrify::ops {
@@ -22,6 +24,10 @@ Shape shape_adaptive_avg_pool2d(sym::Context&, ArgSpan);
 Shape shape_upsample(sym::Context&, ArgSpan);  // to one size for each dim but two
 Shape shape_upsample_backward(sym::Context&, ArgSpan);
 Shape shape_upsample_backward_in_order(sym::Context&, ArgSpan);  // of kernels that know no other layout, whatever Meta says
+
+// Whether ATen's kernel for linear interpolation over n dims rounds the place of a sample along dim d once, or after each step, as its compiler had
+// it. Asked where one is lowered; null: once.
+inline std::atomic<bool (*)(DType, size_t n, size_t d)> place_rounds_once{nullptr};
 
 // Of aten::upsample_nearest2d: whether other strides of the same image may give another result.
 bool nearest_looks_at_strides(const ir::Node&);

@@ -72,6 +72,10 @@ const void* watch_of(S& storage) {
 // counted as well (torch/_library/custom_ops.py).
 inline constexpr bool kKernelsBehindCountedWritesCount = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
+// The derivative of a determinant of one element is the gradient that it is given (torch/csrc/autograd/FunctionsManual.cpp), which has no history to
+// it.
+inline constexpr bool kDeterminantOfOneIsItsElement = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
+
 // Named tensors: 2.15 has none.
 template <class T>
 bool has_names(const T& t) {

@@ -146,6 +146,7 @@ Tensor of_cumulative_product(const Tensor& grad, const Tensor& input, int64_t di
 // Of real matrices, where the gradient can be differentiated again. Where one is singular, by its singular values; where some are and some are not,
 // what is not chosen is computed of the identity, or of a matrix whose singular values differ.
 Tensor of_determinant(const Tensor& grad, const Tensor& det, const Tensor& a) {
+  if (compat::kDeterminantOfOneIsItsElement && a.sym_size(-1) == 1) return grad.unsqueeze(-1).unsqueeze(-1).expand_symint(a.sym_sizes());
   const double eps = a.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
   const Tensor singular = det.abs() < 100. * eps, of_matrix = singular.unsqueeze(-1).unsqueeze(-1);
   std::vector<c10::SymInt> diagonal = a.sym_sizes().vec();

@@ -38,7 +38,9 @@ std::vector<at::Tensor> written_by(const c10::FunctionSchema& schema, const std:
 
 bool kernel_counts_writes(const c10::OperatorHandle& op) {
   constexpr auto kKey = c10::DispatchKey::ADInplaceOrView;
-  if (op.hasKernelForDispatchKey(kKey) && !compat::kKernelsBehindCountedWritesCount) return false;
+  // ATen's own exclude the key for what they call, and a view that is made through it is one to autograd already.
+  const bool own = op.schema().is_mutable() && !op.schema().name().starts_with("aten::");
+  if (op.hasKernelForDispatchKey(kKey) && !(own && compat::kKernelsBehindCountedWritesCount)) return false;
   const at::impl::RestorePythonTLSSnapshot as_called;
   return !c10::impl::tls_is_dispatch_key_excluded(kKey);
 }

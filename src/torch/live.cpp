@@ -42,6 +42,17 @@ TensorType number_type() {
   return t;
 }
 
+// Eager of 2.11 ignores a bound that is NaN, where it is the only one of aten::clamp's.
+bool ignores_nan_bound() {
+  static const bool ignores = [] {
+    const capture::Paused paused;
+    const c10::InferenceMode ordinary(false);
+    const c10::impl::ExcludeDispatchKeyGuard below(compat::above_backend_keys());
+    return at::zeros({1}, at::kFloat).clamp(at::Scalar(std::numeric_limits<double>::quiet_NaN()), std::nullopt).eq(0).item<bool>();
+  }();
+  return ignores;
+}
+
 // Where two ops compute the same, the one that takes tensors: "aten::mul.Scalar" and "aten::mul.Tensor".
 std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
   static const std::unordered_map<std::string, std::string> others = {{"Tensor_Scalar", "Tensor_Tensor"}, {"", "Tensor"}};
@@ -332,7 +343,7 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
       if (!a[1].isNone()) low = bound(1);
       if (n > 2 && !a[2].isNone()) high = bound(2);
     }
-    if (op == "aten::clamp" && low.has_value() != high.has_value()) {  // eager ignores one that is NaN
+    if (op == "aten::clamp" && low.has_value() != high.has_value() && ignores_nan_bound()) {
       constexpr double kInf = std::numeric_limits<double>::infinity();
       (low ? low : high) = (low ? low : high)->nan_to_num(low ? -kInf : kInf, kInf, -kInf);
     }

@@ -407,8 +407,10 @@ void Training::keep(Call& call, const std::vector<const at::Tensor*>& given, std
       call.kept[k] = s.snapshot ? Kept(*given[s.index]) : of_given(s.index);
     else if (s.kind == Saved::Kind::Result)
       call.kept[k] = Kept(value, s.snapshot || s.index >= tape().holds_results.size() ? Hold::Memory : tape().holds_results[s.index]);
-    else
+    else {  // a custom op may have counted its writes to it
+      call.kept[k].version = version_of(value);
       call.kept[k].tensor = std::move(value);
+    }
   }
   if (hooks && gives_hooks_ && saved_hooks_compute_again()) {
     call.plan = number_of_saved(sizes_of(call, {}));

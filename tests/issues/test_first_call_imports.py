@@ -22,7 +22,7 @@ ops = [lambda x: torch.ldexp(x, torch.ones_like(x)), lambda x: torch.logaddexp2(
        lambda x: torch.hann_window(x.shape[0]), lambda x: torch.hamming_window(5, False), lambda x: torch.blackman_window(6), lambda x: torch.bartlett_window(6, dtype=torch.float64), lambda x: torch.kaiser_window(6),
        lambda x: torch.triu_indices(4, 6), lambda x: torch.tril_indices(3, x.shape[1], -1), lambda x: 0 * torch.multinomial(x.abs() + 1, 2), lambda x: 0 * torch.normal(0.0, 1.0, (2, 3)), lambda x: 0 * F.rrelu(x, .1, .3, training=True),
        lambda x: x[:0][x[:0] > 0], lambda x: x[:0][x[:0, 0] > 0], lambda x: x[:, :0][:, x[0, :0] > 0], lambda x: torch.arange(0.0, -8.5, -4), lambda x: torch.arange(False, True, True, dtype=torch.float32),
-       lambda x: torch.cholesky(A, upper=True), lambda x: torch.cholesky_inverse(A + 0 * x.sum()), lambda x: torch.block_diag(torch.arange(3), x), lambda x: torch.block_diag(torch.arange(3), torch.complex(x, x)).abs(),
+       lambda x: torch.linalg.cholesky(A, upper=True), lambda x: torch.cholesky_inverse(A + 0 * x.sum()), lambda x: torch.block_diag(torch.arange(3), x), lambda x: torch.block_diag(torch.arange(3), torch.complex(x, x)).abs(),
        lambda x: 0 * torch.randn(33, generator=own), lambda x: 0 * torch.rand(2, 3, generator=own)]
 for mode in (torch.no_grad, torch.inference_mode):
     with mode():

@@ -2,6 +2,7 @@
 import subprocess
 import sys
 
+import expects
 import pytest
 import torch
 import torch.nn.functional as F
@@ -181,12 +182,17 @@ def test_custom_op_given_one_tensor_twice(body):
 @pytest.mark.compiled("nothing is computed")
 @pytest.mark.parametrize("groups", [1, 3])
 def test_group_norm_without_channels(groups):
+    if call(lambda x: F.group_norm(x, groups), [R(2, 0, 4)])[1]:
+        expects.no_kernels("eager raises in every call")  # from 2.15 on
     beside(lambda x: F.group_norm(x, groups), lambda: [R(2, 0, 4)])
 
 
-@pytest.mark.eager("gives names to dims")
 def test_names_given_in_the_program():
     f = lambda x: x.rename("a", "b")  # noqa: E731
+    if not hasattr(torch.Tensor, "rename"):  # 2.15 has no names
+        expects.no_kernels("eager raises in every call")
+        return beside(f, lambda: [R(2, 3)])
+    expects.eager("gives names to dims")
     assert vitrify.compile(f)(R(2, 3)).names == f(R(2, 3)).names
 
 

@@ -23,12 +23,16 @@ def test_one_of_two(f, of_x, of_w):
         x, w = torch.rand(of_x, requires_grad=True), torch.rand(of_w, requires_grad=True)
         qx, qw = grad(g(x, w).sum(), (x, w), create_graph=True)
         there = grad(qw.sum(), x, retain_graph=True)[0]
-        with pytest.raises(RuntimeError, match="not implemented") as e:
-            grad(qx.sum(), x)
-        return there, str(e.value).split("\n")[0]
+        try:
+            return there, grad(qx.sum(), x)[0]
+        except RuntimeError as e:
+            return there, str(e).split("\n")[0]
     (a, told), (b, tells) = both(f, use)
     torch.testing.assert_close(a, b)
-    assert told == tells
+    if isinstance(told, torch.Tensor):  # pdist has one from 2.15 on
+        torch.testing.assert_close(tells, told)
+    else:
+        assert told == tells and "not implemented" in told
 
 
 def test_batches_of_gradients_that_repeat():

@@ -101,7 +101,14 @@ def test_determinants(matrix, recwarn):
     def fn(x):
         return torch.linalg.det(x) * 2
     x = MATRICES[matrix].double()
-    for o, eager in zip(hessian(vitrify.compile(fn), x), hessian(fn, x)):
+    try:
+        theirs = hessian(fn, x)
+    except RuntimeError as e:  # from 2.15 on that of one element is a number
+        assert matrix == "of one" and "does not require grad" in str(e)
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            hessian(vitrify.compile(fn), x)
+        theirs = []
+    for o, eager in zip(hessian(vitrify.compile(fn), x) if theirs else [], theirs):
         torch.testing.assert_close(o, eager, rtol=1e-12, atol=1e-12)
         assert matrix in ("singular", "both") or o.stride() == eager.stride()  # eager's follow from the values
     assert not [w for w in recwarn if issubclass(w.category, vitrify.VitrifyWarning)]

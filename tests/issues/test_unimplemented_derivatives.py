@@ -88,10 +88,10 @@ def test_as_eager(name, y_needs):
 def test_gradients_that_may_be_none():
     """Behind a user's own node it depends on what that gives: as eager has it."""
     def program(x):
-        a, b = Some.apply(torch.nextafter(x.sin(), x.detach()))
+        a, b = Some.apply(torch.special.zeta(x.sin() + 2, x.detach()))
         return a, b, x * 2
 
-    expects.eager("the derivative for 'nextafter' is not implemented")
+    expects.eager("the derivative for 'zeta' is not implemented")
     told = []
     for f in (program, vitrify.compile(program)):
         for which in (0, 1, 2):

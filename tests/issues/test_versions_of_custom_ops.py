@@ -81,6 +81,21 @@ def test_what_a_gradient_reads_was_written():
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("op", [own, lambda x: ops.times(x, 2), ops.below], ids=["own", "times", "below"])
+def test_a_gradient_reads_what_the_program_made(op):
+    """Nobody else has it: it is what it was, whatever the version with which it came from the op."""
+    def fn(x):
+        made = x.detach() * 2
+        op(made)
+        return (x * made).sin()
+    results = []
+    for f in (vitrify.compile(fn, fullgraph=True), fn):
+        x = torch.linspace(0.5, 2, 4).requires_grad_()
+        f(x).sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results)
+
+
 def test_written_between_forward_and_backward():
     write = vitrify.compile(lambda x: (ops.times(x, 2), x + 1)[1], fullgraph=True)
     f = vitrify.compile(lambda x, w: x * w, fullgraph=True)
