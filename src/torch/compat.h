@@ -72,8 +72,8 @@ const void* watch_of(S& storage) {
 // counted as well (torch/_library/custom_ops.py).
 inline constexpr bool kKernelsBehindCountedWritesCount = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
-// The derivative of a determinant of one element is the gradient that it is given (torch/csrc/autograd/FunctionsManual.cpp), which has no history to
-// it.
+// From 2.15 on the derivative of a determinant of one element is the gradient that is given, without a history that leads to the element
+// (torch/csrc/autograd/FunctionsManual.cpp).
 inline constexpr bool kDeterminantOfOneIsItsElement = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 // Named tensors: 2.15 has none.

@@ -7,11 +7,11 @@ import math
 import re
 import warnings
 
+import scope
 import torch
 import torch._decomp
 import vitrify
 from vitrify import _C
-import scope
 from calls import Side
 from compare import Mismatch, alias_pattern, bits_equal, changed, check_meta, check_value, containers, distances, first_line, held, largest_spread, steps, storage, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode

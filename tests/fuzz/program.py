@@ -20,8 +20,9 @@ MOST = 1 << 16          # elements of a value
 TRIES = 14              # for each line
 
 
+# What eager says where memory is bounded, and a larger machine would have it.
+MUCH = re.compile("allocate memory|bad_alloc")
 # What eager says of a gradient that is asked for too late, twice, or of what has none.
-MUCH = re.compile("allocate memory|bad_alloc")  # a larger machine would have it
 MEANT = re.compile("second time|modified by an inplace|appears to not have been used|leaf Variable")
 
 

@@ -113,15 +113,19 @@ def run(use, f, dtype=torch.float32):
         return f"{type(e).__name__}: {e}"
 
 
-def alike(ours, eager, exact):
-    """Within the rule of eager, or of fp64: points at equal distances cancel in their second derivatives."""
+# Distances have second derivatives from 2.15 on: those of points at equal distances cancel, and may be NaN in fp64 too.
+CANCEL = {"distances", "some edges"} if not isinstance(run(of_both, PROGRAMS["distances"]), str) else ()
+
+
+def alike(name, ours, eager, exact):
     assert len(ours) == len(eager)
     for k, (a, b) in enumerate(zip(ours, eager)):
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            if not torch.allclose(a, b, rtol=1.3e-6, atol=1e-5):
-                check_value(f"result {k}", a, b, exact[k], elementwise=False)
-        else:
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             assert a == b
+        elif name in CANCEL and a.shape == b.shape and a.dtype == b.dtype and not torch.allclose(a, b, rtol=1.3e-6, atol=1e-5):
+            check_value(f"result {k}", a, b, exact[k], elementwise=False)
+        else:
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.sweep(3)
@@ -131,7 +135,7 @@ def alike(ours, eager, exact):
 def test_only_what_is_asked_for_raises(name, use, dynamic):
     f, expected, exact = vitrify.compile(PROGRAMS[name], dynamic=dynamic), run(USES[use], PROGRAMS[name]), run(USES[use], PROGRAMS[name], torch.float64)
     for _ in range(2):
-        alike(run(USES[use], f), expected, exact)
+        alike(name, run(USES[use], f), expected, exact)
     assert vitrify.counters["kernels_launched"] > 0 and vitrify.counters["eager_calls"] == 0
 
 
