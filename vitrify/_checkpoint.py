@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint while a program is captured, and hooks on saved tensors that forget."""
+"""What of torch is ours while a program is captured: checkpoints, hooks on saved tensors that forget, and assignments to elements."""
 import contextlib
 import inspect
 import threading
@@ -163,12 +163,25 @@ def _remembering(real):
     return enter
 
 
+def _assigning(real):
+    """From 2.15 on, assignments by several indices ask of a tensor without dims whether its memory is what they write, and a placeholder has none. They don't ask of one
+    with a dim of size 1, which they take to be the same."""
+    def assign(self, index, value):
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and (_C.is_fake(self) or _C.is_fake(value)):
+            with torch._C.DisableTorchFunction():  # modes of the program's see what it calls
+                value = value if value.dim() else value.unsqueeze(0)
+        return real(self, index, value)
+    return assign
+
+
 class _Replaced:
     """These of torch's are ours while there are users. An interrupt may come between any two lines: what is done already may be done again."""
 
     MADE = {(checkpoint, "CheckpointFunction"): _reentrant, (checkpoint, _RUNS): _entering,
             (checkpoint, _SAVES): _noting, (checkpoint, "_CachingTorchDispatchMode"): _caching,
             (checkpoint, "_CachedTorchDispatchMode"): _cached, (torch.autograd.graph.saved_tensors_hooks, "__enter__"): _remembering}
+    if torch.__version__ >= (2, 15):
+        MADE[torch.Tensor, "__setitem__"] = _assigning
 
     def __init__(self):
         self.lock, self.users, self.ours, self.real = threading.Lock(), set(), {}, {}

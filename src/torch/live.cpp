@@ -1,5 +1,7 @@
 // Numbers that change from call to call, as ops meet them: an op takes a tensor in place of such a number; foreach ops become one op per tensor.
 #include <ATen/Dispatch_v2.h>
+#include <ATen/OpMathType.h>
+#include <ATen/native/TypeProperties.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -69,10 +71,21 @@ std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
   return std::nullopt;
 }
 
+bool is_power(const c10::FunctionSchema& s) { return s.name() == "aten::pow" || s.name() == "aten::pow_"; }
+
 // Of two operands, in which ops take a quotient of sizes as a tensor too; others take its value, of these sizes.
 bool takes_quotient(const c10::FunctionSchema& s, const IValue& v) {
-  return v.isSymFloat() && s.arguments().size() == 2 && !s.overload_name().empty() && capture::quotient_of(v.toSymFloat()) && tensor_form(s);
+  return v.isSymFloat() && s.arguments().size() == 2 && !s.overload_name().empty() && !is_power(s) && capture::quotient_of(v.toSymFloat()) &&
+         tensor_form(s);
 }
+
+// What ATen's kernels make of operands: they convert them to their common type, and compute in one in which halves are rounded once, at the end.
+struct Computed {
+  at::ScalarType type, in = at::toOpMathType(type);
+
+  // A copy of a number is none, to which types would yield.
+  at::Tensor operator()(const at::Tensor& t) const { return t.to(type, false, t.unsafeGetTensorImpl()->is_wrapped_number()).to(in); }
+};
 
 }  // namespace
 
@@ -271,6 +284,13 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   auto refuse = [&]() { fail(fmt::format("{} takes a number that changes from call to call", info.name)); };
   auto T = [&](size_t i) { return number_tensor(a[i]); };
   auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
+  auto number = [&](uint32_t step) { return number_tensor(capture::to_sym_float(numbers, step)); };
+  // Number i, rounded as ATen converts it to that type. What follows depends on it: one that only the graph knows can't say.
+  auto as = [&](size_t i, at::ScalarType type) {
+    const uint32_t w = *capture::step_of(a[i].toSymFloat());
+    if (numbers->steps[w].traced) refuse();
+    return type == at::kDouble ? w : *numbers->add({Numbers::Op::Round, w, 0, 0, type});
+  };
   // Where ATen converts the number to the type that it computes in, and raises if that has no such value: eager does that.
   auto fitting = [&](size_t i, at::ScalarType type) {
     type = at::toRealValueType(type);
@@ -294,41 +314,48 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!numbers->compare(Ne, w, w) && !numbers->compare(Eq, w, constant(kInf)) && !numbers->compare(Eq, w, constant(-kInf))) refuse();
     return T(i);
   };
-  auto times = [&](const at::Tensor& t, size_t i) {
-    if (!t.is_floating_point() && !t.is_complex()) refuse();
-    return is_live(a[i]) ? t.mul(fitting(i, t.scalar_type())) : a[i].toScalar().equal(1) ? t : t.mul(a[i].toScalar());
+  // Of a sum in which one operand, or a product, is multiplied by number i: the types, where they are of those that take any number.
+  auto types_of = [&](at::TensorList operands) {
+    const Computed c{at::native::result_type(operands)};
+    if (!at::isFloatingType(c.type)) refuse();  // of complex infinities it depends on the kernel which parts become NaN
+    return c;
+  };
+  auto give = [&](const Computed& c, const at::Tensor& r) {
+    if (in_place && !at::can_cast(c.type, a[0].toTensor().scalar_type())) refuse();
+    return finish(in_place ? a[0].toTensor().copy_(r) : r.to(c.type));
   };
   const bool out = schema.is_mutable() && !in_place;
   if (out) refuse();
 
   if (op == "aten::add" || op == "aten::sub" || op == "aten::rsub") {  // self, other, alpha
-    at::Tensor other = a[1].isTensor() ? a[1].toTensor() : T(1);
-    if (is_live(a[2])) other = times(other, 2);
-    const c10::Scalar alpha = is_live(a[2]) ? c10::Scalar(1) : a[2].toScalar();
-    const at::Tensor self = a[0].toTensor();
-    if (op == "aten::rsub") return finish(at::sub(other, self, alpha));
-    if (op == "aten::add") return finish(in_place ? self.add_(other, alpha) : self.add(other, alpha));
-    return finish(in_place ? self.sub_(other, alpha) : self.sub(other, alpha));
+    at::Tensor self = a[0].toTensor(), other = a[1].isTensor() ? a[1].toTensor() : T(1);
+    if (op == "aten::rsub") std::swap(self, other);
+    if (!is_live(a[2])) {
+      const c10::Scalar alpha = a[2].toScalar();
+      if (op == "aten::add") return finish(in_place ? self.add_(other, alpha) : self.add(other, alpha));
+      return finish(in_place ? self.sub_(other, alpha) : self.sub(other, alpha));
+    }
+    if (op != "aten::add" && (self.scalar_type() == at::kBool || other.scalar_type() == at::kBool)) refuse();
+    const Computed c = types_of({self, other});
+    const at::Tensor term = c(other).mul(c(fitting(2, c.type)));
+    return give(c, op == "aten::add" ? c(self).add(term) : c(self).sub(term));
   }
   if (op == "aten::addcmul" || op == "aten::addcdiv") {  // self, tensor1, tensor2, value
-    const at::Tensor self = a[0].toTensor(), scaled = times(a[1].toTensor(), 3);
-    const at::Tensor term = op == "aten::addcmul" ? scaled.mul(a[2].toTensor()) : scaled.div(a[2].toTensor());
-    return finish(in_place ? self.add_(term) : self.add(term));
+    const at::Tensor self = a[0].toTensor(), x = a[1].toTensor(), y = a[2].toTensor();
+    const Computed c = types_of({self, x, y});
+    if (op == "aten::addcdiv" && at::isIntegralType(x.scalar_type(), true) && at::isIntegralType(y.scalar_type(), true)) refuse();
+    const at::Tensor scaled = is_live(a[3]) ? c(x).mul(fitting(3, c.in).to(c.in)) : c(x).mul(a[3].toScalar());
+    return give(c, c(self).add(op == "aten::addcmul" ? scaled.mul(c(y)) : scaled.div(c(y))));
   }
   if (op == "aten::lerp") {  // self, end, weight; which of two forms eager takes depends on the weight
     const at::Tensor self = a[0].toTensor(), end = a[1].toTensor();
-    if (!self.is_floating_point()) refuse();
-    const uint32_t w = *capture::step_of(a[2].toSymFloat());
-    if (numbers->steps[w].traced) refuse();
+    if (!self.is_floating_point() || self.scalar_type() != end.scalar_type()) refuse();
+    const Computed c{self.scalar_type()};
+    const uint32_t w = as(2, c.in);
     const bool small = numbers->compare(Numbers::Compare::Lt, w, constant(0.5)) && numbers->compare(Numbers::Compare::Lt, constant(-0.5), w);
-    const at::Tensor distance = end.sub(self);
-    if (small) {
-      const at::Tensor step = distance.mul(T(2));
-      return finish(in_place ? self.add_(step) : self.add(step));
-    }
-    const uint32_t rest = *numbers->add({Numbers::Op::Sub, constant(1), w});
-    const at::Tensor r = end.sub(distance.mul(number_tensor(capture::to_sym_float(numbers, rest))));
-    return finish(in_place ? self.copy_(r) : r);
+    const at::Tensor distance = c(end).sub(c(self));
+    if (small) return give(c, c(self).add(distance.mul(number(w))));
+    return give(c, c(end).sub(distance.mul(number(*numbers->add({Numbers::Op::Sub, constant(1), w})))));
   }
   if (op == "aten::clamp" || op == "aten::clamp_min" || op == "aten::clamp_max") {
     const at::Tensor self = a[0].toTensor();
@@ -348,7 +375,7 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
       (low ? low : high) = (low ? low : high)->nan_to_num(low ? -kInf : kInf, kInf, -kInf);
     }
     const at::Tensor r = self.clamp(low, high);
-    return finish(in_place ? self.copy_(r) : r);
+    return give({r.scalar_type()}, r);
   }
   if (op == "aten::fill") {
     const at::Tensor self = a[0].toTensor();
@@ -363,10 +390,29 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     const at::Tensor t = plain[0].toTensor();
     return finish(t.copy_(fitting(value, t.scalar_type())));
   }
-  // The rest computes with a tensor in the number's place what it computes with the number.
   auto form = tensor_form(schema);
-  if (op == "aten::pow" && schema.overload_name() == "Scalar")
-    form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
+  if (is_power(schema)) {
+    const size_t live = is_live(a[0]) ? 0 : 1;
+    const at::ScalarType type = at::result_type(live ? a[0].toTensor() : T(0), live ? T(1) : a[1].toTensor());
+    if (!at::isFloatingType(type)) refuse();  // of complex ones ATen computes many powers otherwise
+    if (!live || in_place) form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
+    if (live) {
+      // Square roots differ from powers at zeros and infinities.
+      const uint32_t w = as(1, type);
+      for (double root : {-0.5, 0.5})
+        if (numbers->compare(Numbers::Compare::Eq, w, constant(root))) {
+          Stack call = a;
+          call[1] = root;
+          info.op.callBoxed(&call);
+          return finish(call[0].toTensor());
+        }
+      Stack call = a;
+      call[1] = fitting(1, type).to(type);
+      form->callBoxed(&call);
+      return finish(call[0].toTensor());
+    }
+  }
+  // The rest computes with a tensor in the number's place what it computes with the number.
   const bool fills = op == "aten::masked_fill";
   if (fills) form = c10::Dispatcher::singleton().findSchema({base, "Tensor"});
   if (!form) refuse();
