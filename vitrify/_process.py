@@ -1,6 +1,7 @@
 """What a capture changes in the process while it runs, and what the program changed that no replay would repeat."""
 import builtins
 import functools
+import inspect
 import pickle
 import random
 import sys
@@ -59,6 +60,9 @@ def _counting_as(fused):
                         for i, a in enumerate(s.arguments) if a.alias_info and a.alias_info.is_write and a.name != "state_steps"})
 
     def make(real):
+        names = list(inspect.signature(real).parameters)
+        steps = names.index("state_steps") if "state_steps" in names else None
+
         @functools.wraps(real)
         def loop(params, *lists, **kwargs):
             stands_for_it = _C.capturing() and any(id(p) in _here.fused for p in params)
@@ -66,6 +70,10 @@ def _counting_as(fused):
                 grads, *state = [[t for t in ts if t is not None] for ts in lists if isinstance(ts, list)]
                 if _C.writes_one_memory_twice([*params, *(t for ts in state for t in ts)], grads):
                     _refuse("a fused optimizer is given one memory twice")
+                # It rounds halves once, the loop at each step; it takes the value of a tensor for a number; and it refuses several types.
+                types = {t.dtype for ts in (params, grads, *(ts for i, ts in enumerate(lists, 1) if isinstance(ts, list) and i != steps)) for t in ts if t is not None}
+                if len(types) > 1 or not types <= {torch.float32, torch.float64} or any(v.dtype not in (*types, torch.float64) for v in kwargs.values() if isinstance(v, torch.Tensor)):
+                    _refuse("a fused optimizer computes in another type, or in several")
             tensors = [t for i in uncounted for t in (params, *lists)[i] if t is not None] if stands_for_it else []
             versions = [_C.version_of(t) for t in tensors]
             real(params, *lists, **kwargs)

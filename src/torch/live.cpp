@@ -57,6 +57,7 @@ bool ignores_nan_bound() {
 
 // Where two ops compute the same, the one that takes tensors: "aten::mul.Scalar" and "aten::mul.Tensor".
 std::optional<c10::OperatorHandle> tensor_form(const c10::FunctionSchema& s) {
+  if (!s.name().starts_with("aten::")) return std::nullopt;  // an overload of another's may be another op
   static const std::unordered_map<std::string, std::string> others = {{"Tensor_Scalar", "Tensor_Tensor"}, {"", "Tensor"}};
   std::vector<std::string> overloads{"Tensor"};
   if (auto it = others.find(s.overload_name()); it != others.end()) overloads.insert(overloads.begin(), it->second);
@@ -326,6 +327,11 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   };
   const bool out = schema.is_mutable() && !in_place;
   if (out) refuse();
+  if (in_place) {  // by ops that read nothing of what they write
+    Stack met;
+    for (const IValue& v : a) met.push_back(v.isTensor() ? IValue(fake_of(v.toTensor())) : v);
+    check_write(met[0].toTensor(), met, info.name);
+  }
 
   if (op == "aten::add" || op == "aten::sub" || op == "aten::rsub") {  // self, other, alpha
     at::Tensor self = a[0].toTensor(), other = a[1].isTensor() ? a[1].toTensor() : T(1);
@@ -397,19 +403,26 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!at::isFloatingType(type)) refuse();  // of complex ones ATen computes many powers otherwise
     if (!live || in_place) form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
     if (live) {
-      // Square roots differ from powers at zeros and infinities.
-      const uint32_t w = as(1, type);
+      // Square roots differ from powers at zeros and infinities; of float16 ATen takes none.
+      const at::Tensor self = a[0].toTensor(), number = fitting(1, type).to(type);
+      const uint32_t w = *capture::step_of(a[1].toSymFloat());
+      const bool traced = numbers->steps[w].traced, roots = type != at::kHalf;
+      if (traced && roots && self.requires_grad() && c10::GradMode::is_enabled()) refuse();  // the gradient of what is not taken may be NaN
       for (double root : {-0.5, 0.5})
-        if (numbers->compare(Numbers::Compare::Eq, w, constant(root))) {
+        if (roots && !traced && numbers->compare(Numbers::Compare::Eq, w, constant(root))) {
           Stack call = a;
           call[1] = root;
           info.op.callBoxed(&call);
           return finish(call[0].toTensor());
         }
       Stack call = a;
-      call[1] = fitting(1, type).to(type);
-      form->callBoxed(&call);
-      return finish(call[0].toTensor());
+      call[1] = number;
+      if (!traced || !roots) {
+        form->callBoxed(&call);
+        return finish(call[0].toTensor());
+      }
+      const at::Tensor x = self.to(type), v = new_tensor(traced_value(w));
+      return give({type}, at::where(v.eq(0.5), x.sqrt(), at::where(v.eq(-0.5), x.rsqrt(), x.pow(number))));
     }
   }
   // The rest computes with a tensor in the number's place what it computes with the number.

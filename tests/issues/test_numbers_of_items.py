@@ -75,6 +75,7 @@ def test_powers(op, dtype):
     x = x.nan_to_num(5, 7, 9) if dtype == torch.int64 else x[1:4] if dtype.is_complex else x
     same(lambda x, s: f(x, s.item()), [(x.to(dtype), T(v)) for v in VALUES])
     same(lambda x, s: f(x, s.item()), [(x[:n].to(dtype), T(2.0)) for n in (3, 4, 8, 2)])
+    same(lambda x, s: f(x, s.sum().item()), [(x.to(dtype), T([v, 0.0])) for v in VALUES])
 
 
 @pytest.mark.parametrize("op", BOUNDS)
@@ -88,3 +89,26 @@ def test_bounds(op, dtype):
 def test_what_eager_refuses(op, y):
     f = SUMS[op]
     same(lambda x, s: f(x, y, y, s.item()), [(T([1.0, 2.0]), T(v)) for v in (3.0, 2.0)])
+
+
+@pytest.mark.parametrize("op", ["add_", "sub_", "addcmul_", "addcdiv_", "lerp_"])
+def test_operands_that_overlap_what_is_written(op):
+    f = SUMS[op]
+    same(lambda x, s: f(x[1:], x[:-1], x[:-1], s.item()), [(torch.arange(1.0, 9), T(v)) for v in (3.0, 2.0)])
+
+
+def test_what_is_almost_a_square_root():
+    x = T([-INF, -0.0, 0.0, 4.0, INF])
+    for dtype in (F32, BF16, F16, F64):
+        same(lambda x, s: x ** s.item(), [(x.to(dtype), T(v, dtype=F64)) for v in (0.5 + 1e-12, 0.5, -0.5 - 1e-12, 0.7 - 0.2)])
+
+
+def test_custom_ops_whose_overload_computes_otherwise():
+    lib = torch.library.Library("vt_numbers", "FRAGMENT")  # noqa: TOR901
+    lib.define("h_(Tensor(a!) x, Scalar a) -> Tensor(a!)")
+    lib.define("h_.Tensor(Tensor(a!) x, Tensor a) -> Tensor(a!)")
+    lib.impl("h_", lambda x, a: x.mul_(a), "CPU")
+    lib.impl("h_.Tensor", lambda x, a: x.mul_(a).add_(1000), "CPU")
+    for name in ("h_", "h_.Tensor"):
+        lib.impl(name, lambda x, a: x, "Meta")
+    same(lambda x, s: torch.ops.vt_numbers.h_(x, s.item()) + 1, [(torch.arange(3.0), T(v)) for v in (0.3, 0.7)])
