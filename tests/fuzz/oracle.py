@@ -329,7 +329,7 @@ class Reference:
 
     def leaf(self, call, index, eager=None):
         error, leaves = self.plain[call][:2]
-        plain = leaves[index][1]
+        plain = leaves[index][1] if index < len(leaves) else None
         if not isinstance(plain, torch.Tensor):  # watched, eager gives something else: a gradient that is none, say
             return None, None if isinstance(eager, torch.Tensor) else (0.0, 0.0)
         if eager is not None and (eager.shape != plain.shape or not torch.equal(eager.isfinite(), plain.isfinite())):  # it may raise where nobody watches, or not
@@ -450,13 +450,14 @@ def history(t):
         return first_line(e)
 
 
-def same_call(where, ours, eager, check, drawn=lambda what: False, found=lambda what: False):
-    """Everything but values; check(index, path, ours, eager) for each leaf; drawn(index): nobody says how much was drawn from that generator;
-    found(index): a rounding decides how large that leaf is."""
+def same_call(where, ours, eager, check, drawn=lambda what: False, found=lambda what: False, singly=False):
+    """Everything but values; check(index, path, ours, eager) for each leaf; drawn(index): nobody says how much was drawn from that generator; found(index): a rounding
+    decides how large that leaf is; singly: batched gradients were taken one by one."""
     if type(ours.error) is not type(eager.error) or first_line(ours.error) != first_line(eager.error):
         raise Mismatch(f"{where}: raised {ours.error!r:.300}, eager {eager.error!r:.300}")
     if [p for p, _ in ours.leaves] != [p for p, _ in eager.leaves] or containers(ours.out) != containers(eager.out):
         raise Mismatch(f"{where}: structure {[p for p, _ in ours.leaves]} in {containers(ours.out)}, eager {[p for p, _ in eager.leaves]} in {containers(eager.out)}")
+    anywhere = singly or any(t.requires_grad and t._is_view() and t._base.is_leaf for _, t in tensors_of(eager.out))  # docs/differences.md
     for i, ((path, a), (_, b)) in enumerate(zip(ours.leaves, eager.leaves)):
         if eager.error is not None and path.startswith("grad of"):
             continue  # a backward that raises leaves the gradients that it came to first
@@ -467,7 +468,7 @@ def same_call(where, ours, eager, check, drawn=lambda what: False, found=lambda 
             continue
         if a.shape != b.shape and found(i):
             raise OfValues(f"{place}: shape {a.shape}, eager {b.shape}")
-        check_meta(place, a, b, path.startswith(("grad of", "out[1]")))  # what is told beside the results are gradients
+        check_meta(place, a, b, path.startswith(("grad of", "out[1]")), anywhere)  # what is told beside the results are gradients
         if history(a) != history(b) or a.is_inference() != b.is_inference():
             raise Mismatch(f"{place}: has a grad_fn, is a leaf: {history(a)}, eager {history(b)}; inference {a.is_inference()}, eager {b.is_inference()}")
         check(i, place, a, b)
@@ -549,8 +550,7 @@ def check(program, reference) -> dict:
 
     def drawn(call, index, eager):
         """Numbers are drawn for what is not positive, say: a rounding may decide how many."""
-        unsure = reference.decides(call, lambda run: run[2][index].tolist(), eager.tolist())
-        if unsure:
+        if unsure := reference.decides(call, lambda run: run[2][index].tolist(), eager.tolist()):
             unclear.add(f"call {call}, how many numbers are drawn")
         return unsure
     with warnings.catch_warnings(record=True) as log:
@@ -562,14 +562,16 @@ def check(program, reference) -> dict:
             if theirs.error is not None and "INTERNAL ASSERT FAILED" in str(theirs.error):  # a bug of torch's says nothing about the program
                 return {"kind": "inconclusive", "reason": f"call {number}: eager fails within: {first_line(theirs.error):.120}"}
             mine = ours.make(call, number, lambda: vitrify.counters)
-            internal = [str(w.message) for w in log if "internal error" in str(w.message) or "a compiled call" in str(w.message)]
+            heard = [str(w.message) for w in log]
+            internal = [m for m in heard if "internal error" in m or "a compiled call" in m]
             if internal and CAUGHT in internal[0] and reference.decides(number, lambda run: type(run[0]), type(theirs.error)):  # eager has not raised, and might have
                 return {"kind": "inconclusive", "reason": f"call {number}: a rounding decides whether it raises"}
             if internal:
                 raise InternalError(f"call {number}: {internal[0]}")
             same_call(f"call {number}", mine, theirs, lambda i, place, a, b, number=number: value(number, i, place, a, b),
                       lambda i, number=number, theirs=theirs: drawn(number, i, theirs.states[i]),
-                      lambda i, number=number, theirs=theirs: reference.decides(number, lambda run: run[1][i][1].shape, theirs.leaves[i][1].shape))
+                      lambda i, number=number, theirs=theirs: reference.decides(number, lambda run: run[1][i][1].shape, theirs.leaves[i][1].shape),
+                      any("batched gradients" in m for m in heard))
             earlier.append((held(mine.out), held(theirs.out)))
             new = [str(w.message) for w in log[told:] if issubclass(w.category, vitrify.VitrifyWarning)]
             said += new

@@ -95,8 +95,10 @@ def test_strides_of_one_element(shape, ours, eager, says):
     for first, second in ((a, b), (b, a)):
         with pytest.raises(Mismatch, match="strides") if says else contextlib.nullcontext():
             compare.check_meta("gradient", first, second, of_gradient=True)
-        with pytest.raises(Mismatch, match="strides"):
-            compare.check_meta("result", first, second)
+        compare.check_meta("gradient", first, second, of_gradient=True, anywhere=True)
+        for anywhere in (False, True):
+            with pytest.raises(Mismatch, match="strides"):
+                compare.check_meta("result", first, second, anywhere=anywhere)
 
 
 @pytest.mark.parametrize("path", ["grad of in[0]", "grad of net.weight", "out[1][0]", "out[0]", "in[0]", "net.weight"])
