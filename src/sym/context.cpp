@@ -15,13 +15,21 @@ Int Context::symbol(SymbolKind kind, std::optional<int64_t> hint, Range range) {
   const uint32_t id = static_cast<uint32_t>(c.symbols.size());
   VT_CHECK(range.lo <= range.hi, "empty range of s{}", id);
   c.symbols.push_back({id, kind, hint, range, 1});
-  c.extents.emplace_back();
-  Node n;
-  n.kind = Kind::Symbol;
-  n.symbol = id;
-  n.info = &c.symbols.back();
+  try {
+    c.extents.emplace_back();
+    c.symbol_nodes.push_back(nullptr);
+    Node n;
+    n.kind = Kind::Symbol;
+    n.symbol = id;
+    n.info = &c.symbols.back();
+    c.symbol_nodes.back() = c.intern(std::move(n));
+  } catch (...) {  // without memory there is no such symbol, and the next one has its place
+    c.symbols.resize(id);
+    c.extents.resize(id);
+    c.symbol_nodes.resize(id);
+    throw;
+  }
   if (kind == SymbolKind::Size || kind == SymbolKind::Unbacked) c.dynamic = true;
-  c.symbol_nodes.push_back(c.intern(std::move(n)));
   return Int(c.symbol_nodes.back());
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "support/budget.h"
 #include "support/error.h"
 #include "sym/sym.h"
 
@@ -195,6 +196,18 @@ TEST_F(Sym, structure) {
   EXPECT_INT(substitute(2 * i + j, swap), 2 * j + i);
   Context other;
   EXPECT_THROW(other.symbol(SymbolKind::Size, 1) + n, InternalError);
+}
+
+TEST_F(Sym, one_that_is_not_made_leaves_nothing) {
+  size();
+  {
+    Budget none(1e-9, false);
+    EXPECT_THROW(size(), BudgetError);
+  }
+  Int n = size();
+  EXPECT_EQ(c.num_symbols(), 2u);
+  EXPECT_INT(n, c.symbol_at(1));
+  EXPECT_INT(n, parse(c, "s1").value());
 }
 
 TEST_F(Sym, text) {
