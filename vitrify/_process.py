@@ -1,7 +1,6 @@
 """What a capture changes in the process while it runs, and what the program changed that no replay would repeat."""
 import builtins
 import functools
-import inspect
 import pickle
 import random
 import sys
@@ -58,21 +57,21 @@ def _counting_as(fused):
     # Steps are counted up before the op, by another.
     uncounted = sorted({i for s in schemas if not _counts_writes(s)
                         for i, a in enumerate(s.arguments) if a.alias_info and a.alias_info.is_write and a.name != "state_steps"})
+    names = fused.__code__.co_varnames[:fused.__code__.co_argcount]
 
     def make(real):
-        names = list(inspect.signature(real).parameters)
-        steps = names.index("state_steps") if "state_steps" in names else None
-
         @functools.wraps(real)
         def loop(params, *lists, **kwargs):
             stands_for_it = _C.capturing() and any(id(p) in _here.fused for p in params)
             if stands_for_it:  # the fused op takes all steps as they are counted by then, and an element of a gradient as it was
-                grads, *state = [[t for t in ts if t is not None] for ts in lists if isinstance(ts, list)]
+                given = {name: [t for t in ts if t is not None] for name, ts in zip(names, (params, *lists)) if isinstance(ts, list)}
+                _, grads, *state = given.values()
                 if _C.writes_one_memory_twice([*params, *(t for ts in state for t in ts)], grads):
                     _refuse("a fused optimizer is given one memory twice")
                 # It rounds halves once, the loop at each step; it takes the value of a tensor for a number; and it refuses several types.
-                types = {t.dtype for ts in (params, grads, *(ts for i, ts in enumerate(lists, 1) if isinstance(ts, list) and i != steps)) for t in ts if t is not None}
-                if len(types) > 1 or not types <= {torch.float32, torch.float64} or any(v.dtype not in (*types, torch.float64) for v in kwargs.values() if isinstance(v, torch.Tensor)):
+                types = {t.dtype for name, ts in given.items() if name != "state_steps" for t in ts}
+                numbers = {v.dtype for v in kwargs.values() if isinstance(v, torch.Tensor)}
+                if len(types) > 1 or not types <= {torch.float32, torch.float64} or not numbers <= {*types, torch.float64}:
                     _refuse("a fused optimizer computes in another type, or in several")
             tensors = [t for i in uncounted for t in (params, *lists)[i] if t is not None] if stands_for_it else []
             versions = [_C.version_of(t) for t in tensors]

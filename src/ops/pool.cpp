@@ -359,7 +359,7 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
       s = given[d] && *given[d] > 0 ? 1.0 / *given[d] : static_cast<double>(in) / static_cast<double>(out);
     scale.push_back(t == DType::F32 ? static_cast<float>(s) : s);
   }
-  const auto asks = place_rounds_once.load();
+  const auto asks = align ? nullptr : place_rounds_once.load();
   std::array<bool, n> once;
   for (size_t d = 0; d < n; ++d) once[d] = !asks || a.out().device.kind != DeviceKind::CPU || asks(x.dtype, n, d);
   if (x.cost > 4) x = a.L.realize(x);

@@ -286,12 +286,6 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
   auto T = [&](size_t i) { return number_tensor(a[i]); };
   auto constant = [&](double v) { return *numbers->add({Numbers::Op::Constant, 0, 0, v}); };
   auto number = [&](uint32_t step) { return number_tensor(capture::to_sym_float(numbers, step)); };
-  // Number i, rounded as ATen converts it to that type. What follows depends on it: one that only the graph knows can't say.
-  auto as = [&](size_t i, at::ScalarType type) {
-    const uint32_t w = *capture::step_of(a[i].toSymFloat());
-    if (numbers->steps[w].traced) refuse();
-    return type == at::kDouble ? w : *numbers->add({Numbers::Op::Round, w, 0, 0, type});
-  };
   // Where ATen converts the number to the type that it computes in, and raises if that has no such value: eager does that.
   auto fitting = [&](size_t i, at::ScalarType type) {
     type = at::toRealValueType(type);
@@ -350,14 +344,16 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     const at::Tensor self = a[0].toTensor(), x = a[1].toTensor(), y = a[2].toTensor();
     const Computed c = types_of({self, x, y});
     if (op == "aten::addcdiv" && at::isIntegralType(x.scalar_type(), true) && at::isIntegralType(y.scalar_type(), true)) refuse();
-    const at::Tensor scaled = is_live(a[3]) ? c(x).mul(fitting(3, c.in).to(c.in)) : c(x).mul(a[3].toScalar());
+    const at::Tensor scaled = c(x).mul(fitting(3, c.in).to(c.in));
     return give(c, c(self).add(op == "aten::addcmul" ? scaled.mul(c(y)) : scaled.div(c(y))));
   }
   if (op == "aten::lerp") {  // self, end, weight; which of two forms eager takes depends on the weight
     const at::Tensor self = a[0].toTensor(), end = a[1].toTensor();
     if (!self.is_floating_point() || self.scalar_type() != end.scalar_type()) refuse();
     const Computed c{self.scalar_type()};
-    const uint32_t w = as(2, c.in);
+    uint32_t w = *capture::step_of(a[2].toSymFloat());
+    if (numbers->steps[w].traced) refuse();  // only the graph knows which form it is
+    if (c.in != at::kDouble) w = *numbers->add({Numbers::Op::Round, w, 0, 0, c.in});
     const bool small = numbers->compare(Numbers::Compare::Lt, w, constant(0.5)) && numbers->compare(Numbers::Compare::Lt, constant(-0.5), w);
     const at::Tensor distance = c(end).sub(c(self));
     if (small) return give(c, c(self).add(distance.mul(number(w))));
@@ -404,25 +400,20 @@ void Tracer::Impl::decompose_numbers(const OpInfo& info, Stack* stack) {
     if (!live || in_place) form = c10::Dispatcher::singleton().findSchema({base, in_place ? "Tensor" : "Tensor_Tensor"});
     if (live) {
       // Square roots differ from powers at zeros and infinities; of float16 ATen takes none.
-      const at::Tensor self = a[0].toTensor(), number = fitting(1, type).to(type);
+      const at::Tensor self = a[0].toTensor(), exponent = fitting(1, type).to(type);
       const uint32_t w = *capture::step_of(a[1].toSymFloat());
       const bool traced = numbers->steps[w].traced, roots = type != at::kHalf;
-      if (traced && roots && self.requires_grad() && c10::GradMode::is_enabled()) refuse();  // the gradient of what is not taken may be NaN
-      for (double root : {-0.5, 0.5})
-        if (roots && !traced && numbers->compare(Numbers::Compare::Eq, w, constant(root))) {
-          Stack call = a;
-          call[1] = root;
-          info.op.callBoxed(&call);
-          return finish(call[0].toTensor());
-        }
-      Stack call = a;
-      call[1] = number;
-      if (!traced || !roots) {
-        form->callBoxed(&call);
-        return finish(call[0].toTensor());
+      if (traced && roots) {
+        if (self.requires_grad() && c10::GradMode::is_enabled()) refuse();  // the gradient of what is not taken may be NaN
+        const at::Tensor x = self.to(type), v = new_tensor(traced_value(w));
+        return give({type}, at::where(v.eq(0.5), x.sqrt(), at::where(v.eq(-0.5), x.rsqrt(), x.pow(exponent))));
       }
-      const at::Tensor x = self.to(type), v = new_tensor(traced_value(w));
-      return give({type}, at::where(v.eq(0.5), x.sqrt(), at::where(v.eq(-0.5), x.rsqrt(), x.pow(number))));
+      const auto is = [&](double root) { return roots && numbers->compare(Numbers::Compare::Eq, w, constant(root)); };
+      const std::optional<double> root = is(0.5) ? std::optional(0.5) : is(-0.5) ? std::optional(-0.5) : std::nullopt;
+      Stack call = a;
+      call[1] = root ? IValue(*root) : IValue(exponent);
+      (root ? info.op : *form).callBoxed(&call);
+      return finish(call[0].toTensor());
     }
   }
   // The rest computes with a tensor in the number's place what it computes with the number.

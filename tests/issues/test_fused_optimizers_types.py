@@ -55,15 +55,19 @@ def test_halves(make, dtype, size):
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("dtype,lr", [(F64, F32), (F32, BF16), (F32, F32), (F32, F64), (F64, F64)], ids=str)
 def test_rates_that_are_tensors(make, dtype, lr):
+    before = vitrify.counters["kernels_launched"]
     if lr not in (dtype, F64):
         expects.eager("a fused optimizer computes in another type")
     same(lambda p: MAKES[make](p, torch.tensor(0.1, dtype=lr)), dtype, 1.0)
+    assert lr not in (dtype, F64) or vitrify.counters["kernels_launched"] > before
 
 
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_they_compile(make, dtype):
+    before = dict(vitrify.counters)
     same(lambda p: MAKES[make](p, 0.1), dtype, 1.0)
+    assert all(vitrify.counters[name] > before[name] for name in ("compiled_calls", "kernels_launched"))
 
 
 @pytest.mark.parametrize("make,spoil", [("sgd", "momentum_buffer"), ("adagrad", "sum"), ("adamw", "exp_avg")])
