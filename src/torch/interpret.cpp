@@ -1,4 +1,5 @@
 // Runs graphs op by op through ATen: what a graph means, by definition.
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
@@ -122,6 +123,9 @@ std::vector<at::Tensor> interpret(const ir::Graph& g, const std::vector<at::Tens
     if (transformed && !(n->op->flags & ir::kRandom) && takes_plain(stack)) none.emplace();
     if (name == "aten::alias") {  // values have no memory, and ATen has no rule for it where they are batches
       results = {stack[0].toTensor()};
+    } else if (name == "aten::copy" &&
+               at::maybeGetBatchedImpl(stack[0].toTensor())) {  // it lies as what is written, which ATen's rule for batches forgets
+      results = {stack[0].toTensor().clone().copy_(stack[1].toTensor())};
     } else if (writes_copies(*n, call.op.schema())) {
       call_on_copies(*n, call.op, stack, results);
     } else {
