@@ -9,18 +9,16 @@
 
 namespace vitrify {
 
-#define VT_COUNTERS(_)                                                                                                                 \
-  _(captures)                                                                                                                          \
-  _(values_compiled)                                                                                                                   \
-  _(compile_work)                                                                                                                      \
-  _(kernels_built)                                                                                                                     \
-  _(kernels_launched)                                                                                                                  \
-  _(externs_called)                                                                                                                    \
-  _(graph_breaks)                                                                                                                      \
-  _(recompiles)                                                                                                                        \
-  _(eager_calls)                                                                                                                       \
-  _(fallbacks) _(cache_hits) _(cache_misses) _(compiled_calls) _(plans_shared) _(results_copied) _(weights_packed) _(weights_compared) \
-      _(batches_split)
+#define VT_COUNTERS(_) \
+  _(captures)          \
+  _(values_compiled)   \
+  _(compile_work)      \
+  _(kernels_built)     \
+  _(kernels_launched)  \
+  _(externs_called)    \
+  _(graph_breaks)      \
+  _(recompiles)        \
+  _(eager_calls) _(fallbacks) _(cache_hits) _(cache_misses) _(compiled_calls) _(plans_shared) _(results_copied) _(weights_packed) _(weights_compared)
 
 struct Counters {
 #define _(n) std::atomic<uint64_t> n{0};

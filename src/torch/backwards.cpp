@@ -294,7 +294,6 @@ struct Silent final : c10::WarningHandler {
 
 variable_list Training::one_by_one(const Unpack& unpack, const variable_list& tangents, const RegionNode& node, const std::string& why) const {
   const Call::Repeats repeats(node.call());
-  if (no_whole_batches_) ++counters().batches_split;
   const int64_t n = size_of_batch(tangents);
   std::vector<variable_list> each;
   std::shared_ptr<const Backward> b;

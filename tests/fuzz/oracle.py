@@ -469,8 +469,7 @@ def same_call(where, ours, eager, check, drawn=lambda what: False, found=lambda 
             continue
         if a.shape != b.shape and found(i):
             raise OfValues(f"{place}: shape {a.shape}, eager {b.shape}")
-        split = ours.did.get("batches_split", 0) > 0 and path.startswith("out[1]")  # batched gradients that were computed one by one: there too
-        anywhere = split or any(b.shape[max(b.dim() - len(shape), 0):] == shape for shape in viewed)
+        anywhere = any(b.shape[max(b.dim() - len(shape), 0):] == shape for shape in viewed)
         check_meta(place, a, b, path.startswith(("grad of", "out[1]")), anywhere)  # what is told beside the results are gradients
         if history(a) != history(b) or a.is_inference() != b.is_inference():
             raise Mismatch(f"{place}: has a grad_fn, is a leaf: {history(a)}, eager {history(b)}; inference {a.is_inference()}, eager {b.is_inference()}")

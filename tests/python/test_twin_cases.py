@@ -371,7 +371,7 @@ def test_names_and_texts():
 def test_wrappers_of_modules():
     m = Net()
     t = vitrify.compile(m)
-    same(nn.DataParallel(t)(X), m(X))
+    same(nn.DataParallel(copy.deepcopy(t))(X).cpu(), m(X))  # where there is a GPU it moves what it wraps there
     params = {k: v + 1 for k, v in m.named_parameters()}
     same(torch.func.functional_call(t, params, (X,)), torch.func.functional_call(m, params, (X,)))
     agree(t, m)

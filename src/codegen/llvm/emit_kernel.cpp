@@ -404,6 +404,18 @@ void KernelEmitter::emit_stages(size_t count, const loop::Stage* lead, const Tra
   }
 }
 
+namespace {
+
+bool has_moments(const loop::Stage& s) {
+  return std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return loop::is_moments(a.kind); });
+}
+
+// So many elements are added up in f32 before their sum goes to those in f64. Equal ones are rounded the same way each time: of 64 the error is up to
+// 9 eps, where eager's is 4.
+int64_t run_in_f32(const loop::Stage& s) { return has_moments(s) ? 64 : 16; }
+
+}  // namespace
+
 void KernelEmitter::emit_stage(const loop::Stage& s) {
   block_ = {};
   if (s.inner.empty() && s.accums.empty()) return emit_body(s, nullptr);
@@ -414,8 +426,8 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
   auto n = const_of(extent);
   while (n && unroll > 1 && *n < int64_t(lanes) * unroll) unroll /= 2;
   int64_t step = int64_t(lanes) * unroll;
-  constexpr int64_t kChunk = 64;
-  bool two_level = wants_two_level(s) && !(s.inner.size() == 1 && n && *n <= step * kChunk);
+  const int64_t chunk_size = run_in_f32(s);
+  bool two_level = wants_two_level(s) && !(s.inner.size() == 1 && n && *n <= step * chunk_size);
   AccSet sets[3];
   bool used[3] = {!n || *n >= step, lanes > 1 && !t_.avx512 && unroll > 1 && (!n || (*n % step) >= lanes),
                   lanes > 1 && (!n || (t_.avx512 ? *n % step != 0 : *n % lanes != 0))};
@@ -441,7 +453,7 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
             emit_body(s, &sets[int(p)]);
             if (p == Phase::Main && lanes > 1) prefetch_ahead(ahead_, k_.outer.back().var, 1, n && *n > kShortRow ? Near::L2 : Near::L1);
           },
-          chunk, kChunk);
+          chunk, chunk_size);
     };
     if (!many_rows) {
       nest(s.inner.data(), int(depth) - 1, row);
@@ -449,8 +461,8 @@ void KernelEmitter::emit_stage(const loop::Stage& s) {
       const loop::Loop& rows = s.inner[depth - 2];
       nest(s.inner.data(), int(depth) - 2, [&] {
         Value* count = scalar_index(rows.extent, 0);
-        for_loop(i64(0), count, i64(kChunk), [&](Value* c) {
-          Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(kChunk)), count);
+        for_loop(i64(0), count, i64(chunk_size), [&](Value* c) {
+          Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(c, i64(chunk_size)), count);
           for_loop(c, end, i64(1), [&](Value* i) {
             symbols_[sym::view(rows.var).symbol->id] = i;
             row();
@@ -495,12 +507,10 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
     nest(s.inner.data(), int(s.inner.size()), [&] { emit_body(s, nullptr); });
     return;
   }
-  // A column is one chain of sums, where a row is a chain for every lane: its runs in f32 are shorter.
-  constexpr int64_t kSums = 16, kMoments = 64, kPrefetched = 128;
-  const bool moments = std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return loop::is_moments(a.kind); });
-  const int64_t chunk = moments ? kMoments : kSums;
+  constexpr int64_t kPrefetched = 128;
+  const int64_t chunk = run_in_f32(s);
   auto at_most = [&](int64_t n) { return s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= n; };
-  const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(moments ? 2 * chunk : chunk), prefetched = !at_most(kPrefetched);
+  const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(has_moments(s) ? 2 * chunk : chunk), prefetched = !at_most(kPrefetched);
   AccSet accs = make_accs(s, block_.lanes, block_.unroll, two_level);
   reset(s, accs);
   if (!two_level) {
