@@ -37,7 +37,7 @@ def git(*args):
 
 def commit():
     """The last commit that changed more than reports; "+" after it where the tree differs from it."""
-    but_reports = (".", ":!docs/reports")
+    but_reports = (".", ":!docs/reports", ":!docs/opinfo*-report.md")
     return git("log", "-1", "--format=%h", "--abbrev=10", "--", *but_reports) + ("+" if git("status", "--porcelain", "--", *but_reports) else "")
 
 
