@@ -46,12 +46,12 @@ bool take_by_sizes(std::vector<at::Tensor>& tensors, const std::vector<Value>& v
   std::vector<int64_t> sizes, strides;
   for (size_t i = 0; i < given; ++i) {
     if (!is_strided(i) || type(i).dtype == DType::Opaque) continue;
-    if (tensors[i].numel() > 0 && tensors[i].storage().nbytes() == 0) continue;  // sizes alone
+    if (tensors[i].numel() > 0 && tensors[i].storage().nbytes() == 0 && !tensors[i]._is_zerotensor()) continue;  // sizes alone
     if (!is_alike(tensors[i], type(i), false)) return false;
     const ir::Dims &size = type(i).sizes, &stride = type(i).strides;
     if (!known.eval({size.begin(), size.end()}, sizes) || !known.eval({stride.begin(), stride.end()}, strides)) return false;
     if (tensors[i].sizes() != at::IntArrayRef(sizes)) return false;
-    bool same = true;
+    bool same = is_alike(tensors[i], type(i), true);
     for (size_t d = 0; d < sizes.size(); ++d) same = same && (sizes[d] == 1 || tensors[i].strides()[d] == strides[d]);
     if (!same) tensors[i] = laid_in(tensors[i], sizes, strides);
   }
@@ -131,7 +131,8 @@ std::vector<const at::Tensor*> addresses_of(const std::vector<at::Tensor>& tenso
 
 bool is_alike(const at::Tensor& t, const ir::TensorType& type, bool strides) {
   bool same = t.layout() == at::kStrided && t.dim() == static_cast<int64_t>(type.dim()) &&
-              (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type)) && (!strides || !(t.is_conj() || t.is_neg()));
+              (type.dtype == DType::Opaque || t.scalar_type() == scalar_type_of(type)) &&
+              (!strides || !(t.is_conj() || t.is_neg() || t._is_zerotensor()));
   for (size_t d = 0; same && d < type.dim(); ++d) {
     const auto i = static_cast<int64_t>(d);
     same = (!type.sizes[d].is_const() || t.size(i) == type.sizes[d].value()) &&

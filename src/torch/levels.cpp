@@ -222,11 +222,14 @@ Origin Training::origin(const Training& below, const std::shared_ptr<Call>& call
     if (!o.tangents) o.tangents = i;
     while (!how[k].defined) ++k;
     const at::Tensor laid = laid_out(tangents[k], below.type_of_tangent(k), how[k]);
-    const bool copied = !laid.is_alias_of(tangents[k]);
-    o.given[i] = copied || laid.is_same(tangents[k]) ? Kept(tangents[k], Hold::Tensor) : Kept(laid);
+    const bool copied = !laid.is_alias_of(tangents[k]), bits = how[k].conj || how[k].neg;
+    if (copied && bits)  // the trace turns what lies in memory
+      o.given[i] = Kept(turned(tangents[k], tangents[k]));
+    else
+      o.given[i] = copied || laid.is_same(tangents[k]) ? Kept(tangents[k], Hold::Tensor) : Kept(laid);
     o.given[i].loose = copied;  // each that reads it lays it out anew, as it is by then
     if (copied) o.laid.emplace_back(static_cast<uint32_t>(i), laid);
-    if (!o.given[i].itself || !how[k].expanded.empty() || how[k].conj || how[k].neg) o.views.emplace_back(static_cast<uint32_t>(i), tangents[k]);
+    if (!o.given[i].itself || !how[k].expanded.empty() || bits) o.views.emplace_back(static_cast<uint32_t>(i), tangents[k]);
     if (tangents[k].requires_grad()) o.edges[i] = torch::autograd::impl::gradient_edge(tangents[k]);
     ++k;
   }

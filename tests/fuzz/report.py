@@ -17,7 +17,7 @@ KINDS = {"ok": "as eager, with native kernels", "library": "as eager, nothing bu
 
 def about(reason):
     """A reason without names, numbers and places."""
-    return re.sub(r" \(<fuzz.*", "", re.sub(r"vitrify: \S+ runs eagerly: ", "", reason)).partition("\n")[0]
+    return re.sub(r" \((<fuzz|/).*", "", re.sub(r"vitrify: \S+ runs eagerly: ", "", reason)).partition("\n")[0]
 
 
 def name_of(result):
