@@ -307,7 +307,7 @@ class GraphLowering final : public Nests {
       if ((n.op->flags & ir::kStartsAligned) && program_.buffers[t.buffer].role == BufferRole::Input && !of_input(v))
         t = realize(map(t.dtype, t.sizes, t.at, t.cost, t.reads));
       for (size_t d = 0; d < t.sizes.size(); ++d)  // free, but results may repeat them
-        if (t.sizes[d].is(1) && strides[d].is_const()) t.strides[d] = strides[d];
+        if (t.sizes[d].is(1)) t.strides[d] = strides[d];
       if (is_custom(n)) t = where_it_shows(t);
       e.operands.push_back(t);
     });

@@ -108,6 +108,11 @@ void Tracer::note_requires_grad(const at::Tensor& t, bool needed) {
   if ((given || !needed) && (!m.hooked.empty() || !m.saved_arguments.empty()))
     refuse("freezes or unfreezes a tensor beside a checkpoint, whose function may read it again");
   if (!given) return;
+  if (const at::Tensor& real = itself->real; real.is_view()) {  // it needs what its base does, whatever is set of itself
+    const at::Tensor base(real._base());
+    if (base.requires_grad() || std::ranges::any_of(m.sources, [&](const Impl::Source& s) { return s.real.defined() && s.real.is_same(base); }))
+      refuse("freezes or unfreezes a view, which needs gradients with its base");
+  }
   bool argument = false, found = !as_fake(t);
   for (Impl::Source& s : m.sources) {
     if (!s.real.is_same(itself->real)) continue;

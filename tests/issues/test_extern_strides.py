@@ -118,3 +118,21 @@ def test_what_kernels_refuse_as_it_lies(before, shape):
             except RuntimeError as e:
                 seen.append(str(e).partition("\n")[0])
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("shape, strides", [((7, 2, 8, 1), (16, 8, 1, 8)), ((7, 1, 8), (8, 8, 1)), ((1, 4, 6), (4, 1, 4))], ids=str)
+@pytest.mark.parametrize("op", [torch.rand_like, torch.bernoulli], ids=["rand_like", "bernoulli"])
+def test_what_was_written_keeps_them(op, shape, strides, dynamic):
+    """Where sizes change, the strides of dims of one element do with them: an op of ATen's that repeats them was given others."""
+    def f(x):
+        x.lerp_(x * x, 0.5)
+        return op(x), x.sum()
+    compiled = vitrify.compile(f, dynamic=dynamic)
+    for dtype in (torch.float32, torch.bfloat16):
+        told = []
+        for call in (f, compiled):
+            torch.manual_seed(0)
+            x = torch.empty_strided(shape, strides, dtype=dtype).fill_(0.5)
+            told.append(call(x)[0])
+        assert told[0].stride() == told[1].stride() and torch.equal(*told)

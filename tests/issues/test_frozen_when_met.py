@@ -251,3 +251,25 @@ def test_written_while_it_is_frozen(how, inside, given):
     for a, b in zip(ours, eager, strict=True):
         if a is not None:
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.eager("freezes or unfreezes a view, which needs gradients with its base", "it changes the requires_grad of a tensor", some=True)
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_view_of_what_needs_gradients(given):
+    """It needs what its base does, whatever is set of itself."""
+    def told(compile):
+        base, seen = torch.ones(2, 3), []
+        view = base[:1]
+
+        def program(x, b=None):
+            x.requires_grad_(False)
+            y = x.sin() * 2
+            x.requires_grad_()
+            return y
+        f = compile(program)
+        for x in (base, view, view):
+            y = f(x, base) if given else f(x)
+            seen.append((y.requires_grad, y.is_leaf, x.requires_grad))
+        return seen
+    assert told(vitrify.compile) == told(lambda f: f)
