@@ -360,8 +360,12 @@ bool lower_linear(const Args& a, std::vector<Tensor>& r) {
     scale.push_back(t == DType::F32 ? static_cast<float>(s) : s);
   }
   const auto asks = align ? nullptr : place_rounds_once.load();
+  const ir::TensorType& image = std::get<ir::Value>(a.n.args[0]).type();
+  const bool last = asks && n > 1 && !a.n.as_contiguous &&
+                    is_contiguous(a.L.ctx(), image, n == 2 ? ir::MemoryFormat::ChannelsLast : ir::MemoryFormat::ChannelsLast3d);
+  const int64_t channels = last ? image.sizes[1].is_const() ? std::min<int64_t>(image.sizes[1].value(), 64) : 16 : 0;
   std::array<bool, n> once;
-  for (size_t d = 0; d < n; ++d) once[d] = !asks || a.out().device.kind != DeviceKind::CPU || asks(x.dtype, n, d);
+  for (size_t d = 0; d < n; ++d) once[d] = !asks || a.out().device.kind != DeviceKind::CPU || asks(x.dtype, n, d, channels);
   if (x.cost > 4) x = a.L.realize(x);
   r.push_back(a.L.map(
       a.out().dtype, os,

@@ -26,8 +26,8 @@ Shape shape_upsample_backward(sym::Context&, ArgSpan);
 Shape shape_upsample_backward_in_order(sym::Context&, ArgSpan);  // of kernels that know no other layout, whatever Meta says
 
 // Whether ATen's kernel for linear interpolation over n dims rounds the place of a sample along dim d once, or after each step, as its compiler had
-// it. Asked where one is lowered; null: once.
-inline std::atomic<bool (*)(DType, size_t n, size_t d)> place_rounds_once{nullptr};
+// it, of images of so many channels in channels-last memory, or of others (0). Asked where one is lowered; null: once.
+inline std::atomic<bool (*)(DType, size_t n, size_t d, int64_t channels)> place_rounds_once{nullptr};
 
 // Of aten::upsample_nearest2d: whether other strides of the same image may give another result.
 bool nearest_looks_at_strides(const ir::Node&);

@@ -18,6 +18,9 @@ Reads reads_of(std::string_view name);
 // their rules know elements only.
 bool sees_layout(std::string_view name);
 
+// Whether ATen's kernel trusts operand 0 to lie in memory as operand 1 does: eager's formula gives it no other.
+bool lies_as_second(std::string_view name);
+
 // A call of the program's own code (a custom op). It may look past the edges of the views that it is given, and keep them.
 inline bool is_custom(const ir::Node& n) { return (n.op->flags & ir::kEffect) && sees_layout(n.op->name); }
 

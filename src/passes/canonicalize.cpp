@@ -99,12 +99,13 @@ bool is_reshape(const Node& n) {
   return one_of(base_name(n), {"view", "_unsafe_view", "reshape"}) && n.op->name != "aten::view.dtype" && n.outs.size() == 1 && n.args.size() == 2;
 }
 
-// Complex numbers that calls are given may be a conjugate or negative view, which what looks at their memory refuses: a copy is none.
+// Complex numbers that calls are given may be a conjugate or negative view, which what looks at their memory refuses, and those that ATen writes a
+// part of lie in a copy of all their memory: a copy does not.
 bool may_be_lazy(Value v) {
   if (!is_complex(v.type().dtype) && v.type().dtype != DType::Opaque) return false;
   for (; v.node->op->flags & ir::kView; v = std::get<Value>(v.node->args[0]))
     if (v.node->op->flags & ir::kMakesBits) return true;
-  return ir::is_input(*v.node);
+  return ir::is_input(*v.node) || v.node->op->flags & ir::kCopiesMemory;
 }
 
 // The operand that n's first result equals, bit for bit and in type.

@@ -311,6 +311,8 @@ class GraphLowering final : public Nests {
       if (is_custom(n)) t = where_it_shows(t);
       e.operands.push_back(t);
     });
+    if (lies_as_second(n.op->name) && n.outs[0].device.kind == DeviceKind::CPU && !same_strides(e.operands[0], e.operands[1].strides))
+      e.operands[0] = realize_as(e.operands[0], e.operands[1].strides);
     const bool view = n.op->flags & ir::kView;
     for (uint32_t i = 0; i < n.outs.size(); ++i) {
       const ir::TensorType& t = n.outs[i];

@@ -203,17 +203,20 @@ struct Asking {
 
 // Of samples of an infinity, five along each dim: rounded once, the place of the third is not quite zero, and neither is its weight, which leaves
 // no NaN.
-bool rounds_place_once(DType dtype, size_t n, size_t d) {
+bool rounds_place_once(DType dtype, size_t n, size_t d, int64_t channels) {
   static std::mutex mutex;
-  static std::map<std::pair<DType, size_t>, std::vector<bool>> known;
+  static std::map<std::tuple<DType, size_t, int64_t>, std::vector<bool>> known;
   const std::lock_guard lock(mutex);
-  std::vector<bool>& once = known[{dtype, n}];
+  std::vector<bool>& once = known[{dtype, n, channels}];
   if (!once.empty()) return once[d];
   const Asking asking;
   const std::vector<int64_t> size(n, 5);
   TensorType type;
   type.dtype = dtype;
-  const at::Tensor x = at::full(std::vector<int64_t>(n + 2, 1), std::numeric_limits<double>::infinity(), at::TensorOptions(scalar_type_of(type)));
+  std::vector<int64_t> sizes(n + 2, 1);
+  sizes[1] = std::max<int64_t>(1, channels);
+  at::Tensor x = at::full(sizes, std::numeric_limits<double>::infinity(), at::TensorOptions(scalar_type_of(type)));
+  if (channels) x = x.movedim(1, -1).clone(at::MemoryFormat::Contiguous).movedim(-1, 1);
   const at::Tensor r = n == 1   ? at::upsample_linear1d(x, size, false)
                        : n == 2 ? at::upsample_bilinear2d(x, size, false)
                                 : at::upsample_trilinear3d(x, size, false);

@@ -50,3 +50,16 @@ def test_weights_are_zero_where_eagers_are(given, size, dtype, layout):
     for f, t in (lambda x: F.interpolate(x, size=size, mode="bilinear"), x), (lambda x: F.interpolate(x, size=size[:1], mode="linear"), x[..., 0].contiguous()):
         ours, theirs = vitrify.compile(f)(t), f(t)
         assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 4, 17])
+@pytest.mark.parametrize("mode, rank, last", [("bilinear", 2, torch.channels_last), ("trilinear", 3, torch.channels_last_3d)])
+def test_infinities_of_channels_last(mode, rank, last, channels, dtype):
+    """ATen's kernels for such memory round the place of a sample otherwise than its others do: where its weight is zero, infinity is NaN."""
+    for size, to in ((1, 3), (1, 7), (2, 5), (2, 6), (3, 4), (5, 7)):
+        x = torch.randn(2, channels, *(size,) * rank, generator=torch.Generator().manual_seed(1)).to(dtype)
+        x.view(-1)[::3] = float("inf")
+        for image in (x, x.contiguous(memory_format=last)):
+            f = lambda t: F.interpolate(t, size=(to,) * rank, mode=mode)  # noqa: E731
+            assert torch.equal(vitrify.compile(f)(image).isnan(), f(image).isnan())
