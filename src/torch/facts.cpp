@@ -98,21 +98,21 @@ void Tracer::note_fact(const at::Tensor& t, Fact fact, std::string_view name) {
 // An argument's placeholder and the tensor itself, which the program may find as well, each have a requires_grad of their own.
 void Tracer::note_requires_grad(const at::Tensor& t, bool needed) {
   Impl& m = *impl_;
-  if (t.requires_grad() == needed) return;
   const auto refuse = [&](std::string why) {
     note_failure(std::move(why));
     throw CaptureError(*m.failure);
   };
   const auto itself = std::ranges::find_if(m.sources, [&](const Impl::Source& s) { return (as_fake(t) ? s.fake : s.real).is_same(t); });
   const bool given = itself != m.sources.end();
-  if ((given || !needed) && (!m.hooked.empty() || !m.saved_arguments.empty()))
-    refuse("freezes or unfreezes a tensor beside a checkpoint, whose function may read it again");
-  if (!given) return;
-  if (const at::Tensor& real = itself->real; real.is_view()) {  // it needs what its base does, whatever is set of itself
-    const at::Tensor base(real._base());
+  if (given && itself->real.is_view() && itself->real.is_leaf()) {  // it needs what its base does, whatever is set of itself
+    const at::Tensor base(itself->real._base());
     if (base.requires_grad() || std::ranges::any_of(m.sources, [&](const Impl::Source& s) { return s.real.defined() && s.real.is_same(base); }))
       refuse("freezes or unfreezes a view, which needs gradients with its base");
   }
+  if (t.requires_grad() == needed) return;
+  if ((given || !needed) && (!m.hooked.empty() || !m.saved_arguments.empty()))
+    refuse("freezes or unfreezes a tensor beside a checkpoint, whose function may read it again");
+  if (!given) return;
   bool argument = false, found = !as_fake(t);
   for (Impl::Source& s : m.sources) {
     if (!s.real.is_same(itself->real)) continue;

@@ -273,3 +273,34 @@ def test_a_view_of_what_needs_gradients(given):
             seen.append((y.requires_grad, y.is_leaf, x.requires_grad))
         return seen
     assert told(vitrify.compile) == told(lambda f: f)
+
+
+@pytest.mark.eager("freezes or unfreezes a view, which needs gradients with its base")
+@pytest.mark.filterwarnings("ignore::vitrify.VitrifyWarning")
+def test_a_view_of_a_weight_made_without_gradients():
+    """It needs gradients with its base, and gets none of its own until it is told to need them itself."""
+    def program(x):
+        x.requires_grad_()
+        return x.detach() * 2
+
+    def told(compile):
+        w, f = nn.Parameter(torch.ones(3, 3)), compile(program)
+        with torch.no_grad():
+            view = w[1:]
+        f(view), f(view)
+        (view * 2).sum().backward()
+        return view.grad, w.grad
+    assert str(told(vitrify.compile)) == str(told(lambda f: f))
+
+
+def test_a_part_of_an_activation():
+    """It has a history, and needs gradients already."""
+    def program(x):
+        x.requires_grad_()
+        return x.sin() * 2
+    compiled = vitrify.compile(program)
+    for _ in range(2):
+        w, told = torch.ones(3, 3, requires_grad=True), []
+        for f in (program, compiled):
+            told.append(torch.autograd.grad(f((w * 2)[1:]).sum(), w)[0])
+        torch.testing.assert_close(*told)
