@@ -20,4 +20,3 @@ def test_error(name, f, dynamic):
     ours, eager = worst(compiled, values, layouts, f), worst(f, values, layouts, f)
     assert ours <= max(eager, 3 * torch.finfo(torch.float32).eps), (ours, eager)
     assert vitrify.counters["kernels_launched"] > before
-
