@@ -162,7 +162,8 @@ class Door:
             outcome = self.compile(signature, sources, [[] for _ in marks])
         if outcome is READY and compiled:
             _C.count("recompiles")
-        elif isinstance(outcome, Failed) and not _C.state_refused(self.state):  # else other calls of this signature have a plan
+        elif isinstance(outcome, Failed) and not isinstance(outcome.exc, Warning) and not _C.state_refused(self.state):
+            # Else other calls of this signature have a plan; a warning is an error only while Python's filters say so.
             _C.state_add(self.state, signature, sources.guards, None, None, sources.grads(), [], [])
         return outcome
 

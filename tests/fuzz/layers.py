@@ -16,6 +16,16 @@ CONVOLUTION = [
     ("nn.Conv2d({C}, {C}, 1)", "{m}({a}.mean((2, 3), keepdim=True)) * {a}"), ("nn.Conv2d({C}, {C}, 1)", "{a}[:, :, :1, :1] + {m}({a}[:, :, :1, :1])"),
     ("nn.Conv2d({C}, 8, 2, stride=2)", "{m}({a}).flatten(2).transpose(1, 2)"), ("nn.Conv2d({C}, 4, 3, padding=1)", "{m}({a}).view(torch.int32) if F32 is torch.float32 else {m}({a})"),
 ]
+NORMS_BETWEEN = ["nn.BatchNorm2d(8)", "nn.GroupNorm(2, 8)", "nn.GroupNorm(8, 8)", "nn.InstanceNorm2d(8, affine=True)", "nn.BatchNorm2d(8, track_running_stats=False)", "nn.GroupNorm(4, 8, affine=False)"]
+FROZEN = ["", ', "1.weight"', ', "1.bias"', ', "1.weight", "1.bias"', ', "0.weight", "0.bias"', ', "3.weight"']
+AROUND = [  # the first convolution, what stands between norm and second, the second
+    ("3, padding=1", "nn.ReLU()", "nn.Conv2d(8, {C}, 3, padding=1)"), ("1", "nn.Identity()", "nn.Conv2d(8, {C}, 1)"), ("3, padding=1, bias=False", "nn.SiLU(inplace=True)", "nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4)"),
+    ("2", "nn.PReLU(8)", "nn.ConvTranspose2d(8, 4, 2, stride=2)"), ("3, padding=1", "nn.MaxPool2d(2, ceil_mode=True)", "nn.Conv2d(8, 8, 1)"), ("1", "nn.GLU(1)", "nn.Conv2d(4, 4, 3, padding=1)"),
+    ("1", "nn.PixelShuffle(2)", "nn.Conv2d(2, 4, 3, padding=1)"),
+]
+# The layout pass chooses how memory between two convolutions lies, and each subset of what the norm learns may be frozen.
+CHAIN = [(f"held(nn.Sequential(nn.Conv2d({{C}}, 8, {first}), {norm}, {between}, {last}){frozen})", use)
+         for norm in NORMS_BETWEEN for frozen in FROZEN for (first, between, last), use in zip(AROUND, ["{m}({a}) + {a}", "{a} + {m}({a})", "F.relu({m}({a}))", "{m}({a})", "F.interpolate({m}({a}), scale_factor=2)", "{m}({a}).mean((2, 3), keepdim=True)", "{m}({a})"])]
 POOLING = """
     F.max_pool2d({a}, 2)                F.max_pool2d({a}, 3, 2, 1)         F.avg_pool2d({a}, 2)               F.adaptive_avg_pool2d({a}, 1)
     F.adaptive_avg_pool2d({a}, (3, 2))  F.adaptive_max_pool2d({a}, 2)      F.max_pool2d({a}, 2, return_indices=True)[1]                          F.lp_pool2d({a}.abs() + 0.1, 2, 2)
@@ -80,7 +90,7 @@ def lines_of(text):
 
 
 FAMILIES = {
-    "convolution": (CONVOLUTION, both(floating, rank(3, 4, 5))), "pooling": (lines_of(POOLING), both(floating, rank(3, 4, 5))), "norm": (NORM, both(floating, rank(2, 3, 4, 5))),
+    "chain": (CHAIN, both(floating, rank(4))), "convolution": (CONVOLUTION, both(floating, rank(3, 4, 5))), "pooling": (lines_of(POOLING), both(floating, rank(3, 4, 5))), "norm": (NORM, both(floating, rank(2, 3, 4, 5))),
     "linear": (LINEAR, both(floating, rank(1, 2, 3, 4))), "attention": (ATTENTION, both(floating, rank(2, 3, 4), has_heads)), "recurrent": (RECURRENT, both(floating, rank(2, 3))),
     "embedding": (EMBEDDING, both(floating, rank(2))), "loss": (lines_of(LOSS), floating), "autocast": (AUTOCAST, both(floating, rank(2, 3, 4), has_heads)), "state": (STATE, floating),
 }

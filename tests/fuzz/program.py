@@ -45,6 +45,7 @@ THEMES = {
     "mixed": Theme(COMMON | {"product": 2, "strided": 0.5, "window": 0.5, "out": 0.3, "foreach": 0.3, "mask": 0.3, "random": 0.3}),
     "classic": Theme(COMMON | {"product": 2, "number": 0, "item": 0}, module=0),
     "images": Theme({"convolution": 5, "pooling": 3, "norm": 2, "elementwise": 3, "binary": 2, "view": 1, "reduce": 1, "strided": 0.7, "state": 0.3, "attention": 0.7, "random": 0.3}, IMAGES, FLOATS, 0.95),
+    "chains": Theme({"chain": 6, "convolution": 2, "pooling": 2, "norm": 1, "elementwise": 2, "binary": 1, "attention": 0.4}, IMAGES[:5], FLOATS, 1.0),
     "sequences": Theme({"attention": 3, "linear": 4, "norm": 2, "elementwise": 3, "binary": 2, "view": 2, "embedding": 1, "recurrent": 0.4, "product": 1, "loss": 0.7}, SEQUENCES, FLOATS, 0.9),
     "states": Theme({"state": 4, "norm": 3, "linear": 2, "elementwise": 3, "binary": 2, "reduce": 1, "random": 0.5}, SEQUENCES + IMAGES[:3], FLOATS, 1.0),
     "views": Theme({"window": 5, "view": 5, "strided": 3, "elementwise": 2, "binary": 1, "write": 2, "bits": 1, "many": 1}, module=0),

@@ -74,8 +74,15 @@ def steps(optimizer, f, net, args, count=3):
         optimizer.step()
 
 
+def held(net, *ends):
+    """The net, of which the parameters with these names are not trained."""
+    for name, p in net.named_parameters():
+        p.requires_grad_(not name.endswith(ends) if ends else True)
+    return net
+
+
 def names(wide=False, jolt=0):
     dtypes = values.WIDE if wide else values.DTYPES
-    helpers = (heads, tangents, backward, weighed, leaves, parameters, steps, checkpoint)
+    helpers = (heads, tangents, backward, weighed, leaves, parameters, steps, held, checkpoint)
     return {"__name__": "fuzzed", "torch": torch, "nn": nn, "F": F, "customs": customs, "values": values.Values(wide, jolt), "generator": torch.Generator().manual_seed(5),
             **{f.__name__: f for f in helpers}, **{name: dtypes[name] for name in values.NARROW}}

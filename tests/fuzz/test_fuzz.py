@@ -45,8 +45,8 @@ def test_programs(training, block):
     failed = [r for r in results if r["kind"] == "failed"]
     assert not failed, "\n".join(f"seed {r['seed']}: {r['message']}\n{r['program']}" for r in failed)
     assert sum(r["kind"] in ("ok", "library") for r in results) >= len(results) // 2
-    for kind in ("eager", "left", "inconclusive"):  # of so few at most one; report.Verdict bounds those of many
-        assert sum(r["kind"] == kind for r in results) <= 1, [r for r in results if r["kind"] == kind]
+    for kind in ("eager", "left", "inconclusive"):  # report.Verdict bounds those of many: where one in fifty is, two of twelve are by chance in one block of 43, three in one of 900
+        assert sum(r["kind"] == kind for r in results) <= 2, [r for r in results if r["kind"] == kind]
 
 
 def test_same_seed_same_program():
