@@ -177,7 +177,10 @@ def as_strided_as(a, b):
     if [s for n, s in zip(a.shape, a.stride()) if n != 1] != [s for n, s in zip(b.shape, b.stride()) if n != 1]:
         return False
     formats = FORMATS.get(a.dim(), (torch.contiguous_format,))
-    return all(a.is_contiguous(memory_format=f) == b.is_contiguous(memory_format=f) for f in formats) and suggested_format(a) == suggested_format(b)
+    if any(a.is_contiguous(memory_format=f) != b.is_contiguous(memory_format=f) for f in formats):
+        return False
+    # One channel is contiguous in every format, and suggests one by strides that address nothing.
+    return a.dim() in FORMATS and a.shape[1] == 1 and a.is_contiguous() or suggested_format(a) == suggested_format(b)
 
 
 def check_meta(where, a, b, of_gradient=False, anywhere=False):
@@ -190,7 +193,8 @@ def check_meta(where, a, b, of_gradient=False, anywhere=False):
         if getattr(a, what) != getattr(b, what):
             raise Mismatch(f"{where}: {what} {getattr(a, what)}, eager {getattr(b, what)}")
     if b.layout is torch.strided:
-        if a.stride() != b.stride() and not (of_gradient and (anywhere or b.numel() and as_strided_as(a, b))):
+        nothing = not of_gradient and not b.numel()  # of a custom op, what follows its fake: torch's own kernels and theirs differ there
+        if a.stride() != b.stride() and not (of_gradient and (anywhere or b.numel() and as_strided_as(a, b)) or nothing and as_strided_as(a, b)):
             raise Mismatch(f"{where}: strides {a.stride()}, eager {b.stride()}")
         if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
             raise Mismatch(f"{where}: conj or neg bit differs")

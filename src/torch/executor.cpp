@@ -392,6 +392,13 @@ static void copy_once(at::Tensor to, at::Tensor from) {
   to.copy_(from);
 }
 
+// What an op hands through must not die, or change, with the memory of its operand.
+static void own_memory(at::Tensor& t, const std::vector<const at::Tensor*>& operands) {
+  if (std::ranges::none_of(operands, [&](const at::Tensor* o) { return o->has_storage() && o->is_alias_of(t); })) return;
+  // In its own strides: it may be expanded, and views of it are recorded so.
+  t = t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? t.clone() : without_bits(t);
+}
+
 void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor t, const ExternState& state) {
   const auto slot = static_cast<uint32_t>(e.results[r]);
   const runtime::Slot& p = plan_->slots[slot];
@@ -452,18 +459,13 @@ void PlanRun::store_result(Frame& f, const ExternCall& e, uint32_t r, at::Tensor
       copy_once(u, t);
       t = std::move(u);
     } else if (!((e.node->op->flags & ir::kView) && is_native(p.dtype))) {  // the plan copies those itself
-      // What an op hands through must not die, or change, with the memory of its operand.
-      for (const at::Tensor* o : state.pointers)
-        if (o->has_storage() &&
-            o->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
-          // in its own strides: it may be expanded, and views of it are recorded so
-          t = t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? t.clone() : without_bits(t);
-          break;
-        }
+      own_memory(t, state.pointers);
       if (t.strides() != at::IntArrayRef(s.strides) && t.use_count() == 1 && agrees() && (state.relaid || called_otherwise(e, state.pointers)))
         // users see the strides of one element too
         t.unsafeGetTensorImpl()->set_sizes_and_strides(s.sizes, s.strides);
     }
+  } else if (p.dtype == DType::Opaque && t.layout() == at::kStrided && t.has_storage()) {
+    own_memory(t, state.pointers);
   }
   if (e.node->outs[r].wrapped_number && !t.dim()) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   tensors_[slot] = std::move(t);

@@ -17,13 +17,14 @@ CONVOLUTION = [
     ("nn.Conv2d({C}, 8, 2, stride=2)", "{m}({a}).flatten(2).transpose(1, 2)"), ("nn.Conv2d({C}, 4, 3, padding=1)", "{m}({a}).view(torch.int32) if F32 is torch.float32 else {m}({a})"),
 ]
 NORMS_BETWEEN = ["nn.BatchNorm2d(8)", "nn.GroupNorm(2, 8)", "nn.GroupNorm(8, 8)", "nn.InstanceNorm2d(8, affine=True)", "nn.BatchNorm2d(8, track_running_stats=False)", "nn.GroupNorm(4, 8, affine=False)"]
-FROZEN = ["", ', "1.weight"', ', "1.bias"', ', "1.weight", "1.bias"', ', "0.weight", "0.bias"', ', "3.weight"']
+FROZEN = ["", ', "1.weight"', ', "1.bias"', ', "1.weight", "1.bias"', ', "0.weight"', ', "3.weight"']
 AROUND = [  # the first convolution, what stands between norm and second, the second
-    ("3, padding=1", "nn.ReLU()", "nn.Conv2d(8, {C}, 3, padding=1)"), ("1", "nn.Identity()", "nn.Conv2d(8, {C}, 1)"), ("3, padding=1, bias=False", "nn.SiLU(inplace=True)", "nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4)"),
-    ("2", "nn.PReLU(8)", "nn.ConvTranspose2d(8, 4, 2, stride=2)"), ("3, padding=1", "nn.MaxPool2d(2, ceil_mode=True)", "nn.Conv2d(8, 8, 1)"), ("1", "nn.GLU(1)", "nn.Conv2d(4, 4, 3, padding=1)"),
-    ("1", "nn.PixelShuffle(2)", "nn.Conv2d(2, 4, 3, padding=1)"),
+    ("3, padding=1, bias=False", "nn.ReLU()", "nn.Conv2d(8, {C}, 3, padding=1)"), ("1, bias=False", "nn.Identity()", "nn.Conv2d(8, {C}, 1)"), ("3, padding=1, bias=False", "nn.SiLU(inplace=True)", "nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4)"),
+    ("2, bias=False", "nn.PReLU(8)", "nn.ConvTranspose2d(8, 4, 2, stride=2)"), ("3, padding=1, bias=False", "nn.MaxPool2d(2, ceil_mode=True)", "nn.Conv2d(8, 8, 1)"), ("1, bias=False", "nn.GLU(1)", "nn.Conv2d(4, 4, 3, padding=1)"),
+    ("1, bias=False", "nn.PixelShuffle(2)", "nn.Conv2d(2, 4, 3, padding=1)"),
 ]
-# The layout pass chooses how memory between two convolutions lies, and each subset of what the norm learns may be frozen.
+# The layout pass chooses how memory between two convolutions lies, and each subset of what the norm learns may be frozen. A bias before a norm would have a
+# gradient of nothing but roundings.
 CHAIN = [(f"held(nn.Sequential(nn.Conv2d({{C}}, 8, {first}), {norm}, {between}, {last}){frozen})", use)
          for norm in NORMS_BETWEEN for frozen in FROZEN for (first, between, last), use in zip(AROUND, ["{m}({a}) + {a}", "{a} + {m}({a})", "F.relu({m}({a}))", "{m}({a})", "F.interpolate({m}({a}), scale_factor=2)", "{m}({a}).mean((2, 3), keepdim=True)", "{m}({a})"])]
 POOLING = """
