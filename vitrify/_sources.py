@@ -155,6 +155,26 @@ class _Order:
         return tuple(self.o) == keys
 
 
+class _Slots:
+    """Equal to what these attributes of an object were, which are in no dict and change without an event. clear() and extend() put them back."""
+
+    def __init__(self, o, *names):
+        self.o, self.names = o, names
+
+    def read(self):
+        return tuple(getattr(self.o, n) for n in self.names)
+
+    def __eq__(self, had):
+        return all(a is b for a, b in zip(self.read(), had))
+
+    def clear(self):
+        pass
+
+    def extend(self, had):
+        for n, v in zip(self.names, had):
+            setattr(self.o, n, v)
+
+
 _UNSET = object()
 
 
@@ -320,18 +340,21 @@ class Sources:
         elif t is types.MethodType:
             self.visit(o.__func__, name)
             self.visit(o.__self__, name)
-        elif t is types.BuiltinMethodType:
+        elif t in (types.BuiltinMethodType, types.MethodWrapperType):
             self.visit(o.__self__, name)  # a dict of its get, a Function of its apply in 2.15; of a function a module
         elif isinstance(o, type):
             if not is_library(o.__module__):
                 self.todo.append(lambda: self.cls(o, constructed=True))
         elif isinstance(o, _CONTAINERS) and (t.__module__ in ("builtins", "collections") or not is_library(t.__module__)):
             self.container(o, t, name)
-            if not is_library(t.__module__):
+            if t is OrderedDict:
+                self.guards.add_dict(o.__dict__, None, name)
+                self.items(list(o.__dict__.items()), name)
+            elif not is_library(t.__module__):
                 self.todo.append(lambda: self.instance(o, name))
         elif t is functools.partial:
-            for part in (o.func, o.args, o.keywords):
-                self.visit(part, name)
+            self.guards.add_dict(o.__dict__, None, name)
+            self.items(enumerate((o.func, o.args, o.keywords, *o.__dict__.values())), name)
         elif t in _NAMESPACES or isinstance(o, (UserDict, UserList)):
             self.guards.add_object(o)
             self.guards.add_dict(o.__dict__, None, name)
@@ -371,6 +394,10 @@ class Sources:
         elif t is types.ModuleType:
             if not is_library(o.__name__):
                 self.own_modules.append(o)
+        elif isinstance(o, BaseException):
+            self.guards.add_equal(_Slots(o, "args", "__cause__", "__context__"), (o.args, o.__cause__, o.__context__), name)
+            self.items(enumerate((o.args, o.__cause__, o.__context__)), name)
+            self.todo.append(lambda: self.instance(o, name))
         elif is_library(t.__module__):
             pass
         elif not callable(o) or _attributes(o, name) is not None:
@@ -384,6 +411,7 @@ class Sources:
             if isinstance(o, OrderedDict):
                 self.guards.add_equal(_Order(o), tuple(o), name)
             if isinstance(o, defaultdict):
+                self.guards.add_equal(_Slots(o, "default_factory"), (o.default_factory,), name)
                 self.visit(o.default_factory, name)
         elif isinstance(o, (set, frozenset, deque)):
             if not isinstance(o, frozenset):
