@@ -140,7 +140,12 @@ void make_apart_last(const View& v, std::vector<ResultSpec::ViewOp>& path, std::
     if (q->in_place)
       ++run;
     else {
-      if (is_apart(*q)) {
+      // By another type's elements the last dim is another one after it: only inference mode, in which no view is apart from what it was, has those
+      // in turn.
+      const bool other_elements = q->step.op && c10::elementSize(scalar_type_of(q->type)) != c10::elementSize(scalar_type_of(q->parent->type));
+      if (is_apart(*q) && run && other_elements) {
+        if (q->mode != ViewMode::Inference) fail("returns a view in another type's elements, reshaped in place");
+      } else if (is_apart(*q)) {
         if (shapes.try_emplace(q, shape).first->second != shape)
           fail("returns what it has detached and reshaped in place, and a view of that from before");
         std::rotate(path.begin() + static_cast<std::ptrdiff_t>(place), path.begin() + static_cast<std::ptrdiff_t>(place) + 1,
