@@ -275,8 +275,7 @@ bool lower_logsumexp(const Args& a, std::vector<Tensor>& r) {
   const DType out = a.out().dtype;
   if (!dims || dims->empty() || !is_float(x.dtype) || !has_elements(x, *dims)) return false;
   if (a.ints(1).empty()) return false;  // eager raises
-  // Its derivative subtracts the result, which is close to the largest of what is stored.
-  x = reused(a.L, exact(a.L, x));
+  x = reused(a.L, x);
   const DType t = compute_type(out);
   // An infinite maximum is not subtracted: inf - inf is no number.
   Tensor top = a.L.reduce(AccumKind::Max, x, *dims, true, t, t)[0];

@@ -5,7 +5,6 @@
 #include <boost/graph/boykov_kolmogorov_max_flow.hpp>
 
 #include "ir/node_map.h"
-#include "ir/views.h"
 
 namespace vitrify::passes {
 
@@ -82,29 +81,6 @@ ir::NodeSet compared_in_backward(const JointView& j) {
   return exact;
 }
 
-// Halves that the backward reads beside what a reduction made of them (logsumexp, the rows of norms): a chain computed again rounds in other places
-// than the kernel did whose result it meets, and their difference, small for eager, would be all error.
-void add_met_in_backward(const JointView& j, ir::NodeSet& exact) {
-  ir::NodeSet late(j.graph);
-  for (size_t i = j.first_tangent; i < j.graph.inputs.size(); ++i) late.insert(j.graph.inputs[i].value.node);
-  std::unordered_set<Value> read;
-  for (Node* n : const_cast<ir::Graph&>(j.graph).nodes()) {
-    bool is_late = j.in_backward(*n);
-    ir::for_each_input(*n, [&](Value& v) { is_late = is_late || late.contains(v.node); });
-    if (!is_late) continue;
-    late.insert(n);
-    ir::for_each_input(*n, [&](Value& v) { read.insert(ir::root_of(v)); });
-  }
-  for (Value r : read) {
-    if (late.contains(r.node) || !is_float(r.type().dtype)) continue;
-    ir::for_each_input(*r.node, [&](Value& of) {
-      const Value v = ir::root_of(of);
-      const DType t = v.type().dtype;
-      if ((t == DType::F16 || t == DType::BF16) && of.type().sizes != r.type().sizes && read.contains(v) && j.may_save(v)) exact.insert(v.node);
-    });
-  }
-}
-
 }  // namespace
 
 int64_t likely(sym::Int i) { return i.is_const() ? i.value() : sym::has_hint(i) ? sym::hint(i) : 1024; }
@@ -123,8 +99,7 @@ Partition partition(const JointView& j) {
   for (uint32_t o = 0; o < j.num_forward; ++o)
     if (g.outputs[o]) visible.insert(g.outputs[o]);
 
-  ir::NodeSet exact = compared_in_backward(j);
-  add_met_in_backward(j, exact);
+  const ir::NodeSet exact = compared_in_backward(j);
   auto recomputable = [&](const Node& n) { return j.recomputable(n) && !exact.contains(&n); };
 
   Network net;

@@ -316,10 +316,11 @@ class Builder {
     return subst.empty() ? at : sym::substitute(at, subst);
   }
 
-  // What lies in memory is rounded to its type: who reads the register instead must see the same number as who reads the memory.
+  // What lies in memory is rounded to its type: who reads the register instead must see the same number as who reads the memory, also where no memory
+  // is left.
   int32_t as_stored(loop::Stage& st, uint32_t b, int32_t value) {
     const DType have = program_.buffers[b].dtype;
-    if ((have != DType::F16 && have != DType::BF16) || !stored(b)) return value;
+    if (have != DType::F16 && have != DType::BF16) return value;
     const int32_t v = emit(st, {.op = loop::Op::cast, .type = have, .a = value});
     rounded_.emplace(v, have);
     return v;

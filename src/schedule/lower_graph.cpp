@@ -216,8 +216,8 @@ class GraphLowering final : public Nests {
         if (large(price(t), t)) t = realize(t);
       }
     }
-    if (uses(v) >= 2 && t.buffer < 0 && (t.dtype == DType::F16 || t.dtype == DType::BF16)) {
-      // Some readers may come before it goes to memory and some after: all are to see the number that goes there.
+    if (t.buffer < 0 && (t.dtype == DType::F16 || t.dtype == DType::BF16) && !(v.node->op->flags & ir::kView)) {
+      // As eager rounds it. What the backward computes again is the number that the forward had, whatever each of them writes to memory.
       Tensor rounded = map(t.dtype, t.sizes, [t](Body& b, const Index& i) { return stored(t, t.at(b, i)); }, t.cost, t.reads);
       lazies_[rounded.lazy].strides = lazies_[t.lazy].strides;
       lazies_[rounded.lazy].steps = lazies_[t.lazy].steps;
