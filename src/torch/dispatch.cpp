@@ -39,6 +39,20 @@ using ir::Value;
 
 namespace {
 
+// Rules know a type that is none of ours as such, but not which: it is that of an operand.
+void name_foreign(std::span<TensorType> types, const std::vector<Arg>& args) {
+  const auto is_foreign = [](const TensorType& t) { return t.dtype == DType::Opaque && t.opaque_scalar_type; };
+  uint8_t name = 0;
+  for (const Arg& a : args) {
+    if (const auto* v = std::get_if<Value>(&a); v && *v && is_foreign(v->type())) name = name ? name : v->type().opaque_scalar_type;
+    if (const auto* l = std::get_if<std::vector<Value>>(&a))
+      for (const Value& v : *l)
+        if (v && is_foreign(v.type())) name = name ? name : v.type().opaque_scalar_type;
+  }
+  for (TensorType& t : types)
+    if (t.dtype == DType::Opaque && !t.opaque_scalar_type) t.opaque_scalar_type = name;
+}
+
 // Nothing says what the op gives.
 using NoMeta = NotAsked;
 // Autograd has not seen the op, since it takes inference tensors only or has no formula, and would see what its kernel calls.
@@ -459,6 +473,7 @@ Tracer::Impl::Call Tracer::Impl::record_call(const OpInfo& info, c10::ArrayRef<I
     ruled.emplace(alike->outs.begin(), alike->outs.end());
   else if (only_tensors && plain && info.row && info.row->shape)
     ruled = info.row->shape(graph->ctx(), converted);
+  if (ruled) name_foreign({ruled->data(), ruled->size()}, converted);
   if (described) ruled = described;
   const bool finds = graph->ctx().num_symbols() > symbols;
   if (finds && ruled) now = find_sizes(info, converted, *ruled, symbols);
