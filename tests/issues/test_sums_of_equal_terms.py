@@ -20,3 +20,16 @@ def test_error(name, f, dynamic):
     ours, eager = worst(compiled, values, layouts, f), worst(f, values, layouts, f)
     assert ours <= max(eager, 3 * torch.finfo(torch.float32).eps), (ours, eager)
     assert vitrify.counters["kernels_launched"] > before
+
+
+@pytest.mark.parametrize("rows", [65, 100, 128, 300])
+@pytest.mark.parametrize("name, f", [("mean", lambda x: x.mean(0)), ("sum", lambda x: x.sum(0)), ("of squares", lambda x: (x * x).mean(0))])
+@pytest.mark.parametrize("beside", [lambda x: x.std(0), lambda x: x.var(0), lambda x: torch.var_mean(x, 0)[0]], ids=["std", "var", "var_mean"])
+def test_error_beside_moments(beside, name, f, rows):
+    """Columns' sums in one kernel with a variance were added up as many at a time as its moments."""
+    given = [torch.full((rows, 16), 0.7) + torch.linspace(0, 1, 16), torch.randn(rows, 16, generator=torch.Generator().manual_seed(0)) + 100]
+    compiled = vitrify.compile(lambda x: (f(x), beside(x)))
+    for x in given:
+        exact = f(x.double())
+        ours, eager = (((y - exact) / exact).abs().max().item() for y in (compiled(x)[0], f(x)))
+        assert ours <= max(2 * eager, 3 * torch.finfo(torch.float32).eps), (ours, eager)
