@@ -75,8 +75,8 @@ def test_a_call_that_asks_for_much_memory_is_no_call():
 def test_zeros_without_memory_are_not_read():
     """Some derivatives make them, with no numbers to look at."""
     with oracle.Watch() as watch:
-        torch._efficientzerotensor((64, 40, 100), dtype=torch.bfloat16).detach()
-    assert watch.largest == 0 and not watch.beyond
+        made = torch._efficientzerotensor((64, 40, 100), dtype=torch.bfloat16)
+    assert made._is_zerotensor() and not watch.draws and len(watch.made) == 1
 
 
 def test_programs_vary():
