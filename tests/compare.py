@@ -183,17 +183,17 @@ def as_strided_as(a, b):
     return a.dim() in FORMATS and a.shape[1] == 1 and a.is_contiguous() or suggested_format(a) == suggested_format(b)
 
 
-def check_meta(where, a, b, of_gradient=False, anywhere=False):
+def check_meta(where, a, b, of_gradient=False, anywhere=False, declared=False):
     """`of_gradient`: of one that a backward made, which may lie `anywhere` where docs/differences.md says so. Eager adds gradients up at the views between a leaf and a
     result, which are made one by one there and all at once here: strides of dims of one element come out otherwise, and are asked only where an op can tell. Of
-    results they are eager's."""
+    results they are eager's, but of those without elements where a custom op's fake has `declared` them: torch's own kernels and theirs differ there."""
     if type(a) is not type(b):
         raise Mismatch(f"{where}: type {type(a).__name__}, eager {type(b).__name__}")
     for what in ("dtype", "shape", "layout", "requires_grad"):
         if getattr(a, what) != getattr(b, what):
             raise Mismatch(f"{where}: {what} {getattr(a, what)}, eager {getattr(b, what)}")
     if b.layout is torch.strided:
-        nothing = not of_gradient and not b.numel()  # of a custom op, what follows its fake: torch's own kernels and theirs differ there
+        nothing = declared and not of_gradient and not b.numel()
         if a.stride() != b.stride() and not (of_gradient and (anywhere or b.numel() and as_strided_as(a, b)) or nothing and as_strided_as(a, b)):
             raise Mismatch(f"{where}: strides {a.stride()}, eager {b.stride()}")
         if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():

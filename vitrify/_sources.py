@@ -347,10 +347,7 @@ class Sources:
                 self.todo.append(lambda: self.cls(o, constructed=True))
         elif isinstance(o, _CONTAINERS) and (t.__module__ in ("builtins", "collections") or not is_library(t.__module__)):
             self.container(o, t, name)
-            if t is OrderedDict:
-                self.guards.add_dict(o.__dict__, None, name)
-                self.items(list(o.__dict__.items()), name)
-            elif not is_library(t.__module__):
+            if t is OrderedDict or not is_library(t.__module__):
                 self.todo.append(lambda: self.instance(o, name))
         elif t is functools.partial:
             self.guards.add_dict(o.__dict__, None, name)
@@ -411,7 +408,7 @@ class Sources:
             if isinstance(o, OrderedDict):
                 self.guards.add_equal(_Order(o), tuple(o), name)
             if isinstance(o, defaultdict):
-                self.guards.add_equal(_Slots(o, "default_factory"), (o.default_factory,), name)
+                self.guards.add_equal(_Slots(o, "default_factory"), (o.default_factory,), name)  # no slot of a class body, which add_slot takes
                 self.visit(o.default_factory, name)
         elif isinstance(o, (set, frozenset, deque)):
             if not isinstance(o, frozenset):

@@ -38,14 +38,14 @@ def task(seed, training, **more):
     return {"seed": seed, "length": 1 + seed % 12, "training": training} | more
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_programs(training, block):
-    results = [worker.one(task(seed, training)) for seed in range(12 * block, 12 * (block + 1))]
+    results = [worker.one(task(seed, training)) for seed in range(24 * block, 24 * (block + 1))]
     failed = [r for r in results if r["kind"] == "failed"]
     assert not failed, "\n".join(f"seed {r['seed']}: {r['message']}\n{r['program']}" for r in failed)
     assert sum(r["kind"] in ("ok", "library") for r in results) >= len(results) // 2
-    for kind in ("eager", "left", "inconclusive"):  # report.Verdict bounds those of many: where one in fifty is, two of twelve are by chance in one block of 43, three in one of 900
+    for kind in ("eager", "left", "inconclusive"):  # of so few at most one in twelve; report.Verdict bounds those of many
         assert sum(r["kind"] == kind for r in results) <= 2, [r for r in results if r["kind"] == kind]
 
 
@@ -75,7 +75,7 @@ def test_a_call_that_asks_for_much_memory_is_no_call():
 def test_zeros_without_memory_are_not_read():
     """Some derivatives make them, with no numbers to look at."""
     with oracle.Watch() as watch:
-        made = torch._efficientzerotensor((64, 40, 100), dtype=torch.bfloat16)
+        made = torch._efficientzerotensor((64, 40, 100), dtype=torch.bfloat16).detach()
     assert made._is_zerotensor() and not watch.draws and len(watch.made) == 1
 
 

@@ -406,16 +406,15 @@ void KernelEmitter::emit_stages(size_t count, const loop::Stage* lead, const Tra
 
 namespace {
 
-bool has_moments(const loop::Stage& s) {
-  return std::any_of(s.accums.begin(), s.accums.end(), [](auto& a) { return loop::is_moments(a.kind); });
+// And no sums in f32 beside them.
+bool has_only_moments(const loop::Stage& s) {
+  const auto sums = [](const loop::Accum& a) { return a.kind == loop::AccumKind::Sum && a.type == DType::F32; };
+  return std::ranges::any_of(s.accums, [](auto& a) { return loop::is_moments(a.kind); }) && std::ranges::none_of(s.accums, sums);
 }
 
 // So many elements are added up in f32 before their sum goes to those in f64. Equal ones are rounded the same way each time: of 64 the error is up to
 // 9 eps, where eager's is 4.
-int64_t run_in_f32(const loop::Stage& s) {
-  const bool sums = std::ranges::any_of(s.accums, [](const loop::Accum& a) { return a.kind == loop::AccumKind::Sum && a.type == DType::F32; });
-  return has_moments(s) && !sums ? 64 : 16;
-}
+int64_t run_in_f32(const loop::Stage& s) { return has_only_moments(s) ? 64 : 16; }
 
 }  // namespace
 
@@ -513,7 +512,8 @@ void KernelEmitter::emit_stage_in_block(const loop::Stage& s) {
   constexpr int64_t kPrefetched = 128;
   const int64_t chunk = run_in_f32(s);
   auto at_most = [&](int64_t n) { return s.inner.size() == 1 && s.inner[0].extent.is_const() && s.inner[0].extent.value() <= n; };
-  const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(chunk > 16 ? 2 * chunk : chunk), prefetched = !at_most(kPrefetched);
+  const bool two_level = wants_two_level(s) && !s.inner.empty() && !at_most(has_only_moments(s) ? 2 * chunk : chunk),
+             prefetched = !at_most(kPrefetched);
   AccSet accs = make_accs(s, block_.lanes, block_.unroll, two_level);
   reset(s, accs);
   if (!two_level) {
